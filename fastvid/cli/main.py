@@ -1,0 +1,88 @@
+"""``fastvid COMMAND``: finds the command, sets up logging, turns errors into messages and exit codes.
+
+A command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; it is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from fastvid.errors import FastvidError, UsageError
+
+COMMANDS: Final = {
+    "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
+    "doctor": ("fastvid.cli.doctor", "what this machine can decode and encode with, and why not"),
+    "demo": ("fastvid.cli.demo", "make a motion dataset, shard it, train on it, write a report"),
+    "train": ("fastvid.cli.train", "train a recipe; under torchrun for more than one process"),
+    "eval": ("fastvid.cli.evaluate", "score a checkpoint on a split, every video once"),
+}
+
+EXIT_ERROR: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0 success, 1 an error, 2 wrong usage, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    if not arguments or arguments[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0 if arguments else EXIT_USAGE
+    if arguments[0] == "--version":
+        print(_version())
+        return 0
+    if arguments[0] not in COMMANDS:
+        print(f"fastvid: unknown command {arguments[0]!r}; known are {', '.join(COMMANDS)}", file=sys.stderr)
+        return EXIT_USAGE
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("FASTVID_LOG", "INFO").upper(),
+        format="%(asctime)s %(levelname).1s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    name, (target, summary) = arguments[0], COMMANDS[arguments[0]]
+    module = importlib.import_module(target)
+    command = argparse.ArgumentParser(prog=f"fastvid {name}", description=module.__doc__ or summary)
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    module.add_arguments(command)
+    try:
+        return int(module.run(command.parse_args(arguments[1:])))
+    except FastvidError as error:
+        print(f"fastvid {name}: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
+    except KeyboardInterrupt:
+        print(f"fastvid {name}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our stdout has gone, as in `fastvid inspect DIR | head`; the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:10} {summary}" for name, (_, summary) in COMMANDS.items())
+    return argparse.ArgumentParser(
+        prog="fastvid",
+        usage="fastvid COMMAND [options]",
+        description=f"commands:\n{listing}",
+        epilog="`fastvid COMMAND --help` shows a command's options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+
+
+def _version() -> str:
+    from fastvid import __version__
+
+    return __version__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Planned packets to frames: requests, back-ends and pixels."""

@@ -1,0 +1,126 @@
+"""Every error that fastvid raises on purpose.
+
+    FastvidError
+    ├── UsageError (ValueError)              an argument, a key or a configuration value is wrong
+    ├── MissingDependency (ImportError)      an optional package is absent, or present and does not load
+    ├── StorageError (OSError)               bytes cannot be listed, read or written
+    ├── FormatError                          what is on disk is not what the format promises
+    │   ├── VersionError                     written by a newer major version of the format
+    │   └── ChecksumError                    bytes read differ from the bytes that were indexed
+    ├── DecodeError                          packets do not give the promised frames
+    ├── SourceError                          a raw video cannot become a sample; has a reason code
+    ├── JobError                             a sharding job cannot start, go on or finish
+    ├── StateError                           a loader or trainer state does not belong to this run
+    └── WorkerError                          a worker thread or process died or stopped answering
+
+A message says what is wrong, with which value, and where; `hint` says what to do about it.
+Errors of other libraries are translated in the one file that imports the library.
+"""
+
+from __future__ import annotations
+
+
+class FastvidError(Exception):
+    """Base of all errors raised by fastvid.
+
+    Args:
+        message: What is wrong, with the value that is wrong.
+        hint: What the user can do about it; printed on a line of its own.
+        **where: Where it happened, such as ``shard=``, ``key=``, ``file=``, ``frame=``. None values are dropped.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, **where: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where: dict[str, object] = {name: value for name, value in where.items() if value is not None}
+
+    def at(self, **where: object) -> FastvidError:
+        """Adds places that an outer layer knows; what an inner layer said is kept. Returns self."""
+        for name, value in where.items():
+            if value is not None:
+                self.where.setdefault(name, value)
+        return self
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.where:
+            text += " [" + ", ".join(f"{name}={value}" for name, value in self.where.items()) + "]"
+        if self.hint:
+            text += f"\n  hint: {self.hint}"
+        return text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive the default pickling of exceptions, and errors cross processes.
+        return _rebuild, (type(self), self.message, self.hint, self.where, self._extra())
+
+    def _extra(self) -> dict[str, object]:
+        return {}
+
+
+class UsageError(FastvidError, ValueError):
+    """An argument, a key or a configuration value is wrong."""
+
+
+class MissingDependency(FastvidError, ImportError):
+    """An optional package is absent, or is present and does not load."""
+
+
+class StorageError(FastvidError, OSError):
+    """Bytes cannot be listed, read or written."""
+
+    # OSError.__str__ reads errno and strerror; ours prints the message.
+    __str__ = FastvidError.__str__
+
+
+class FormatError(FastvidError):
+    """What is on disk is not what the format promises."""
+
+
+class VersionError(FormatError):
+    """Written by a newer major version of the format."""
+
+
+class ChecksumError(FormatError):
+    """Bytes read differ from the bytes that were indexed."""
+
+
+class DecodeError(FastvidError):
+    """Packets do not give the promised frames."""
+
+
+class SourceError(FastvidError):
+    """A raw video cannot become a sample.
+
+    Args:
+        reason: A code of `fastvid.shard.reasons`, stable across versions; the ledger is grouped by it.
+        transient: True when trying again may help (a time-out), False when it cannot.
+    """
+
+    def __init__(
+        self, message: str, *, reason: str, transient: bool = False, hint: str | None = None, **where: object
+    ) -> None:
+        super().__init__(message, hint=hint, **where)
+        self.reason = reason
+        self.transient = transient
+
+    def _extra(self) -> dict[str, object]:
+        return {"reason": self.reason, "transient": self.transient}
+
+
+class JobError(FastvidError):
+    """A sharding job cannot start, go on or finish."""
+
+
+class StateError(FastvidError):
+    """A loader or trainer state does not belong to this run."""
+
+
+class WorkerError(FastvidError):
+    """A worker thread or process died or stopped answering."""
+
+
+def _rebuild(
+    kind: type[FastvidError], message: str, hint: str | None, where: dict[str, object], extra: dict[str, object]
+) -> FastvidError:
+    return kind(message, hint=hint, **extra, **where)

@@ -1,0 +1,253 @@
+"""What a packet is to its neighbours, read from its own headers: key, droppable, hidden.
+
+Container flags do not tell which packets nothing refers to (the MP4 demuxer sets no such flag), and a wrong "droppable"
+gives wrong pixels without an error. So every rule here errs towards "needed".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import FormatError
+from fastvid.format.schema import Codec, PacketFlag
+
+Bytes = bytes | memoryview
+
+# H.264, ITU-T H.264 table 7-1.
+_H264_SLICE: Final = range(1, 6)
+_H264_IDR: Final = 5
+
+# HEVC, ITU-T H.265 table 7-1.
+_HEVC_VCL: Final = range(32)
+_HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset({0, 2, 4, 6, 8, 10, 12, 14})
+_HEVC_IDR: Final = frozenset({19, 20})
+_HEVC_INTRA_RANDOM_ACCESS: Final = range(16, 24)
+_HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
+
+
+def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> npt.NDArray[np.uint32]:
+    """PacketFlag of every packet of a stream.
+
+    Args:
+        codec: The stream's codec.
+        extradata: Its configuration record; says how NAL units are delimited.
+        packets: Packets in decode order.
+
+    Returns:
+        uint32 [P]. The first packet is KEY only if its own header says so.
+
+    Raises:
+        FormatError: A packet's structure is broken.
+    """
+    return np.asarray(_RULES[codec](extradata, packets), dtype=np.uint32)
+
+
+def nal_units(packet: Bytes, length_size: int | None) -> Iterator[Bytes]:
+    """The NAL units of an access unit, by their length prefixes or, when `length_size` is None, by start codes."""
+    view = memoryview(packet)
+    if length_size is None:
+        yield from _annex_b(view)
+        return
+    position = 0
+    while position + length_size <= len(view):
+        size = int.from_bytes(view[position : position + length_size], "big")
+        position += length_size
+        if not size:
+            continue
+        if position + size > len(view):
+            raise FormatError(f"a NAL unit of {size} bytes leaves its packet of {len(view)} bytes")
+        yield view[position : position + size]
+        position += size
+
+
+def nal_length_size(codec: Codec, extradata: bytes) -> int | None:
+    """Bytes of a NAL unit's length prefix, or None for Annex B (start codes), as AVI and MPEG-TS hold it."""
+    if len(extradata) < 7 or extradata[0] != 1:
+        return None
+    return (extradata[4 if codec is Codec.H264 else 21] & 3) + 1
+
+
+def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    length_size = nal_length_size(Codec.H264, extradata)
+    flags = []
+    for number, packet in enumerate(packets):
+        slices = [unit[0] for unit in nal_units(packet, length_size) if unit[0] & 31 in _H264_SLICE]
+        if not slices:
+            raise FormatError(f"packet {number} holds no H.264 slice")
+        flag = 0
+        if all(header & 31 == _H264_IDR for header in slices):
+            flag |= PacketFlag.KEY
+        if not any(header >> 5 & 3 for header in slices):  # nal_ref_idc
+            flag |= PacketFlag.DROPPABLE
+        flags.append(flag)
+    return flags
+
+
+def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    length_size = nal_length_size(Codec.HEVC, extradata)
+    types, layers = [], []
+    for number, packet in enumerate(packets):
+        # A unit may be a single byte in a damaged stream; its header has two.
+        units = [u for u in nal_units(packet, length_size) if len(u) > 1 and u[0] >> 1 & 63 in _HEVC_VCL]
+        if not units:
+            raise FormatError(f"packet {number} holds no HEVC slice")
+        types.append({unit[0] >> 1 & 63 for unit in units})
+        layers.append(min((unit[1] & 7) - 1 for unit in units))
+    highest = max(layers)
+    flags = []
+    for number, (kinds, layer) in enumerate(zip(types, layers, strict=True)):
+        flag = 0
+        if kinds <= _HEVC_IDR or (kinds <= set(_HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
+            flag |= PacketFlag.KEY
+        # A picture that its own sub-layer does not refer to may still serve higher ones.
+        if kinds <= _HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
+            flag |= PacketFlag.DROPPABLE
+        flags.append(flag)
+    return flags
+
+
+def _has_leading(types: Sequence[set[int]], number: int) -> bool:
+    """Whether pictures behind a clean random access point are shown before it, and so need the GOP before."""
+    return number + 1 < len(types) and bool(types[number + 1] & _HEVC_LEADING)
+
+
+def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    frames = [[_Vp9Frame(frame) for frame in _vp9_superframe(memoryview(packet))] for packet in packets]
+    flags = []
+    for number, packet_frames in enumerate(frames):
+        if not packet_frames:
+            raise FormatError(f"packet {number} holds no VP9 frame")
+        flag = 0
+        if packet_frames[0].key and not packet_frames[0].show_existing:
+            flag |= PacketFlag.KEY
+        if not any(frame.shown for frame in packet_frames):
+            flag |= PacketFlag.HIDDEN
+        # Motion vectors, probabilities and segmentation are inherited from the frame decoded last, whether or not it
+        # is a reference; only a frame that resets them (key or error-resilient) cuts that bond.
+        following = frames[number + 1][0] if number + 1 < len(frames) else None
+        if not any(frame.refreshes for frame in packet_frames) and (following is None or following.independent):
+            flag |= PacketFlag.DROPPABLE
+        flags.append(flag)
+    return flags
+
+
+def _vp9_superframe(packet: memoryview) -> list[memoryview]:
+    """The frames of a VP9 packet, annex B of the bitstream specification."""
+    if not len(packet):
+        return []
+    marker = packet[-1]
+    if marker & 0xE0 != 0xC0:
+        return [packet]
+    count, width = (marker & 7) + 1, (marker >> 3 & 3) + 1
+    index = 2 + count * width
+    if len(packet) < index or packet[-index] != marker:
+        return [packet]
+    frames, position = [], 0
+    for number in range(count):
+        start = len(packet) - index + 1 + number * width
+        size = int.from_bytes(packet[start : start + width], "little")
+        if position + size > len(packet) - index:
+            raise FormatError(f"VP9 frame of {size} bytes leaves its packet of {len(packet)} bytes")
+        if size:
+            frames.append(packet[position : position + size])
+        position += size
+    return frames
+
+
+class _Vp9Frame:
+    """The first fields of a VP9 uncompressed header, section 6.2 of the bitstream specification."""
+
+    __slots__ = ("independent", "key", "refreshes", "show_existing", "shown")
+
+    def __init__(self, frame: memoryview) -> None:
+        bits = _Bits(frame)
+        if bits.read(2) != 2:
+            raise FormatError("a VP9 frame has no frame marker")
+        profile = bits.read(1) | bits.read(1) << 1
+        if profile == 3:
+            bits.read(1)
+        self.show_existing = bool(bits.read(1))
+        if self.show_existing:
+            self.key, self.shown, self.refreshes, self.independent = False, True, False, False
+            return
+        self.key = not bits.read(1)
+        self.shown = bool(bits.read(1))
+        resilient = bool(bits.read(1))
+        self.independent = self.key or resilient
+        if self.key:
+            self.refreshes = True
+            return
+        intra_only = False if self.shown else bool(bits.read(1))
+        if not resilient:
+            bits.read(2)  # reset_frame_context
+        if intra_only:
+            bits.read(24)  # frame_sync_code
+            if profile:
+                # Bit depth and chroma of profiles 1 to 3 stand here; such frames are kept as references unread.
+                self.refreshes = True
+                return
+        self.refreshes = bits.read(8) != 0
+
+
+class _Bits:
+    """Reads a header bit by bit, most significant first."""
+
+    __slots__ = ("position", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.position = view, 0
+
+    def read(self, count: int) -> int:
+        value = 0
+        for _ in range(count):
+            byte, bit = divmod(self.position, 8)
+            if byte >= len(self.view):
+                raise FormatError("a frame header ends too early")
+            value = value << 1 | self.view[byte] >> 7 - bit & 1
+            self.position += 1
+        return value
+
+
+def _intra(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    return [PacketFlag.KEY | PacketFlag.DROPPABLE] * len(packets)
+
+
+def _vp8(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    # RFC 6386 section 9.1: bit 0 clear marks a key frame, bit 4 a shown one. Which references a frame updates is
+    # arithmetic-coded, so every frame counts as needed.
+    flags = []
+    for number, packet in enumerate(packets):
+        if not len(packet):
+            raise FormatError(f"packet {number} is empty")
+        flags.append((0 if packet[0] & 1 else PacketFlag.KEY) | (0 if packet[0] & 16 else PacketFlag.HIDDEN))
+    return flags
+
+
+def _annex_b(view: memoryview) -> Iterator[memoryview]:
+    data = bytes(view)
+    start = data.find(b"\x00\x00\x01")
+    while start >= 0:
+        start += 3
+        stop = data.find(b"\x00\x00\x01", start)
+        unit = view[start : stop if stop >= 0 else len(data)]
+        if len(unit):
+            yield unit
+        start = stop
+
+
+_RULES: Final[dict[Codec, Callable[[bytes, Sequence[Bytes]], list[int]]]] = {
+    Codec.H264: _h264,
+    Codec.HEVC: _hevc,
+    Codec.MJPEG: _intra,
+    Codec.VP8: _vp8,
+    Codec.VP9: _vp9,
+}
+
+
+def can_plan(codec: Codec) -> bool:
+    """Whether this module reads the codec; streams of others are fed whole."""
+    return codec in _RULES

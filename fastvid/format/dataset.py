@@ -1,0 +1,355 @@
+"""A dataset: the commit record, its generations, and the samples that one of them shows.
+
+    dataset.json                 which generation is current; swapped atomically, last
+    generations/000001.json      shards, streams, classes; never changed
+    annotations-000001.parquet   one row a sample, in the order of the shards; never changed
+
+A sample's number is its row in the annotations. Rows of a shard are consecutive, so (shard, row) follows by arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from fastvid import faults
+from fastvid.errors import FormatError, StorageError, UsageError
+from fastvid.format.schema import (
+    ANNOTATION_FIELDS,
+    DATASET_JSON,
+    FORMAT,
+    FORMAT_VERSION,
+    annotations_file,
+    check_version,
+    generation_file,
+)
+from fastvid.format.shard import Shard, to_parquet
+from fastvid.format.where import parse_where
+from fastvid.storage import Storage, open_storage
+
+IntArray = npt.NDArray[np.int64]
+
+_SPLIT: Final = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """One shard as a generation records it.
+
+    Attributes:
+        name: Stem of its files, such as ``data-000000``.
+        bytes: Size of the tar.
+        sha256: Of the tar, hex.
+        samples: Samples in the tar.
+        profile: The encode profile with its parameters.
+        encoder: Build of the encoder that wrote it.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+    samples: int
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    encoder: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An immutable state of a dataset.
+
+    Attributes:
+        number: Counts from 1.
+        shards: In the order of the annotations' rows.
+        streams: Video streams of every sample.
+        classes: Class names; a label is an index into them.
+        note: What made the generation, such as the command.
+    """
+
+    number: int
+    shards: tuple[ShardRecord, ...]
+    streams: tuple[str, ...] = ("rgb",)
+    classes: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards, removed ones included."""
+        return sum(shard.samples for shard in self.shards)
+
+
+def commit_generation(storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table) -> None:
+    """Makes `generation` the current one. Until the last write, readers see the one before.
+
+    Args:
+        storage: The dataset's folder.
+        dataset_id: Stays the same over generations.
+        generation: The record to add; its number must be new.
+        annotations: One row a sample in the order of the shards, with the columns of ANNOTATION_FIELDS.
+
+    Raises:
+        FormatError: Rows and shards disagree, a column is missing, a key comes twice, or the number is taken.
+    """
+    if annotations.num_rows != generation.num_samples:
+        raise FormatError(f"{annotations.num_rows} annotations for {generation.num_samples} samples")
+    missing = [name for name in ANNOTATION_FIELDS if name not in annotations.column_names]
+    if missing:
+        raise FormatError(f"annotations lack the columns {', '.join(missing)}")
+    keys = annotations["key"]
+    if pc.count_distinct(keys).as_py() != len(keys):
+        counts = pc.value_counts(keys)
+        twice = next(c["values"] for c in counts.to_pylist() if c["counts"] > 1)
+        raise FormatError("key stands in the annotations twice", key=twice)
+    for name, kind in ANNOTATION_FIELDS.items():
+        if annotations.schema.field(name).type != kind:
+            raise FormatError(f"column {name!r} is {annotations.schema.field(name).type}, expected {kind}")
+    if storage.exists(DATASET_JSON) and _current(storage)[1] >= generation.number:
+        raise FormatError(f"generation {generation.number} exists already", file=storage.url)
+    storage.write(annotations_file(generation.number), to_parquet(annotations))
+    storage.write(generation_file(generation.number), _json(asdict(generation)))
+    faults.reach("manifest")
+    version = ".".join(map(str, FORMAT_VERSION))
+    record = {"format": FORMAT, "version": version, "dataset_id": dataset_id, "generation": generation.number}
+    storage.write(DATASET_JSON, _json(record))
+
+
+def read_generation(storage: Storage, number: int | None = None) -> tuple[str, Generation]:
+    """The dataset's id and a generation, the current one by default.
+
+    Raises:
+        StorageError: There is no dataset here, or no such generation.
+        VersionError: It is of a newer major version.
+        FormatError: A record is broken.
+    """
+    dataset_id, current = _current(storage)
+    number = current if number is None else number
+    name = generation_file(number)
+    if not storage.exists(name):
+        raise StorageError(
+            f"dataset has no generation {number}", file=storage.url, hint=f"the current one is {current}"
+        )
+    try:
+        record = json.loads(storage.read(name))
+        generation = Generation(
+            number=record["number"],
+            shards=tuple(ShardRecord(**_known(shard)) for shard in record["shards"]),
+            streams=tuple(record["streams"]),
+            classes=tuple(record["classes"]),
+            note=record.get("note", ""),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"generation record is broken: {error!r}", file=name) from error
+    return dataset_id, generation
+
+
+class Dataset:
+    """The samples that a generation, a split and a filter show.
+
+    Sample numbers 0..len-1 are positions in the selection, in the order of the shards.
+
+    Args:
+        url: Folder of the dataset.
+        split: Value of the column ``split``, or ``column:value`` for another split column such as ``split2:test``.
+        where: Filter over the annotations' columns, see `parse_where`.
+        generation: Which one; the current one by default. A job that pins it sees no later change.
+
+    Raises:
+        StorageError: There is no dataset.
+        VersionError: It is of a newer major version.
+        UsageError: The split, the filter or its result is wrong; nothing matches.
+    """
+
+    def __init__(
+        self, url: str, *, split: str | None = None, where: str | None = None, generation: int | None = None
+    ) -> None:
+        self.storage = open_storage(url)
+        self.dataset_id, self.generation = read_generation(self.storage, generation)
+        self.split, self.where = split, where
+        self._shards: dict[int, Shard] = {}
+        self._lock = threading.Lock()
+        counts = [shard.samples for shard in self.generation.shards]
+        self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
+        self.rows = self._select()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self)} samples", f"generation {self.generation.number}"]
+        parts += [f"{name}={value!r}" for name, value in (("split", self.split), ("where", self.where)) if value]
+        return f"{type(self).__name__}({self.storage.url!r}, {', '.join(parts)})"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names; a label is an index into them."""
+        return self.generation.classes
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Video streams of every sample."""
+        return self.generation.streams
+
+    @cached_property
+    def annotations(self) -> pa.Table:
+        """All rows of the generation's annotations, whatever is selected."""
+        name = annotations_file(self.generation.number)
+        try:
+            return pq.read_table(pa.BufferReader(self.storage.read(name)))
+        except pa.ArrowInvalid as error:
+            raise FormatError(f"annotations do not parse: {error}", file=name) from error
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of the selected rows.
+
+        Raises:
+            UsageError: There is no such column.
+        """
+        if name not in self.annotations.column_names:
+            raise UsageError(
+                f"dataset has no column {name!r}", hint=f"columns are {', '.join(self.annotations.column_names)}"
+            )
+        column = self.annotations[name]
+        return column if len(self.rows) == len(column) else column.take(pa.array(self.rows))
+
+    @cached_property
+    def labels(self) -> IntArray:
+        """Label of each selected sample, int64 [N]; -1 where it has none."""
+        return np.asarray(self.column("label").fill_null(-1).to_numpy(), dtype=np.int64)
+
+    @cached_property
+    def num_frames(self) -> IntArray:
+        """Frames of each selected sample's first video stream, int64 [N]."""
+        return np.asarray(self.column("num_frames").to_numpy(), dtype=np.int64)
+
+    @cached_property
+    def keys(self) -> pa.ChunkedArray:
+        """Key of each selected sample."""
+        return self.column("key")
+
+    def key(self, sample: int) -> str:
+        """Key of a selected sample."""
+        return str(self.keys[sample])
+
+    def find(self, key: str) -> int:
+        """Number of the selected sample with that key.
+
+        Raises:
+            UsageError: No selected sample has it.
+        """
+        number = self._by_key.get(key)
+        if number is None:
+            raise UsageError(f"no sample has the key {key!r}", file=self.storage.url)
+        return number
+
+    def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
+        """Shard index and row inside the shard of selected samples, both int64 [N]."""
+        rows = self.rows[np.asarray(samples, dtype=np.int64)]
+        shards = np.searchsorted(self._ends, rows, side="right")
+        starts = np.concatenate([[0], self._ends[:-1]])[shards]
+        return shards, rows - starts
+
+    def shard(self, index: int) -> Shard:
+        """A shard of the generation, mapped on first use and kept."""
+        shard = self._shards.get(index)
+        if shard is None:
+            with self._lock:
+                shard = self._shards.get(index)
+                if shard is None:
+                    record = self.generation.shards[index]
+                    shard = Shard(self.storage, record.name)
+                    if shard.num_samples != record.samples:
+                        raise FormatError(
+                            f"sidecar holds {shard.num_samples} samples, the generation {record.samples}",
+                            shard=record.name,
+                            hint="rebuild it with `fastvid index`",
+                        )
+                    self._shards[index] = shard
+        return shard
+
+    @cached_property
+    def _by_key(self) -> dict[str, int]:
+        return {key: number for number, key in enumerate(self.keys.to_pylist())}
+
+    def _select(self) -> IntArray:
+        table = self.annotations
+        if table.num_rows != self.generation.num_samples:
+            raise FormatError(
+                f"{table.num_rows} annotations for {self.generation.num_samples} samples", file=self.storage.url
+            )
+        keep = ~ds.field("removed")
+        if self.split is not None:
+            keep &= self._split_expression(self.split)
+        if self.where is not None:
+            keep &= parse_where(self.where, table.column_names)
+        numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
+        try:
+            selected = numbered.filter(keep)["__row"]
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise UsageError(f"filter {self.where!r} does not fit the columns: {error}") from error
+        rows = np.asarray(selected.to_numpy(), dtype=np.int64)
+        if not len(rows):
+            raise UsageError("no sample matches", split=self.split, where=self.where, file=self.storage.url)
+        return rows
+
+    def _split_expression(self, split: str) -> ds.Expression:
+        column, colon, value = split.rpartition(":")
+        column = column if colon else _SPLIT
+        names = self.annotations.column_names
+        if column not in names:
+            known = [name for name in names if name.startswith(_SPLIT)]
+            hint = f"split columns are {', '.join(known)}" if known else "its samples carry no split"
+            raise UsageError(f"dataset has no split column {column!r}", file=self.storage.url, hint=hint)
+        values = pc.unique(self.annotations[column]).to_pylist()
+        if value not in values:
+            present = ", ".join(sorted(str(v) for v in values if v is not None))
+            raise UsageError(f"no sample has {column} {value!r}", file=self.storage.url, hint=f"known are {present}")
+        return ds.field(column) == value
+
+
+def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Annotations from rows: the fixed columns with their types, then every other column in the order first seen."""
+    extra = list(dict.fromkeys(name for row in rows for name in row if name not in ANNOTATION_FIELDS))
+    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in ANNOTATION_FIELDS.items()}
+    for name in extra:
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            # A column of mixed types is kept as text: a filter on it then needs quotes, but nothing is lost.
+            columns[name] = pa.array([None if value is None else str(value) for value in values], pa.string())
+    return pa.table(columns)
+
+
+def _current(storage: Storage) -> tuple[str, int]:
+    if not storage.exists(DATASET_JSON):
+        raise StorageError(
+            f"there is no dataset: no {DATASET_JSON}",
+            file=storage.url,
+            hint="make one with `fastvid shard`; a job that was interrupted goes on when run again",
+        )
+    try:
+        record = json.loads(storage.read(DATASET_JSON))
+        check_version(record["version"], file=DATASET_JSON)
+        if record["format"] != FORMAT:
+            raise FormatError(f"format {record['format']!r} is not {FORMAT!r}", file=DATASET_JSON)
+        return str(record["dataset_id"]), int(record["generation"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{DATASET_JSON} is broken: {error!r}", file=storage.url) from error
+
+
+def _known(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name in ShardRecord.__dataclass_fields__}
+
+
+def _json(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()

@@ -1,0 +1,343 @@
+"""Reads the sample tables of an MP4: where its packets lie and when they are shown. No packet is decoded.
+
+Covers what muxers write into plain files (ISO/IEC 14496-12): one `moov`, no fragments. A fragmented file is refused;
+the indexer for tars of other tools goes through a full demuxer instead.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import FormatError
+from fastvid.format.bitstream import can_plan, packet_flags
+from fastvid.format.packets import StreamInfo, packet_records
+from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
+
+_CODECS: Final = {
+    b"avc1": Codec.H264,
+    b"avc3": Codec.H264,
+    b"hvc1": Codec.HEVC,
+    b"hev1": Codec.HEVC,
+    b"vp08": Codec.VP8,
+    b"vp09": Codec.VP9,
+    b"av01": Codec.AV1,
+    b"mp4v": Codec.MPEG4,
+}
+_EXTRADATA_BOXES: Final = (b"avcC", b"hvcC", b"av1C")
+# A VisualSampleEntry's fixed fields end here and its boxes begin (ISO/IEC 14496-12, 12.1.3).
+_VISUAL_ENTRY: Final = 78
+# Object types of an elementary stream descriptor (MP4 registration authority): JPEG is 0x6C.
+_ESDS_JPEG: Final = 0x6C
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """A video track's description and packets, in decode order.
+
+    Attributes:
+        codec: The codec.
+        width: Coded width in pixels.
+        height: Coded height in pixels.
+        extradata: The decoder's configuration record, may be empty.
+        range: Sample range by the `colr` box.
+        matrix: Luma coefficients by the `colr` box.
+        timescale: Ticks a second.
+        offsets: First byte of each packet in the file, int64 [P].
+        sizes: Bytes of each packet, int64 [P].
+        dts: Decode time in ticks, int64 [P].
+        pts: Presentation time in ticks after the edit list, int64 [P].
+        shown: Whether the edit list lets the packet be seen, bool [P].
+    """
+
+    codec: Codec
+    width: int
+    height: int
+    extradata: bytes
+    range: Range
+    matrix: Matrix
+    timescale: int
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    dts: npt.NDArray[np.int64]
+    pts: npt.NDArray[np.int64]
+    shown: npt.NDArray[np.bool_]
+
+
+def index_mp4(data: memoryview | bytes, *, conforms: bool = False) -> tuple[StreamInfo, npt.NDArray[np.void]]:
+    """The packet records of an MP4's video track.
+
+    Args:
+        data: The whole file.
+        conforms: Set `StreamFlag.CONFORMS`: the file comes from a fastvid profile.
+
+    Returns:
+        The stream, and its PACKET_DTYPE records [P] in decode order, frames numbered in display order over the shown
+        packets.
+
+    Raises:
+        FormatError: The file is no plain MP4 with a video track, or its tables contradict its size.
+    """
+    view = memoryview(data)
+    track = read_track(view)
+    packets = [view[o : o + s] for o, s in zip(track.offsets.tolist(), track.sizes.tolist(), strict=True)]
+    known = can_plan(track.codec)
+    flags = packet_flags(track.codec, track.extradata, packets) if known else np.zeros(len(packets), np.uint32)
+    flags[~track.shown] |= np.uint32(PacketFlag.HIDDEN)
+    whole = not known or not flags[0] & PacketFlag.KEY
+    flags[0] |= np.uint32(PacketFlag.KEY)
+    shown = np.flatnonzero((flags & PacketFlag.HIDDEN) == 0)
+    if not len(shown):
+        raise FormatError("the video track shows no frame")
+    order = shown[np.argsort(track.pts[shown], kind="stable")]
+    pts = track.pts[order]
+    if (np.diff(pts) <= 0).any():
+        raise FormatError("two packets are shown at the same time")
+    frames = np.full(len(packets), -1, dtype=np.int64)
+    frames[order] = np.arange(len(order))
+    records = packet_records(
+        track.offsets, track.sizes, np.asarray([zlib.crc32(p) for p in packets], np.uint32), frames, flags
+    )
+    info = StreamInfo(
+        codec=track.codec,
+        width=track.width,
+        height=track.height,
+        num_frames=len(shown),
+        fps=frame_rate(pts, track.timescale, last=int(_last_duration(track))),
+        extradata=track.extradata,
+        range=track.range,
+        matrix=track.matrix,
+        flags=(StreamFlag.CONFORMS if conforms else StreamFlag.NONE) | (StreamFlag.WHOLE if whole else StreamFlag.NONE),
+    )
+    return info, records
+
+
+def frame_rate(pts: npt.NDArray[np.int64], timescale: int, *, last: int) -> Fraction:
+    """Mean frames a second over sorted presentation times; `last` is the duration of the last frame in ticks."""
+    ticks = int(pts[-1] - pts[0]) + last if len(pts) else 0
+    if ticks <= 0:
+        return Fraction(25)
+    return (Fraction(len(pts)) * timescale / ticks).limit_denominator(100_000)
+
+
+def read_track(view: memoryview) -> Track:
+    """The first video track of an MP4.
+
+    Raises:
+        FormatError: There is none, it is fragmented, or its tables are broken.
+    """
+    moov = _find(view, b"moov", "file")
+    if any(name == b"mvex" for name, _ in _boxes(moov)):
+        raise FormatError("the MP4 is fragmented")
+    header = _find(moov, b"mvhd", "moov")
+    movie_scale = _u32(header, 20 if header[0] else 12)
+    for name, trak in _boxes(moov):
+        if name != b"trak":
+            continue
+        mdia = _find(trak, b"mdia", "trak")
+        if bytes(_find(mdia, b"hdlr", "mdia")[8:12]) == b"vide":
+            return _read_trak(trak, mdia, movie_scale, len(view))
+    raise FormatError("the MP4 has no video track")
+
+
+def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: int) -> Track:
+    mdhd = _find(mdia, b"mdhd", "mdia")
+    timescale = _u32(mdhd, 20 if mdhd[0] else 12)
+    if not timescale:
+        raise FormatError("the video track has no time scale")
+    stbl = _find(_find(mdia, b"minf", "mdia"), b"stbl", "minf")
+    tables = dict(_boxes(stbl))
+    for required in (b"stsd", b"stts", b"stsc", b"stsz"):
+        if required not in tables:
+            raise FormatError(f"the MP4 lacks its {required.decode()} table")
+    entry_name, entry = next(iter(_boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
+    codec = _CODECS.get(entry_name)
+    if codec is None:
+        raise FormatError(f"codec {entry_name!r} is not known")
+    inner = dict(_boxes(entry[_VISUAL_ENTRY:]))
+    if codec is Codec.MPEG4 and _esds_type(inner.get(b"esds")) == _ESDS_JPEG:
+        codec = Codec.MJPEG
+    colour_range, matrix = _colour(inner.get(b"colr"), codec, inner.get(b"vpcC"))
+
+    sizes = _sizes(tables[b"stsz"])
+    count = len(sizes)
+    offsets = _offsets(tables, sizes)
+    if count and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
+        raise FormatError("the sample table points outside the file")
+    dts = _decode_times(tables[b"stts"], count)
+    pts = dts + _composition_offsets(tables.get(b"ctts"), count)
+    start, duration = _edit(trak, movie_scale, timescale)
+    shown = pts >= start
+    if duration is not None:
+        shown &= pts < start + duration
+    return Track(
+        codec=codec,
+        width=_u16(entry, 24),
+        height=_u16(entry, 26),
+        extradata=next((bytes(inner[name]) for name in _EXTRADATA_BOXES if name in inner), b""),
+        range=colour_range,
+        matrix=matrix,
+        timescale=timescale,
+        offsets=offsets,
+        sizes=sizes,
+        dts=dts,
+        pts=pts - start,
+        shown=shown,
+    )
+
+
+def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    position = 0
+    while position + 8 <= len(view):
+        size, name, header = _u32(view, position), bytes(view[position + 4 : position + 8]), 8
+        if size == 1:
+            size, header = int.from_bytes(view[position + 8 : position + 16], "big"), 16
+        elif size == 0:
+            size = len(view) - position
+        if size < header or position + size > len(view):
+            raise FormatError(f"MP4 box {name!r} of {size} bytes leaves its parent")
+        yield name, view[position + header : position + size]
+        position += size
+
+
+def _find(view: memoryview, wanted: bytes, parent: str) -> memoryview:
+    for name, body in _boxes(view):
+        if name == wanted:
+            return body
+    raise FormatError(f"the MP4's {parent} holds no {wanted.decode()} box")
+
+
+def _u16(view: memoryview, position: int) -> int:
+    return int.from_bytes(view[position : position + 2], "big")
+
+
+def _u32(view: memoryview, position: int) -> int:
+    if position + 4 > len(view):
+        raise FormatError("an MP4 box ends too early")
+    return int.from_bytes(view[position : position + 4], "big")
+
+
+def _table(view: memoryview, position: int, count: int, columns: int, dtype: str = ">u4") -> npt.NDArray[np.int64]:
+    width = np.dtype(dtype).itemsize
+    if position + count * columns * width > len(view):
+        raise FormatError(f"an MP4 table of {count} entries is longer than its box")
+    table = np.frombuffer(view, dtype=dtype, count=count * columns, offset=position)
+    return table.astype(np.int64).reshape(count, columns)
+
+
+def _sizes(stsz: memoryview) -> npt.NDArray[np.int64]:
+    fixed, count = _u32(stsz, 4), _u32(stsz, 8)
+    if fixed:
+        if fixed * count > 2**40:
+            raise FormatError(f"the MP4 claims {count} packets of {fixed} bytes")
+        return np.full(count, fixed, dtype=np.int64)
+    return _table(stsz, 12, count, 1)[:, 0]
+
+
+def _offsets(tables: dict[bytes, memoryview], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if b"stco" in tables:
+        chunks = _table(tables[b"stco"], 8, _u32(tables[b"stco"], 4), 1)[:, 0]
+    elif b"co64" in tables:
+        chunks = _table(tables[b"co64"], 8, _u32(tables[b"co64"], 4), 1, ">i8")[:, 0]
+    else:
+        raise FormatError("the MP4 lacks its stco table")
+    runs = _table(tables[b"stsc"], 8, _u32(tables[b"stsc"], 4), 3)
+    offsets = np.zeros(len(sizes), dtype=np.int64)
+    done = 0
+    for number, (first, per_chunk, _) in enumerate(runs.tolist()):
+        last = runs[number + 1, 0] - 1 if number + 1 < len(runs) else len(chunks)
+        for chunk in range(first - 1, last):
+            if done >= len(sizes):
+                break
+            if not 0 <= chunk < len(chunks):
+                raise FormatError(f"the MP4's chunk {chunk} does not exist")
+            stop = min(done + per_chunk, len(sizes))
+            ends = np.cumsum(sizes[done:stop])
+            offsets[done:stop] = chunks[chunk] + ends - sizes[done:stop]
+            done = stop
+    if done < len(sizes):
+        raise FormatError(f"the MP4's chunks hold {done} of {len(sizes)} packets")
+    return offsets
+
+
+def _decode_times(stts: memoryview, count: int) -> npt.NDArray[np.int64]:
+    runs = _table(stts, 8, _u32(stts, 4), 2)
+    if runs[:, 0].sum() < count or runs[:, 0].max(initial=0) > 2**31:
+        raise FormatError(f"the MP4 times {int(runs[:, 0].sum())} of {count} packets")
+    deltas = np.repeat(runs[:, 1], np.minimum(runs[:, 0], count))[:count]
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(deltas)])[:count]
+
+
+def _composition_offsets(ctts: memoryview | None, count: int) -> npt.NDArray[np.int64]:
+    if ctts is None:
+        return np.zeros(count, dtype=np.int64)
+    # Version 1 is signed; version 0 files with huge values mean negative ones too, as FFmpeg reads them.
+    runs = _table(ctts, 8, _u32(ctts, 4), 2, ">i4")
+    offsets = np.repeat(runs[:, 1], np.clip(runs[:, 0], 0, count))[:count]
+    return np.concatenate([offsets, np.zeros(count - len(offsets), np.int64)])
+
+
+def _edit(trak: memoryview, movie_scale: int, timescale: int) -> tuple[int, int | None]:
+    """Start and length, in media ticks, of the one edit that shows media; (0, None) without an edit list."""
+    edts = next((body for name, body in _boxes(trak) if name == b"edts"), None)
+    if edts is None:
+        return 0, None
+    elst = _find(edts, b"elst", "edts")
+    wide, count = elst[0] == 1, _u32(elst, 4)
+    entries = []
+    for number in range(count):
+        position = 8 + number * (20 if wide else 12)
+        size = 8 if wide else 4
+        duration = int.from_bytes(elst[position : position + size], "big")
+        media = int.from_bytes(elst[position + size : position + 2 * size], "big", signed=True)
+        if media >= 0:
+            entries.append((media, duration))
+    if not entries:
+        return 0, None
+    if len(entries) > 1:
+        raise FormatError(f"the MP4's edit list shows {len(entries)} pieces")
+    start, duration = entries[0]
+    if not duration or not movie_scale:
+        return start, None
+    # Movie ticks are coarser than media ticks: half a movie tick of slack keeps the last frame.
+    return start, (duration * 2 + 1) * timescale // (2 * movie_scale)
+
+
+def _colour(colr: memoryview | None, codec: Codec, vpcc: memoryview | None) -> tuple[Range, Matrix]:
+    if colr is not None and bytes(colr[:4]) == b"nclx" and len(colr) >= 11:
+        return (Range.FULL if colr[10] & 0x80 else Range.LIMITED), _matrix(_u16(colr, 8))
+    if vpcc is not None and len(vpcc) >= 10:
+        return (Range.FULL if vpcc[6] & 1 else Range.LIMITED), _matrix(vpcc[9])
+    return (Range.FULL if codec is Codec.MJPEG else Range.UNKNOWN), Matrix.UNKNOWN
+
+
+def _matrix(code: int) -> Matrix:
+    try:
+        return Matrix(code)
+    except ValueError:
+        return Matrix.UNKNOWN
+
+
+def _esds_type(esds: memoryview | None) -> int | None:
+    if esds is None:
+        return None
+    data = bytes(esds[4:])
+    position = data.find(b"\x04")  # DecoderConfigDescriptor
+    if position < 0:
+        return None
+    position += 1
+    while position < len(data) and data[position] & 0x80:
+        position += 1
+    return data[position + 1] if position + 1 < len(data) else None
+
+
+def _last_duration(track: Track) -> int:
+    if len(track.dts) > 1:
+        return int(track.dts[-1] - track.dts[-2])
+    return track.timescale // 25

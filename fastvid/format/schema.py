@@ -1,0 +1,244 @@
+"""Every constant of the on-disk format: version, names, key grammar, columns with their units.
+
+All integers in binary files are little-endian: x86-64 and the usual arm64 systems map them without a copy.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum, IntFlag
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from fastvid.errors import FormatError, UsageError, VersionError
+
+FORMAT: Final = "fastvid"
+FORMAT_VERSION: Final = (1, 0)
+
+DATASET_JSON: Final = "dataset.json"
+GENERATIONS: Final = "generations"
+LEDGER: Final = "ledger.parquet"
+LEDGER_PARTS: Final = "ledger-parts"
+
+# A key is the stem of a tar member. webdataset splits a member's name at its first dot, so a dot inside a key would
+# merge samples; ustar stores names of up to 100 bytes without an extension header, and ".flow.mp4" takes nine.
+KEY_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_/-]*")
+MAX_KEY_BYTES: Final = 90
+
+MEMBER_SUFFIX: Final = {"rgb": "mp4", "flow": "flow.mp4", "audio": "m4a"}
+VIDEO_STREAMS: Final = ("rgb", "flow")
+
+# FFmpeg's bitstream readers may read this far past a packet's end (AV_INPUT_BUFFER_PADDING_SIZE in libavcodec/defs.h).
+INPUT_PADDING: Final = 64
+
+
+class Codec(IntEnum):
+    """Video codecs by the number that stands in a `.pkt` file."""
+
+    H264 = 1
+    HEVC = 2
+    VP9 = 3
+    MJPEG = 4
+    AV1 = 5
+    VP8 = 6
+    MPEG4 = 7
+
+    @property
+    def label(self) -> str:
+        """FFmpeg's name of the codec."""
+        return self.name.lower()
+
+
+class Range(IntEnum):
+    """Sample range of luma and chroma."""
+
+    UNKNOWN = 0
+    LIMITED = 1
+    FULL = 2
+
+
+class Matrix(IntEnum):
+    """Luma coefficients, numbered as in ITU-T H.273 table 4 (MatrixCoefficients)."""
+
+    RGB = 0
+    BT709 = 1
+    UNKNOWN = 2
+    FCC = 4
+    BT470BG = 5
+    SMPTE170M = 6
+    SMPTE240M = 7
+    BT2020_NCL = 9
+
+
+class PacketFlag(IntFlag):
+    """What a packet is to the packets around it."""
+
+    KEY = 1  # decoding may start here, and nothing after it in decode order needs anything before it
+    DROPPABLE = 2  # no other packet refers to it
+    HIDDEN = 4  # must be decoded but shows no frame of the sample (edit lists, alternate references)
+
+
+class StreamFlag(IntFlag):
+    """What is known of a stream as a whole."""
+
+    NONE = 0
+    CONFORMS = 1  # written by a fastvid profile: constant frame rate, multiple-of-16 sides, 4:2:0, BT.601 limited
+    WHOLE = 2  # a part of the stream cannot be decoded alone safely: feed every packet from the first
+
+
+# One packet, in decode order. `offset` counts from the first byte of the stream's tar member.
+PACKET_DTYPE: Final = np.dtype(
+    [
+        ("offset", "<u4"),  # bytes
+        ("size", "<u4"),  # bytes
+        ("crc32", "<u4"),  # zlib's CRC-32 (IEEE 802.3) of the packet's bytes: in the standard library, 5 GB/s here
+        ("frame", "<i4"),  # index in display order of the frame it shows; -1 with HIDDEN
+        ("flags", "<u4"),  # PacketFlag
+    ]
+)
+
+# One stream of one sample. Fixed size, so that row n of a shard is found by arithmetic.
+STREAM_DTYPE: Final = np.dtype(
+    [
+        ("member_offset", "<u8"),  # bytes from the start of the tar to the member's first data byte
+        ("member_size", "<u8"),  # bytes
+        ("first_packet", "<u8"),  # row in the packet section
+        ("num_packets", "<u4"),
+        ("num_frames", "<u4"),  # frames shown
+        ("extradata_offset", "<u4"),  # bytes from the start of the extradata section
+        ("extradata_size", "<u4"),
+        ("fps_num", "<u4"),
+        ("fps_den", "<u4"),
+        ("width", "<u2"),  # pixels
+        ("height", "<u2"),
+        ("codec", "u1"),  # Codec
+        ("range", "u1"),  # Range
+        ("matrix", "u1"),  # Matrix
+        ("flags", "u1"),  # StreamFlag
+        ("reserved", "<u8"),
+    ]
+)
+
+PKT_MAGIC: Final = b"FVPK"
+PKT_HEADER_DTYPE: Final = np.dtype(
+    [
+        ("magic", "S4"),
+        ("major", "<u2"),
+        ("minor", "<u2"),
+        ("num_samples", "<u8"),
+        ("num_streams", "<u4"),  # video streams per sample, in the order of VIDEO_STREAMS
+        ("stream_bytes", "<u4"),  # itemsize of STREAM_DTYPE
+        ("packet_bytes", "<u4"),  # itemsize of PACKET_DTYPE
+        ("extradata_bytes", "<u4"),  # size of the extradata section
+        ("num_packets", "<u8"),
+        ("body_crc32", "<u4"),  # CRC-32 of everything behind the header
+        ("reserved", "<u4"),
+    ]
+)
+
+FACTS_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("source_id", pa.string(), nullable=False),
+        pa.field("source_sha256", pa.string()),
+        pa.field("parent", pa.string()),  # source_id of the long video that this sample is a part of
+        pa.field("start_seconds", pa.float64()),  # where in the parent the sample starts
+        pa.field("num_frames", pa.int32(), nullable=False),
+        pa.field("fps_num", pa.int32(), nullable=False),
+        pa.field("fps_den", pa.int32(), nullable=False),
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+        pa.field("codec", pa.string(), nullable=False),
+        pa.field("pix_fmt", pa.string()),
+        pa.field("color_range", pa.string(), nullable=False),
+        pa.field("color_matrix", pa.string(), nullable=False),
+        pa.field("conforms", pa.bool_(), nullable=False),
+        pa.field("whole", pa.bool_(), nullable=False),
+        pa.field("extradata", pa.binary(), nullable=False),
+        pa.field("member", pa.string(), nullable=False),
+        pa.field("member_offset", pa.int64(), nullable=False),
+        pa.field("member_size", pa.int64(), nullable=False),
+        pa.field("first_packet", pa.int64(), nullable=False),
+        pa.field("num_packets", pa.int32(), nullable=False),
+        pa.field("num_keys", pa.int32(), nullable=False),
+        pa.field("num_droppable", pa.int32(), nullable=False),
+    ]
+)
+
+# The columns of annotations that fastvid itself reads; a source's other columns stand beside them untouched.
+ANNOTATION_FIELDS: Final = {
+    "key": pa.string(),
+    "source_id": pa.string(),
+    "label": pa.int32(),  # index into the generation's classes; null when unknown
+    "num_frames": pa.int32(),
+    "removed": pa.bool_(),
+}
+
+LEDGER_SCHEMA: Final = pa.schema(
+    [
+        pa.field("source_id", pa.string(), nullable=False),
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),  # "packed" or "rejected"
+        pa.field("reason", pa.string()),  # a code of fastvid.shard.reasons when rejected
+        pa.field("message", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("shard", pa.string()),
+        pa.field("bytes_in", pa.int64()),
+        pa.field("bytes_out", pa.int64()),
+        pa.field("num_frames", pa.int32()),
+        pa.field("seconds", pa.float64()),  # time spent on the source
+        pa.field("warnings", pa.list_(pa.string())),
+    ]
+)
+
+
+def shard_stem(index: int) -> str:
+    """Name of shard `index` without a suffix, such as ``data-000012``."""
+    return f"data-{index:06d}"
+
+
+def generation_file(generation: int) -> str:
+    """Path of a generation's record inside a dataset."""
+    return f"{GENERATIONS}/{generation:06d}.json"
+
+
+def annotations_file(generation: int) -> str:
+    """Path of a generation's annotations inside a dataset."""
+    return f"annotations-{generation:06d}.parquet"
+
+
+def check_key(key: str) -> str:
+    """Returns `key` when it fits the key grammar.
+
+    Raises:
+        UsageError: The key holds a character outside the grammar, or is longer than 90 bytes.
+    """
+    if not KEY_PATTERN.fullmatch(key):
+        raise UsageError(f"key {key!r} does not match {KEY_PATTERN.pattern}", hint="dots and spaces split tar members")
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise UsageError(f"key {key!r} has {len(key.encode())} bytes, {MAX_KEY_BYTES} at most")
+    return key
+
+
+def check_version(text: str, *, file: str) -> tuple[int, int]:
+    """Parses a ``major.minor`` version and refuses newer majors.
+
+    Raises:
+        VersionError: The major version is newer than this fastvid reads.
+        FormatError: The text is not a version.
+    """
+    found = re.fullmatch(r"(\d+)\.(\d+)", text) if isinstance(text, str) else None
+    if found is None:
+        raise FormatError(f"format version {text!r} is not major.minor", file=file)
+    major, minor = int(found[1]), int(found[2])
+    if major > FORMAT_VERSION[0]:
+        raise VersionError(
+            f"format version {major}.{minor} is newer than {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}, which this fastvid"
+            " reads",
+            file=file,
+            hint="upgrade fastvid",
+        )
+    return major, minor

@@ -1,0 +1,173 @@
+"""Plain WebDataset tars: deterministic headers out, member offsets in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+from fastvid import faults
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.schema import check_key
+
+_BLOCK: Final = tarfile.BLOCKSIZE
+_DIGITS: Final = re.compile(rb"[0-7]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One file inside a tar.
+
+    Attributes:
+        name: Its path in the tar.
+        key: The path up to the first dot of its last part, as webdataset splits it.
+        suffix: What is behind that dot.
+        offset: First byte of its data in the tar.
+        size: Bytes.
+    """
+
+    name: str
+    key: str
+    suffix: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TarDigest:
+    """What a generation records of a tar: its size in bytes, its SHA-256 in hex, and how many samples it holds."""
+
+    bytes: int
+    sha256: str
+    samples: int
+
+
+def write_tar(file: IO[bytes], samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> TarDigest:
+    """Writes samples as a plain ustar archive that is a pure function of its contents.
+
+    Args:
+        file: Where to write, from the start.
+        samples: For each sample its key and its members by suffix, such as ``{"json": ..., "mp4": ...}``.
+
+    Raises:
+        UsageError: A key breaks the grammar or comes twice.
+    """
+    digest, written, seen = hashlib.sha256(), 0, set()
+
+    def put(data: bytes) -> None:
+        nonlocal written
+        file.write(data)
+        digest.update(data)
+        written += len(data)
+
+    for key, members in samples:
+        if check_key(key) in seen:
+            raise UsageError("key comes twice in one shard", key=key)
+        seen.add(key)
+        for suffix, data in members.items():
+            # Everything but name and size is constant: two writes of the same samples are the same bytes.
+            info = tarfile.TarInfo(f"{key}.{suffix}")
+            info.size, info.mtime, info.mode = len(data), 0, 0o644
+            put(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"))
+            put(data)
+            put(bytes(-len(data) % _BLOCK))
+        faults.reach("tar")
+    put(bytes(2 * _BLOCK))
+    put(bytes(-written % tarfile.RECORDSIZE))
+    return TarDigest(written, digest.hexdigest(), len(seen))
+
+
+def read_members(view: memoryview) -> Iterator[Member]:
+    """The regular files of a tar, in order. GNU and pax long names are understood.
+
+    Raises:
+        FormatError: A header is broken, or the tar ends inside a member.
+    """
+    position, long_name = 0, None
+    while position + _BLOCK <= len(view):
+        header = bytes(view[position : position + _BLOCK])
+        if not any(header):
+            return
+        name, size, kind = _parse_header(header, position)
+        data = position + _BLOCK
+        if data + size > len(view):
+            raise FormatError(f"the tar ends inside member {name!r}")
+        if kind == b"L":
+            long_name = bytes(view[data : data + size]).rstrip(b"\0").decode("utf-8", "surrogateescape")
+        elif kind == b"x":
+            long_name = _pax_path(bytes(view[data : data + size])) or long_name
+        elif kind in (b"0", b"\0"):
+            path, long_name = long_name or name, None
+            key, _, suffix = _split(path)
+            if key and not key.endswith("/"):
+                yield Member(path, key, suffix, data, size)
+        else:
+            long_name = None
+        position = data + size + (-size % _BLOCK)
+    raise FormatError("the tar has no end mark")
+
+
+def wds2idx(members: Iterable[Member]) -> bytes:
+    """The index of a tar in the format of DALI's ``wds2idx`` (version 1.2), which its webdataset reader takes."""
+    samples: list[list[str]] = []
+    last = None
+    for member in members:
+        part = f"{member.suffix} {member.offset} {member.size} {member.name}"
+        if member.key != last:
+            samples.append([part])
+            last = member.key
+        else:
+            samples[-1].append(part)
+    lines = [f"v1.2 {len(samples)}", *(" ".join(parts) for parts in samples)]
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    """JSON as it stands in shards: sorted, compact, ASCII, so that equal values are equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _split(path: str) -> tuple[str, str, str]:
+    folder, slash, name = path.rpartition("/")
+    stem, dot, suffix = name.partition(".")
+    return folder + slash + stem, dot, suffix
+
+
+def _parse_header(header: bytes, position: int) -> tuple[str, int, bytes]:
+    stored = _octal(header[148:156])
+    unsigned = sum(header[:148]) + 8 * 0x20 + sum(header[156:])
+    if stored != unsigned:
+        raise FormatError(f"the tar header at byte {position} has a wrong checksum")
+    name = header[:100].rstrip(b"\0").decode("utf-8", "surrogateescape")
+    if header[257:263] == b"ustar\0":
+        prefix = header[345:500].rstrip(b"\0").decode("utf-8", "surrogateescape")
+        name = f"{prefix}/{name}" if prefix else name
+    # GNU tar writes sizes of 8 GiB and more in base 256, marked by the top bit.
+    field = header[124:136]
+    size = int.from_bytes(field[1:], "big") if field[0] & 0x80 else _octal(field)
+    return name, size, header[156:157]
+
+
+def _octal(field: bytes) -> int:
+    text = field.replace(b"\0", b" ").strip()
+    if not _DIGITS.fullmatch(text):
+        raise FormatError(f"tar header field {field!r} is no octal number")
+    return int(text or b"0", 8)
+
+
+def _pax_path(data: bytes) -> str | None:
+    path = None
+    while data:
+        length, _, _ = data.partition(b" ")
+        if not length.isdigit() or int(length) < len(length) + 2:
+            raise FormatError("a pax header is broken")
+        record = data[len(length) + 1 : int(length)].rstrip(b"\n")
+        name, _, value = record.partition(b"=")
+        if name == b"path":
+            path = value.decode("utf-8", "surrogateescape")
+        data = data[int(length) :]
+    return path

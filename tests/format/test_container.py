@@ -1,0 +1,172 @@
+"""demux and bitstream against FFmpeg's own demuxers and decoders, on files that other muxers wrote."""
+
+from __future__ import annotations
+
+import subprocess
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+
+from fastvid.errors import FastvidError, FormatError
+from fastvid.format.bitstream import nal_length_size, nal_units, packet_flags
+from fastvid.format.demux import index_mp4
+from fastvid.format.packets import PacketTable
+from fastvid.format.schema import Codec, PacketFlag, StreamFlag
+
+X264 = ["-c:v", "libx264", "-threads", "1", "-preset", "veryfast"]
+ENCODINGS = {
+    "pattern": [*X264, "-x264-params", "keyint=32:min-keyint=32:scenecut=0:bframes=7:b-adapt=0:b-pyramid=none"],
+    "pyramid": [*X264, "-x264-params", "keyint=24:bframes=5:b-pyramid=normal"],
+    "intra": [*X264, "-x264-params", "keyint=1"],
+    "open-gop": [*X264, "-x264-params", "keyint=12:min-keyint=12:scenecut=0:bframes=3:open-gop=1"],
+    "no-b": [*X264, "-x264-params", "bframes=0:keyint=16"],
+    "hevc": ["-c:v", "libx265", "-x265-params", "log-level=none:keyint=16:bframes=4:b-adapt=0:b-pyramid=0:open-gop=0:pools=1"],
+    "hevc-open": ["-c:v", "libx265", "-x265-params", "log-level=none:keyint=12:bframes=4:open-gop=1:pools=1"],
+    "vp9": ["-c:v", "libvpx-vp9", "-g", "12", "-auto-alt-ref", "0", "-lag-in-frames", "0", "-cpu-used", "8"],
+    "vp9-altref": ["-c:v", "libvpx-vp9", "-g", "20", "-b:v", "300k", "-cpu-used", "5", "-lag-in-frames", "16"],
+    "mjpeg": ["-c:v", "mjpeg", "-q:v", "5"],
+}
+
+
+@pytest.fixture(scope="module", params=ENCODINGS)
+def encoded(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("encoded") / f"{request.param}.mp4"
+    source = "testsrc2=s=160x96:r=30000/1001:d=1.5,noise=alls=20:allf=t"
+    command = ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", source, "-pix_fmt", "yuv420p", *ENCODINGS[request.param]]
+    subprocess.run([*command, str(path)], check=True)
+    return request.param, path
+
+
+def demuxed(path):
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        return [p for p in container.demux(stream) if p.size], stream.codec_context.extradata or b""
+
+
+def test_packets_are_those_of_ffmpeg(encoded):
+    _, path = encoded
+    data = path.read_bytes()
+    info, records = index_mp4(data)
+    packets, extradata = demuxed(path)
+    assert [(p.pos, p.size) for p in packets] == list(zip(records["offset"], records["size"], strict=True))
+    assert info.extradata == extradata or info.codec in (Codec.VP9, Codec.MJPEG)
+    assert info.fps == Fraction(30000, 1001)
+    assert (info.width, info.height) == (160, 96)
+    shown = [i for i, r in enumerate(records) if r["frame"] >= 0]
+    order = sorted(shown, key=lambda i: packets[i].pts)
+    assert [records["frame"][i] for i in order] == list(range(info.num_frames))
+
+
+def test_dropping_every_droppable_packet_changes_no_other_frame(encoded):
+    name, path = encoded
+    _, records = index_mp4(path.read_bytes())
+    droppable = (records["flags"] & PacketFlag.DROPPABLE) != 0
+    if name in ("pattern", "hevc"):
+        assert 0.6 < droppable.mean() < 0.9, "the pattern has seven B frames in eight, or four in five"
+    if name == "vp9":
+        assert not droppable.any()
+    full, thinned = decode(path, np.ones(len(records), bool)), decode(path, ~droppable)
+    expected = {int(r["frame"]) for r, drop in zip(records, droppable, strict=True) if not drop and r["frame"] >= 0}
+    if name in ("mjpeg", "intra"):
+        assert (records["flags"] & PacketFlag.KEY).all()
+    if not expected:
+        return
+    assert set(thinned) == expected
+    assert all((thinned[frame] == full[frame]).all() for frame in expected)
+
+
+def test_decoding_may_start_at_every_key_packet(encoded):
+    _, path = encoded
+    _, records = index_mp4(path.read_bytes())
+    full = decode(path, np.ones(len(records), bool))
+    keys = np.flatnonzero(records["flags"] & PacketFlag.KEY)
+    for start in keys.tolist():
+        feed = np.arange(len(records)) >= start
+        part = decode(path, feed)
+        expected = {int(f) for f in records["frame"][start:] if f >= 0}
+        assert set(part) == expected
+        assert all((part[frame] == full[frame]).all() for frame in expected)
+
+
+def decode(path, feed):
+    """Frames by display index, decoding only the packets marked in `feed` with a fresh FFmpeg context."""
+    _, records = index_mp4(path.read_bytes())
+    frames = {}
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.options = {"strict": "1"}
+        packets = [p for p in container.demux(stream) if p.size]
+        by_pts = {packets[i].pts: int(r["frame"]) for i, r in enumerate(records)}
+        for packet, wanted in zip(packets, feed, strict=True):
+            if wanted:
+                for frame in packet.decode():
+                    frames[by_pts[frame.pts]] = frame.to_ndarray()
+        for frame in stream.codec_context.decode(None):
+            frames[by_pts[frame.pts]] = frame.to_ndarray()
+    return frames
+
+
+def test_footage_is_indexed_like_ffmpeg_or_refused(footage):
+    """Foreign MP4s: packets, display order and edit lists as FFmpeg sees them, or a clear refusal."""
+    agreed, refused = 0, []
+    for path in sorted([*footage.glob("clean/*.mp4"), *footage.glob("odd/*.mp4")]):
+        try:
+            info, records = index_mp4(path.read_bytes())
+        except FastvidError as error:
+            refused.append((path.name, error.message))
+            continue
+        with av.open(str(path), metadata_errors="replace") as container:
+            stream = container.streams.video[0]
+            packets = [p for p in container.demux(stream) if p.size]
+        if len(packets) != len(records):
+            refused.append((path.name, "packet count"))
+            continue
+        assert [(p.pos, p.size) for p in packets] == list(zip(records["offset"], records["size"], strict=True)), path
+        discarded = [bool(p.is_discard) for p in packets]
+        hidden = [bool(f & PacketFlag.HIDDEN) for f in records["flags"]]
+        if info.codec is not Codec.VP9:
+            assert hidden == discarded, path
+        order = sorted((i for i, h in enumerate(hidden) if not h), key=lambda i: packets[i].pts)
+        assert [records["frame"][i] for i in order] == list(range(info.num_frames)), path
+        PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
+        agreed += 1
+    assert agreed >= 60
+    allowed = ("fragmented", "codec", "same time", "edit list", "packet count", "no H.264 slice", "lacks its", "NAL unit")
+    assert all(any(word in message for word in allowed) for _, message in refused), refused
+
+
+def test_nal_lengths_are_read_from_the_configuration_record():
+    assert nal_length_size(Codec.H264, bytes([1, 100, 0, 13, 0xFC, 0xE1, 0])) == 1
+    assert nal_length_size(Codec.H264, bytes([1, 100, 0, 13, 0xFF, 0xE1, 0])) == 4
+    assert nal_length_size(Codec.H264, b"\0\0\0\1\x67\x64\0\x0d") is None
+    annex_b = b"\0\0\0\1\x67abc\0\0\1\x65slice"
+    assert [bytes(u)[:1] for u in nal_units(annex_b, None)] == [b"\x67", b"\x65"]
+    # The same slice with a two-byte prefix: read with four it would look like another, droppable unit.
+    avcc2 = (6).to_bytes(2, "big") + b"\x65slice"[:6]
+    extradata = bytes([1, 100, 0, 13, 0xFD, 0xE1, 0])
+    assert packet_flags(Codec.H264, extradata, [avcc2]).tolist() == [int(PacketFlag.KEY)]
+
+
+@pytest.mark.parametrize("cut", [0.2, 0.5, 0.9])
+def test_truncated_files_are_refused(encoded, cut):
+    _, path = encoded
+    data = path.read_bytes()
+    with pytest.raises(FormatError):
+        index_mp4(data[: int(len(data) * cut)])
+
+
+def test_every_flipped_header_byte_gives_a_table_or_a_format_error(tmp_path):
+    path = tmp_path / "pattern.mp4"
+    source = "testsrc2=s=160x96:r=25:d=1"
+    subprocess.run(["ffmpeg", "-v", "error", "-f", "lavfi", "-i", source, *ENCODINGS["pattern"], str(path)], check=True)
+    data = bytearray(path.read_bytes())
+    start = data.find(b"moov")
+    for position in range(start - 4, len(data), 3):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x5A
+        try:
+            index_mp4(bytes(damaged))
+        except FormatError:
+            continue

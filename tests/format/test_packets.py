@@ -1,0 +1,109 @@
+"""plan(): sufficient, minimal, and correct about any structure of references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.packets import PacketTable, packet_records
+from fastvid.format.schema import PacketFlag
+
+KEY, DROP, HIDDEN = int(PacketFlag.KEY), int(PacketFlag.DROPPABLE), int(PacketFlag.HIDDEN)
+
+
+def table(frames, flags, *, whole=False):
+    n = len(frames)
+    return PacketTable(packet_records(np.arange(n) * 10, [10] * n, [0] * n, frames, flags), whole=whole)
+
+
+@st.composite
+def streams(draw):
+    """Random streams: GOPs of references and droppable packets in a random display order, some packets hidden."""
+    gops = draw(st.lists(st.lists(st.sampled_from([0, 0, DROP, HIDDEN]), max_size=12), min_size=1, max_size=5))
+    flags, frames, shown = [], [], 0
+    for gop in gops:
+        gop_flags = [KEY, *gop]
+        visible = [i for i, flag in enumerate(gop_flags) if not flag & HIDDEN]
+        order = draw(st.permutations(range(len(visible))))
+        numbers = dict(zip(visible, [shown + place for place in order], strict=True))
+        frames += [numbers.get(i, -1) for i in range(len(gop_flags))]
+        flags += gop_flags
+        shown += len(visible)
+    return table(frames, flags)
+
+
+@given(streams(), st.data())
+def test_plan_is_what_the_definition_says(stream, data):
+    wanted = data.draw(st.lists(st.integers(0, stream.num_frames - 1), min_size=1, max_size=10))
+    records = stream.records
+    expected = set()
+    for frame in wanted:
+        target = int(np.flatnonzero(records["frame"] == frame)[0])
+        key = max(i for i in range(target + 1) if records["flags"][i] & KEY)
+        expected |= {i for i in range(key, target) if not records["flags"][i] & DROP} | {target}
+    plan = stream.plan(wanted)
+    assert plan.packets.tolist() == sorted(expected)
+    assert plan.frames.tolist() == sorted(set(wanted))
+    assert set(plan.packets.tolist()) <= set(stream.from_keys(wanted).tolist())
+
+
+@given(streams(), st.data())
+def test_plan_does_not_depend_on_order_or_repeats(stream, data):
+    wanted = data.draw(st.lists(st.integers(0, stream.num_frames - 1), min_size=1, max_size=10))
+    shuffled = data.draw(st.permutations(wanted + wanted))
+    assert stream.plan(wanted).packets.tolist() == stream.plan(shuffled).packets.tolist()
+
+
+@given(streams())
+def test_planning_every_frame_feeds_every_packet_but_trailing_hidden_ones(stream):
+    planned = set(stream.plan(range(stream.num_frames)).packets.tolist())
+    left = set(range(len(stream))) - planned
+    assert all(stream.records["flags"][i] & HIDDEN for i in left)
+
+
+def test_compact_pattern_skips_unwanted_b_frames():
+    # One GOP of I and three P with seven B before each P, in decode order: I P b b b b b b b P b ...
+    frames, flags = [0], [KEY]
+    for p in (8, 16, 24):
+        frames += [p, *range(p - 7, p)]
+        flags += [0] + [DROP] * 7
+    stream = table(frames, flags)
+    assert stream.plan([3]).packets.tolist() == [0, 1, 4]
+    assert stream.plan([24]).packets.tolist() == [0, 1, 9, 17]
+    assert stream.plan([0]).packets.tolist() == [0]
+    assert len(stream.from_keys([23])) == 25
+
+
+def test_whole_streams_are_fed_from_the_first_packet():
+    stream = table([0, 1, 2, 3], [KEY, 0, KEY, 0], whole=True)
+    assert stream.plan([2]).packets.tolist() == [0, 1, 2]
+    assert table([0, 1, 2, 3], [KEY, 0, KEY, 0]).plan([2]).packets.tolist() == [2]
+
+
+@pytest.mark.parametrize("wanted", [[-1], [4], [0, 99], []])
+def test_frames_outside_the_stream_are_refused(wanted):
+    with pytest.raises(UsageError):
+        table([0, 1, 2, 3], [KEY, 0, 0, 0]).plan(wanted)
+
+
+@pytest.mark.parametrize(
+    ("frames", "flags", "message"),
+    [
+        ([0, 1], [0, 0], "first packet"),
+        ([], [], "first packet"),
+        ([0, 0], [KEY, 0], "frame 1 is shown by no packet"),
+        ([0, 2], [KEY, 0], "run to 2"),
+        ([0, -1], [KEY, 0], "-1|shown by no packet|run to"),
+    ],
+)
+def test_impossible_tables_are_refused(frames, flags, message):
+    with pytest.raises(FormatError, match=message):
+        table(frames, flags)
+
+
+def test_a_member_beyond_4_gib_is_refused_not_wrapped():
+    with pytest.raises(FormatError, match="4 GiB"):
+        packet_records([2**32], [1], [0], [0], [KEY])

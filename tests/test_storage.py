@@ -1,0 +1,119 @@
+"""Local storage: exact ranges, whole or nothing writes, bounded handles."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from fastvid import storage
+from fastvid.errors import StorageError, UsageError
+from fastvid.storage import LocalStorage, open_storage
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return LocalStorage(tmp_path / "dataset")
+
+
+def test_ranges_are_exact_and_short_files_are_errors(folder):
+    data = bytes(range(256)) * 4
+    folder.write("a/b.bin", data)
+    first, second = bytearray(10), bytearray(300)
+    folder.read_into("a/b.bin", [(5, memoryview(first)), (700, memoryview(second))])
+    assert (bytes(first), bytes(second)) == (data[5:15], data[700:1000])
+    with pytest.raises(StorageError, match=r"ends inside the range 1000\+300 after 24 bytes"):
+        folder.read_into("a/b.bin", [(1000, memoryview(second))])
+    assert bytes(folder.map("a/b.bin")) == folder.read("a/b.bin") == data
+    assert folder.size("a/b.bin") == len(data)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(folder):
+    folder.write("x", b"old")
+    with pytest.raises(ValueError, match="half way"), folder.create("x") as file:
+        file.write(b"new")
+        raise ValueError("half way")
+    assert folder.read("x") == b"old"
+    assert folder.list() == ["x"]
+    assert os.listdir(folder.root) == ["x"]
+
+
+def test_a_killed_write_is_not_listed_and_sweep_removes_it(folder):
+    folder.write("x", b"old")
+    code = (
+        "import os, signal, sys; from fastvid.storage import LocalStorage\n"
+        "with LocalStorage(sys.argv[1]).create('x') as file:\n"
+        "    file.write(b'new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, folder.url], check=False)
+    assert run.returncode == -9
+    assert folder.read("x") == b"old"
+    assert folder.list() == ["x"]
+    assert len(os.listdir(folder.root)) == 2
+    folder.sweep()
+    assert os.listdir(folder.root) == ["x"]
+
+
+def test_a_replaced_file_is_read_anew_and_handles_stay_bounded(folder, monkeypatch):
+    monkeypatch.setattr(storage, "MAX_OPEN_FILES", 4)
+    for number in range(20):
+        folder.write(f"{number}", b"%02d" % number)
+    buffer = bytearray(2)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        folder.read_into(f"{number}", [(0, memoryview(buffer))])
+        assert buffer == b"%02d" % number
+    assert len(os.listdir("/proc/self/fd")) - before <= 4
+    folder.write("19", b"xx")
+    folder.read_into("19", [(0, memoryview(buffer))])
+    assert buffer == b"xx"
+    folder.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_threads_read_while_handles_are_evicted(folder, monkeypatch):
+    monkeypatch.setattr(storage, "MAX_OPEN_FILES", 2)
+    for number in range(8):
+        folder.write(f"{number}", bytes([number]) * 1000)
+    wrong = []
+
+    def read(start):
+        buffer = bytearray(1000)
+        for step in range(200):
+            number = (start + step) % 8
+            folder.read_into(f"{number}", [(0, memoryview(buffer))])
+            if buffer != bytes([number]) * 1000:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_names_cannot_leave_the_folder(folder):
+    for name in ("../x", "a/../../x", "/etc/passwd"):
+        with pytest.raises(UsageError, match="leaves its folder"):
+            folder.path(name)
+
+
+def test_missing_files_name_their_path(folder):
+    for call in (folder.read, folder.size, folder.map):
+        with pytest.raises(StorageError, match="does not exist.*nothing"):
+            call("nothing")
+    with pytest.raises(StorageError, match="does not exist"):
+        folder.read_into("nothing", [(0, memoryview(bytearray(1)))])
+    folder.delete("nothing")
+
+
+def test_unknown_schemes_are_refused_and_local_ones_survive_pickling(tmp_path):
+    with pytest.raises(UsageError, match="'gopher'"):
+        open_storage("gopher://x/y")
+    store = open_storage(tmp_path)
+    assert pickle.loads(pickle.dumps(store)).url == store.url == str(tmp_path)
