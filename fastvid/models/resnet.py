@@ -1,0 +1,231 @@
+"""The ResNet that every ResNet model of the zoo is made from: TSN and TSM use it as it is, I3D inflates it.
+
+Module names are those of torchvision's ``models/resnet.py``, so ImageNet checkpoints load without renaming. The stride
+of a bottleneck sits on its 3x3 convolution (ResNet "v1.5"), as in torchvision.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fastvid.errors import UsageError
+from fastvid.models.recompute import recomputed
+
+
+class ResidualBlock(nn.Module):
+    """What both kinds of block share: input [N, C, H, W], output [N, C', H / stride, W / stride].
+
+    Attributes:
+        non_local: Runs on the block's output when set; see `fastvid.models.non_local`.
+        recompute: Keep only the block's input for backward and run the block again there.
+    """
+
+    expansion: int
+    non_local: nn.Module | None
+    recompute: bool
+
+    def __init__(self, downsample: nn.Module | None) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+        self.register_module("non_local", None)
+        self.recompute = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return recomputed(self, self._run, x)
+        return self._run(x)
+
+    def _run(self, x: Tensor) -> Tensor:
+        identity = x if self.downsample is None else self.downsample(x)
+        out: Tensor = self.residual(x)
+        out += identity
+        out = self.relu(out)
+        if self.non_local is not None:
+            out = self.non_local(out)
+        return out
+
+    @abstractmethod
+    def residual(self, x: Tensor) -> Tensor:
+        """The branch that is added to the identity path. It must not write to ``x``."""
+
+    @abstractmethod
+    def last_norm(self) -> nn.Module:
+        """The batch norm at the end of the residual branch; a gamma of zero makes the block an identity."""
+
+
+class BasicBlock(ResidualBlock):
+    """Two 3x3 convolutions (ResNet-18 and -34)."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, channels: int, stride: int, downsample: nn.Module | None) -> None:
+        super().__init__(downsample)
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+
+    def residual(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return cast("Tensor", out)
+
+    def last_norm(self) -> nn.Module:
+        return self.bn2
+
+
+class Bottleneck(ResidualBlock):
+    """1x1, 3x3 and 1x1 convolutions, four times as wide outside as inside (ResNet-50 and -101)."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int, downsample: nn.Module | None) -> None:
+        super().__init__(downsample)
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, channels * self.expansion, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels * self.expansion)
+
+    def residual(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return cast("Tensor", out)
+
+    def last_norm(self) -> nn.Module:
+        return self.bn3
+
+
+# Blocks a stage; He et al. 2015, "Deep Residual Learning for Image Recognition", table 1.
+DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+}
+
+
+class ResNet(nn.Module):
+    """Frames [N, in_channels, H, W] to logits [N, num_classes].
+
+    Args:
+        depth: One of `DEPTHS`.
+        num_classes: Width of the last layer.
+        width: Channels of the stem and of the first stage's inner convolutions; 64 is the standard net. Each later
+            stage doubles it.
+        in_channels: Channels of the input: 3 for RGB.
+        dropout: Probability of dropping a pooled feature before the last layer.
+        head_std: Standard deviation of the last layer's initial weights; None keeps `nn.Linear`'s own.
+        zero_init_residual: Start the last batch norm of each block at gamma 0, so that each block starts as an identity
+            (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
+        recompute: Keep only each block's input for backward and run the block again there.
+
+    Raises:
+        UsageError: Unknown depth, or a width, class or channel number below 1.
+    """
+
+    head_name = "fc"
+
+    def __init__(
+        self,
+        depth: int,
+        *,
+        num_classes: int = 1000,
+        width: int = 64,
+        in_channels: int = 3,
+        dropout: float = 0.0,
+        head_std: float | None = None,
+        zero_init_residual: bool = False,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        if depth not in DEPTHS:
+            raise UsageError(f"no ResNet of depth {depth}", hint=f"use one of {', '.join(map(str, DEPTHS))}")
+        for name, value in (("num_classes", num_classes), ("width", width), ("in_channels", in_channels)):
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}")
+        block, blocks = DEPTHS[depth]
+        self.depth = depth
+        self.conv1 = nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = _stage(block, width, width, blocks[0], stride=1)
+        self.layer2 = _stage(block, width * block.expansion, width * 2, blocks[1], stride=2)
+        self.layer3 = _stage(block, width * 2 * block.expansion, width * 4, blocks[2], stride=2)
+        self.layer4 = _stage(block, width * 4 * block.expansion, width * 8, blocks[3], stride=2)
+        self.avgpool: nn.Module = nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(dropout)
+        self.num_features = width * 8 * block.expansion
+        self.fc = nn.Linear(self.num_features, num_classes)
+        if head_std is not None:
+            nn.init.normal_(self.fc.weight, std=head_std)
+            nn.init.zeros_(self.fc.bias)
+        init_weights(self, zero_init_residual=zero_init_residual)
+        for one in self.residual_blocks():
+            one.recompute = recompute
+
+    def stages(self) -> list[nn.Sequential]:
+        return [self.layer1, self.layer2, self.layer3, self.layer4]
+
+    def blocks_of(self, stage: nn.Sequential) -> list[ResidualBlock]:
+        """The residual blocks of a stage, without a pool that may follow them."""
+        return [module for module in stage if isinstance(module, ResidualBlock)]
+
+    def residual_blocks(self) -> Iterator[ResidualBlock]:
+        for stage in self.stages():
+            yield from self.blocks_of(stage)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Frames [N, in_channels, H, W] to pooled features [N, num_features]."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for stage in self.stages():
+            x = stage(x)
+        x = self.avgpool(x)
+        return x.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.dropout(self.features(x)))
+        return logits
+
+
+def init_weights(net: nn.Module, *, zero_init_residual: bool = False) -> None:
+    """Initialises convolutions of two or three dimensions and batch norms as torchvision's ResNet does.
+
+    He normal with fan-out for convolutions (He et al. 2015, "Delving Deep into Rectifiers"), 1 and 0 for batch norm.
+    The last layer is left alone.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Conv3d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+    if zero_init_residual:
+        for module in net.modules():
+            if isinstance(module, ResidualBlock):
+                norm = module.last_norm()
+                assert isinstance(norm.weight, Tensor)
+                nn.init.zeros_(norm.weight)
+
+
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], in_channels: int, channels: int, blocks: int, stride: int
+) -> nn.Sequential:
+    out_channels = channels * block.expansion
+    downsample: nn.Module | None = None
+    if stride != 1 or in_channels != out_channels:
+        downsample = nn.Sequential(
+            nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False), nn.BatchNorm2d(out_channels)
+        )
+    first = block(in_channels, channels, stride, downsample)
+    rest = (block(out_channels, channels, 1, None) for _ in range(1, blocks))
+    return nn.Sequential(first, *rest)

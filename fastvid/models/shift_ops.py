@@ -1,0 +1,217 @@
+"""The temporal shift as an operator on tensors; `fastvid.models.shift` says what it is for.
+
+Features [B*T, C, H, W] are seen as [B, T, C, H, W]; ``fold = C // shift_div`` channels (rounded down) move one frame:
+
+====================  =================================  ==============================
+channels              ``direction="both"``               ``direction="past"``
+====================  =================================  ==============================
+``[0, fold)``         ``out[t] = x[t + 1]``, last 0      ``out[t] = x[t - 1]``, first 0
+``[fold, 2 * fold)``  ``out[t] = x[t - 1]``, first 0     unchanged
+the rest              unchanged                          unchanged
+====================  =================================  ==============================
+
+``"past"`` uses no later frame, for streams (mit-han-lab/temporal-shift-module, ``online_demo/mobilenet_v2_tsm.py`` at
+436e7cf); ``"both"`` is ``ops/temporal_shift.py`` at 4759ad8.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from fastvid.errors import UsageError
+
+Direction = Literal["both", "past"]
+
+# (first channel, end channel, offset): out[t] = x[t + offset] for these channels.
+Moves = tuple[tuple[int, int, int], ...]
+
+# Stride, padding, dilation and groups of a convolution.
+Geometry = tuple[Any, Any, Any, int]
+
+
+def temporal_shift(x: Tensor, num_segments: int, *, shift_div: int = 8, direction: Direction = "both") -> Tensor:
+    """Shifts out of place; the result is new and ``x`` is untouched.
+
+    Args:
+        x: [B * num_segments, C, H, W] of any dtype and memory format, frames of a clip next to each other.
+        num_segments: Frames a clip.
+        shift_div: One channel in ``shift_div`` moves, in each direction.
+        direction: See the table at the top of this module.
+
+    Returns:
+        The shifted features, of the same shape, dtype and memory format.
+
+    Raises:
+        UsageError: The frames are not a multiple of ``num_segments``, or ``shift_div`` or ``direction`` is not allowed.
+    """
+    check_segments(x, num_segments)
+    return _shift(x, num_segments, channel_moves(x.shape[1], shift_div, direction))
+
+
+def temporal_shift_(x: Tensor, num_segments: int, *, shift_div: int = 8, direction: Direction = "both") -> Tensor:
+    """Shifts in place and returns ``x``; arguments as for `temporal_shift`.
+
+    Legal only when nothing reads the old values of ``x`` afterwards. Autograd raises at backward when an earlier
+    operation had kept ``x``, but it cannot know of later readers: they get the shifted values.
+    """
+    check_segments(x, num_segments)
+    moves = channel_moves(x.shape[1], shift_div, direction)
+    shifted: Tensor = _ShiftInPlace.apply(x, num_segments, moves)  # type: ignore[no-untyped-call]
+    return shifted
+
+
+def shift_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, num_segments: int, moves: Moves
+) -> Tensor:
+    """2D convolution of the shifted ``x`` that keeps ``x`` for backward instead of a shifted copy.
+
+    Not differentiable twice.
+
+    Args:
+        x: [B * num_segments, C, H, W].
+        weight: [O, C / groups, kernel, kernel].
+        bias: [O] or None.
+        geometry: Stride, padding, dilation, groups.
+        num_segments: Frames a clip.
+        moves: From `channel_moves`.
+    """
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        # Autocast would cast inside the convolution, where this function's own backward could not follow.
+        dtype = torch.get_autocast_dtype(device)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    check_segments(x, num_segments)
+    out: Tensor = _ShiftConv.apply(x, weight, bias, geometry, num_segments, moves)  # type: ignore[no-untyped-call]
+    return out
+
+
+def channel_moves(channels: int, shift_div: int, direction: Direction) -> Moves:
+    """Which channels move where.
+
+    Raises:
+        UsageError: Unknown direction, or a ``shift_div`` for which the moving channels would overlap.
+    """
+    if direction not in get_args(Direction):
+        raise UsageError(
+            f"no shift direction {direction!r}", hint=f"use one of {', '.join(map(repr, get_args(Direction)))}"
+        )
+    least = 2 if direction == "both" else 1
+    if shift_div < least:
+        raise UsageError(f"shift_div={shift_div} is too small", hint=f"direction={direction!r} needs at least {least}")
+    fold = channels // shift_div
+    return ((0, fold, 1), (fold, 2 * fold, -1)) if direction == "both" else ((0, fold, -1),)
+
+
+def _transposed(moves: Moves) -> Moves:
+    return tuple((first, end, -offset) for first, end, offset in moves)
+
+
+def check_segments(x: Tensor, num_segments: int) -> None:
+    if num_segments < 1 or x.shape[0] % num_segments:
+        raise UsageError(
+            f"{x.shape[0]} frames are not whole clips of {num_segments}",
+            hint="give [batch * num_segments, channels, height, width]",
+        )
+
+
+def _shift(x: Tensor, num_segments: int, moves: Moves) -> Tensor:
+    shifted: Tensor = _Shift.apply(x, num_segments, moves)  # type: ignore[no-untyped-call]
+    return shifted
+
+
+def _shifted(x: Tensor, num_segments: int, moves: Moves) -> Tensor:
+    # Every element is written once: about eight times as fast on a CPU as clearing the result first.
+    out = torch.empty_like(x)
+    clips, out_clips = _as_clips(x, num_segments), _as_clips(out, num_segments)
+    for first, end, offset in moves:
+        _move(out_clips[:, :, first:end], clips[:, :, first:end], offset)
+    still = moves[-1][1]
+    out_clips[:, :, still:] = clips[:, :, still:]
+    return out
+
+
+def _shift_in_place(x: Tensor, num_segments: int, moves: Moves) -> None:
+    clips = _as_clips(x, num_segments)
+    for first, end, offset in moves:
+        part = clips[:, :, first:end]
+        # The source overlaps the target, so the moving channels, and only they, are copied aside.
+        _move(part, part.clone(), offset)
+
+
+def _as_clips(x: Tensor, num_segments: int) -> Tensor:
+    return x.view(-1, num_segments, *x.shape[1:])
+
+
+def _move(out: Tensor, x: Tensor, offset: int) -> None:
+    if offset > 0:
+        out[:, :-1] = x[:, 1:]
+        out[:, -1:] = 0
+    else:
+        out[:, 1:] = x[:, :-1]
+        out[:, :1] = 0
+
+
+class _Shift(Function):
+    """The shift and its transpose as one copy each; plain slicing would keep and clear whole tensors in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_segments: int, moves: Moves) -> Tensor:
+        ctx.num_segments, ctx.moves = num_segments, moves
+        return _shifted(x, num_segments, moves)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _shift(grad, ctx.num_segments, _transposed(ctx.moves)), None, None
+
+
+class _ShiftInPlace(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_segments: int, moves: Moves) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.num_segments, ctx.moves = num_segments, moves
+        _shift_in_place(x, num_segments, moves)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        # The gradient may be shared with another branch, as an addition passes one tensor to both: never written to.
+        return _shift(grad, ctx.num_segments, _transposed(ctx.moves)), None, None
+
+
+class _ShiftConv(Function):
+    """Convolution of the shifted input that keeps the unshifted one, which the net keeps anyway."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        num_segments: int,
+        moves: Moves,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.bias_sizes = None if bias is None else list(bias.shape)
+        ctx.geometry, ctx.num_segments, ctx.moves = geometry, num_segments, moves
+        return functional.conv2d(_shifted(x, num_segments, moves), weight, bias, *geometry)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        shifted = _shifted(x, ctx.num_segments, ctx.moves)
+        wanted = list(ctx.needs_input_grad[:3])
+        grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+            grad, shifted, weight, ctx.bias_sizes, stride, padding, dilation, False, [0, 0], groups, wanted
+        )
+        if grad_x is not None:
+            _shift_in_place(grad_x, ctx.num_segments, _transposed(ctx.moves))
+        return grad_x, grad_weight, grad_bias, None, None, None

@@ -1,0 +1,102 @@
+"""Every model by name: ``build("tsm-r50", num_classes=400, num_frames=8)``.
+
+A model of the zoo maps clips [B, C, T, H, W] to logits [B, num_classes] and has the attributes ``input_layout``
+("BCTHW") and ``num_frames``. The keys of its state dict are torchvision's names of the 2D net behind ``backbone.``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from fastvid.errors import UsageError
+from fastvid.models import i3d, tsn
+from fastvid.models.resnet import DEPTHS
+
+INPUT_LAYOUT = "BCTHW"
+
+_BOTTLENECK_DEPTHS = (50, 101)
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    **{f"tsn-r{depth}": partial(tsn.tsn, depth) for depth in DEPTHS},
+    **{f"tsm-r{depth}": partial(tsn.tsm, depth) for depth in DEPTHS},
+    "tsn-mobilenetv2": tsn.tsn_mobilenetv2,
+    "tsm-mobilenetv2": tsn.tsm_mobilenetv2,
+    **{f"i3d-r{depth}": partial(i3d.i3d, depth, i3d.I3D_3X3X3) for depth in DEPTHS},
+    **{f"i3d-r{depth}-3x1x1": partial(i3d.i3d, depth, i3d.I3D_3X1X1) for depth in _BOTTLENECK_DEPTHS},
+    **{f"i3d-r{depth}-heavy": partial(i3d.i3d, depth, i3d.I3D_HEAVY) for depth in _BOTTLENECK_DEPTHS},
+    **{f"slowonly-r{depth}": partial(i3d.i3d, depth, i3d.SLOW_ONLY) for depth in _BOTTLENECK_DEPTHS},
+}
+
+
+def names() -> list[str]:
+    """The names that `build` knows, sorted."""
+    return sorted(_BUILDERS)
+
+
+def options(name: str) -> list[str]:
+    """The options that `build` accepts for a model of the zoo, such as ``width`` or ``shift_inplace``.
+
+    Raises:
+        UsageError: Unknown name.
+    """
+    parameters = inspect.signature(_builder(name)).parameters
+    return [option for option in parameters if option not in ("num_classes", "num_frames")]
+
+
+def build(name: str, num_classes: int, num_frames: int, **model_options: Any) -> nn.Module:
+    """Builds a model with fresh weights.
+
+    Args:
+        name: One of `names`, or ``module:callable``, which is called with ``num_classes``, ``num_frames`` and the
+            options as keywords and returns an `nn.Module`. It gets ``input_layout`` and ``num_frames`` if it has none.
+        num_classes: Number of classes.
+        num_frames: Frames a clip.
+        **model_options: Options of the model; `options` lists them for a name of the zoo.
+
+    Raises:
+        UsageError: Unknown name or option, a module that does not exist, or a value that the model refuses.
+    """
+    if ":" in name:
+        return _build_foreign(name, num_classes, num_frames, model_options)
+    unknown = sorted(model_options.keys() - set(options(name)))
+    if unknown:
+        raise UsageError(
+            f"model {name!r} has no option {', '.join(map(repr, unknown))}",
+            hint=f"its options are {', '.join(options(name))}",
+        )
+    return _builder(name)(num_classes=num_classes, num_frames=num_frames, **model_options)
+
+
+def _builder(name: str) -> Callable[..., nn.Module]:
+    if name not in _BUILDERS:
+        raise UsageError(f"no model {name!r}", hint=f"use one of {', '.join(names())}, or module:callable")
+    return _BUILDERS[name]
+
+
+def _build_foreign(name: str, num_classes: int, num_frames: int, model_options: dict[str, Any]) -> nn.Module:
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # Only the named module itself: a package missing inside it is its own error and says which.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UsageError(
+            f"no module {module_name!r} for model {name!r}", hint="is its folder on PYTHONPATH?"
+        ) from error
+    make = getattr(module, attribute, None)
+    if not callable(make):
+        raise UsageError(f"module {module_name!r} has no callable {attribute!r}")
+    model = make(num_classes=num_classes, num_frames=num_frames, **model_options)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model {name!r} made {type(model).__name__}, not a torch.nn.Module")
+    for attribute, value in (("input_layout", INPUT_LAYOUT), ("num_frames", num_frames)):
+        if not hasattr(model, attribute):
+            setattr(model, attribute, value)
+    return model

@@ -1,0 +1,102 @@
+"""Inflation in time, and the nets it makes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fastvid.errors import UsageError
+from fastvid.models.i3d import I3D_3X1X1, I3D_3X3X3, SLOW_ONLY, i3d, inflate, inflated_weight
+from fastvid.models.resnet import ResNet
+from fastvid.models.zoo import build
+
+
+def test_an_inflated_kernel_answers_a_repeated_frame_like_the_2d_one():
+    conv = nn.Conv2d(3, 4, 3, padding=1, bias=False).double()
+    x = torch.randn(1, 3, 6, 6, dtype=torch.float64)
+    clip = torch.stack([x] * 5, dim=2)
+    out = nn.functional.conv3d(clip, inflated_weight(conv.weight, 3), padding=(1, 1, 1))
+    for t in (1, 2, 3):  # the ends see zero padding
+        torch.testing.assert_close(out[:, :, t], conv(x))
+
+
+def test_an_inflated_net_answers_a_long_repeated_frame_like_the_2d_one():
+    # SlowOnly keeps time, and zeros at both ends reach 9 frames inside: 9 inflated kernels of 3.
+    net = ResNet(50, width=4, num_classes=3).double().train()
+    with torch.no_grad():
+        net(torch.randn(8, 3, 32, 32, dtype=torch.float64))  # running statistics of some data
+    net.eval()
+    deep = inflate(copy.deepcopy(net), SLOW_ONLY)
+    assert deep.state_dict().keys() == net.state_dict().keys()
+    frame = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    seen = []
+    deep.avgpool.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0]))
+    flat = []
+    net.avgpool.register_forward_hook(lambda module, inputs, out: flat.append(inputs[0]))
+    with torch.no_grad():
+        deep(torch.stack([frame] * 21, dim=2))
+        net(frame)
+    assert seen[0].shape[2] == 21
+    for t in (9, 10, 11):
+        torch.testing.assert_close(seen[0][:, :, t], flat[0])
+    assert not torch.allclose(seen[0][:, :, 0], flat[0])
+
+
+def kernels(net: nn.Module) -> dict[str, tuple[int, ...]]:
+    convs = {name: module for name, module in net.named_modules() if isinstance(module, nn.Conv3d)}
+    return {name: tuple(conv.kernel_size) for name, conv in convs.items() if conv.kernel_size[0] > 1}
+
+
+def test_which_kernels_are_inflated():
+    # configs/_base_/models/i3d_r50.py: inflate=((1, 1, 1), (1, 0, 1, 0), (1, 0, 1, 0, 1, 0), (0, 1, 0))
+    blocks = ["1.0", "1.1", "1.2", "2.0", "2.2", "3.0", "3.2", "3.4", "4.1"]
+    options = {"num_classes": 2, "num_frames": 8, "width": 4}
+    thin = kernels(i3d(50, I3D_3X1X1, **options).backbone)
+    assert thin == {"conv1": (5, 7, 7)} | {f"layer{block}.conv1": (3, 1, 1) for block in blocks}
+    cube = kernels(i3d(50, I3D_3X3X3, **options).backbone)
+    assert cube == {"conv1": (5, 7, 7)} | {f"layer{block}.conv2": (3, 3, 3) for block in blocks}
+    slow = kernels(i3d(50, SLOW_ONLY, **options).backbone)
+    assert slow == {f"layer{s}.{b}.conv1": (3, 1, 1) for s, count in ((3, 6), (4, 3)) for b in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "left"), [("i3d-r50", 32, 4), ("i3d-r50-heavy", 32, 16), ("slowonly-r50", 8, 8)]
+)
+def test_frames_that_reach_the_last_stage(name, frames, left):
+    with torch.device("meta"):
+        model = build(name, 2, frames, width=8)
+    shapes = []
+    model.backbone.layer4.register_forward_hook(lambda module, inputs, out: shapes.append(out.shape))
+    assert model(torch.empty(2, 3, frames, 64, 64, device="meta")).shape == (2, 2)
+    assert shapes[0][2] == left
+
+
+def test_fresh_3d_kernels_are_not_copies_of_one_frame():
+    kernel = build("i3d-r18", 2, 8, width=8).backbone.conv1.weight
+    assert not torch.equal(kernel[:, :, 0], kernel[:, :, 1])
+    fan_out = kernel.shape[0] * 5 * 7 * 7
+    assert kernel.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
+
+
+def test_channels_last_3d_gives_the_same_logits():
+    model = build("i3d-r18", 3, 8, width=8).eval()
+    video = torch.randn(1, 3, 8, 32, 32)
+    with torch.no_grad():
+        expected = model(video)
+        model.to(memory_format=torch.channels_last_3d)
+        out = model(video.contiguous(memory_format=torch.channels_last_3d))
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UsageError, match="a clip of 4 frames is too short: this net needs 8"):
+        build("i3d-r18", 2, 4)
+    with pytest.raises(UsageError, match="a clip of 7 frames is too short"):
+        build("i3d-r18", 2, 8, width=8)(torch.randn(1, 3, 7, 32, 32))
+    with pytest.raises(UsageError, match=r"a clip is \[B, C, T, H, W\]"):
+        build("i3d-r18", 2, 8, width=8)(torch.randn(8, 3, 32, 32))
+    with pytest.raises(UsageError, match="ResNet-18 has no 1x1 convolution to inflate to 3x1x1"):
+        i3d(18, I3D_3X1X1, num_classes=2, num_frames=8)

@@ -1,0 +1,137 @@
+"""Parameters and multiply-adds against the numbers that mmaction2 prints, each by the rule of the counter that made it.
+
+Sources: open-mmlab/mmaction2, ``configs/recognition/*/metafile.yml`` of 0.x (tsm at 0483d0b, i3d at 0717b3e, slowonly
+at 0dee6be), whose numbers are exact; READMEs of 1.x (tsm, i3d, slowonly, tsn), rounded. Their counters: mmcv
+``cnn/utils/flops_counter.py`` at 0956a5b for 0.x; mmengine ``analysis/jit_handles.py`` at 176756c, run by
+``tools/analysis_tools/get_flops.py`` at a86c84e on the features without the last layer, for 1.x.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from fastvid.models.profile import profile
+from fastvid.models.zoo import build
+
+
+def on_meta(name: str, num_classes: int, num_frames: int, **options: object) -> nn.Module:
+    with torch.device("meta"):
+        return build(name, num_classes, num_frames, **options).eval()
+
+
+def other_counts(model: nn.Module, num_frames: int, size: int) -> Counter[str]:
+    """What other counters count, by kind: numbers of multiply-adds or of elements."""
+    counts: Counter[str] = Counter()
+
+    def see(module: nn.Module, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        if isinstance(module, nn.Conv2d | nn.Conv3d):
+            counts["conv"] += out.numel() * module.weight[0].numel()
+            counts["conv bias"] += 0 if module.bias is None else out.numel()
+        elif isinstance(module, nn.Linear):
+            counts["last layer"] += out.numel() * module.in_features
+        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
+            counts["norm"] += out.numel()
+        elif isinstance(module, nn.ReLU | nn.ReLU6):
+            counts["relu"] += out.numel()
+        elif isinstance(module, nn.MaxPool2d | nn.MaxPool3d | nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPool3d):
+            counts["pool"] += inputs[0].numel()
+
+    handles = [module.register_forward_hook(see) for module in model.modules()]
+    with torch.no_grad():
+        model(torch.empty(1, 3, num_frames, size, size, device="meta"))
+    for handle in handles:
+        handle.remove()
+    return counts
+
+
+NL = {"non_local": "embedded_gaussian"}
+
+# name, classes, frames, crop, options, parameters, mmaction2 0.x multiply-adds
+EXACT = [
+    ("tsm-r50", 400, 8, 224, {}, 24_327_632, 32_965_562_368),
+    ("tsm-r50", 400, 16, 224, {}, 24_327_632, 65_931_124_736),
+    ("tsm-r50", 48, 8, 224, {}, 23_606_384, 32_959_795_200),
+    ("tsm-r50", 400, 8, 224, NL, 31_682_000, 49_457_811_456),
+    ("tsm-mobilenetv2", 400, 8, 256, {}, 2_736_272, 3_337_519_104),
+    ("i3d-r50-3x1x1", 400, 32, 256, {}, 28_043_472, 43_564_040_192),
+    ("i3d-r50-3x1x1", 400, 32, 256, NL, 35_397_840, 54_334_488_576),
+    ("slowonly-r50", 400, 4, 256, {}, 32_454_096, None),
+    ("slowonly-r50", 400, 4, 256, NL, 39_808_464, None),
+    ("slowonly-r50", 700, 8, 256, {}, 33_068_796, None),
+    ("tsm-r50", 174, 8, 224, {}, 23_864_558, None),  # "23.87M", also printed in the rows of 400 classes
+    ("tsm-r101", 174, 8, 224, {}, 42_856_686, None),  # "42.86M"
+]
+
+
+@pytest.mark.parametrize(("name", "classes", "frames", "crop", "options", "parameters", "flops"), EXACT)
+def test_exact_numbers_of_mmaction2(name, classes, frames, crop, options, parameters, flops):
+    model = on_meta(name, classes, frames, **options)
+    assert profile(model, (1, 3, frames, crop, crop)).parameters == parameters
+    if flops is not None:
+        counts = other_counts(model, frames, crop)
+        assert sum(counts.values()) + counts["norm"] + missing_pool(name, frames, crop) == flops
+
+
+def missing_pool(name: str, num_frames: int, crop: int) -> int:
+    """MobileNetV2 averages without a pooling module, which mmaction2 has and counts."""
+    return num_frames * 1280 * (crop // 32) ** 2 if "mobilenet" in name else 0
+
+
+# name, classes, frames, crop, options, mmaction2 1.x in units of 1e9
+ROUNDED = [
+    ("tsm-r50", 400, 8, 224, {}, "32.88"),
+    ("tsm-r50", 400, 16, 224, {}, "65.75"),
+    ("tsm-r50", 400, 8, 224, NL, "61.30"),
+    ("tsm-r101", 174, 8, 224, {}, "62.66"),
+    ("tsm-mobilenetv2", 400, 8, 256, {}, "3.269"),
+    ("tsn-r50", 400, 25, 224, {}, "102.7"),
+    ("i3d-r50-3x1x1", 400, 32, 256, {}, "43.5"),
+    ("i3d-r50-3x1x1", 400, 32, 256, NL, "59.3"),
+    ("i3d-r50-heavy", 400, 32, 256, {}, "166.3"),
+    ("slowonly-r50", 400, 4, 256, {}, "27.38"),
+    ("slowonly-r50", 400, 8, 256, {}, "54.75"),
+]
+
+
+@pytest.mark.parametrize(("name", "classes", "frames", "crop", "options", "printed"), ROUNDED)
+def test_rounded_numbers_of_mmaction2(name, classes, frames, crop, options, printed):
+    model = on_meta(name, classes, frames, **options)
+    counts = other_counts(model, frames, crop)
+    ours = profile(model, (1, 3, frames, crop, crop)).macs
+    theirs = ours - counts["last layer"] + 2 * counts["norm"]
+    # mmengine prints three decimals; the READMEs shorten that once more.
+    decimals = len(printed.partition(".")[2])
+    step = 10**-decimals
+    assert abs(round(theirs / 1e9, 3) - float(printed)) <= step / 2 + 1e-9
+
+
+def test_heavy_i3d_parameters():
+    assert round(profile(on_meta("i3d-r50-heavy", 400, 32), (1, 3, 32, 32, 32)).parameters / 1e6, 1) == 33.0
+
+
+def test_shift_costs_nothing_and_frames_cost_the_same():
+    shifted = profile(on_meta("tsm-r50", 400, 8), (1, 3, 8, 224, 224))
+    plain = profile(on_meta("tsn-r50", 400, 8), (1, 3, 8, 224, 224))
+    one = profile(on_meta("tsn-r50", 400, 1), (1, 3, 1, 224, 224))
+    lean = profile(on_meta("tsm-r50", 400, 8, shift_inplace=True), (1, 3, 8, 224, 224))
+    assert shifted.parameters == plain.parameters == lean.parameters == 24_327_632
+    assert shifted.macs == plain.macs == lean.macs == 8 * one.macs == 32_703_643_648
+
+
+def test_a_real_model_is_counted_and_left_alone():
+    model = build("tsm-r18", 5, 4, width=8).train()
+    for parameter in model.backbone.conv1.parameters():
+        parameter.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    counted = profile(model, (2, 3, 4, 32, 32))
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    counts = other_counts(model.to("meta"), 4, 32)
+    assert counted.macs == 2 * (counts["conv"] + counts["last layer"])
+    assert counted.parameters - counted.trainable == 8 * 3 * 7 * 7
+    assert counted.training_flops == 6 * counted.macs
+    assert str(counted) == f"0.18 M parameters, {counted.macs / 1e9:.2f} G multiply-adds at 2x3x4x32x32"

@@ -1,0 +1,332 @@
+"""Checkpoints of other code bases: the loaded net computes what the upstream net computes from the same file."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastvid.errors import FormatError, StorageError, UsageError
+from fastvid.models.weights import load_weights, mit_state_dict, read_state_dict
+from fastvid.models.zoo import build
+from tests.models import upstream
+
+CLASSES, FRAMES, WIDTH = 5, 4, 8
+
+
+def logits_of(model: nn.Module, video: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(video)
+
+
+def averaged(features: Tensor, state: upstream.State, head: str) -> Tensor:
+    return torch.nn.functional.linear(features, state[f"{head}.weight"], state[f"{head}.bias"])
+
+
+def frames_of(video: Tensor) -> Tensor:
+    """Frames of a clip next to each other, clip after clip."""
+    return torch.stack([clip[:, t] for clip in video for t in range(video.shape[2])])
+
+
+def features_of(depth: int, width: int) -> int:
+    return width * 8 * (4 if depth >= 50 else 1)
+
+
+def assert_all_loaded(report, state: upstream.State) -> None:
+    assert report.complete
+    assert report.unexpected == ()
+    assert len(report.matched) == len(state)
+
+
+# --- key lists, as written down from the upstream sources -----------------------------------------------------------
+
+
+def test_the_upstream_functions_spell_the_keys_seen_in_the_wild():
+    # From printed errors and logs: issues 10 and 77 of mit-han-lab/temporal-shift-module, mmaction-style logs.
+    mit = upstream.resnet_state(50, upstream.mit_key(upstream.shifted_blocks(50)), width=WIDTH)
+    assert {
+        "module.base_model.conv1.weight",
+        "module.base_model.bn1.running_mean",
+        "module.base_model.layer1.0.conv1.net.weight",
+        "module.base_model.layer1.0.bn3.running_var",
+        "module.base_model.layer1.0.downsample.0.weight",
+        "module.base_model.layer1.0.downsample.1.bias",
+        "module.base_model.layer2.3.conv1.net.weight",
+        "module.base_model.layer4.2.conv1.net.weight",
+    } < mit.keys()
+    assert sum(".net." in key for key in mit) == 16
+    deep = upstream.resnet_state(101, upstream.mit_key(upstream.shifted_blocks(101)), width=WIDTH)
+    assert {
+        "module.base_model.layer1.1.conv1.weight",
+        "module.base_model.layer3.21.conv1.weight",
+        "module.base_model.layer3.22.conv1.net.weight",
+        "module.base_model.layer4.1.conv1.weight",
+    } < deep.keys()
+    mmaction2 = upstream.resnet_state(50, upstream.mmaction2_key(set()), width=WIDTH)
+    assert {
+        "backbone.layer1.0.downsample.conv.weight",
+        "backbone.layer1.0.downsample.bn.running_var",
+        "backbone.layer1.0.conv1.conv.weight",
+        "backbone.layer1.0.conv1.bn.num_batches_tracked",
+        "backbone.layer1.1.conv3.bn.running_mean",
+    } < mmaction2.keys()
+
+
+# --- 2D nets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [18, 50, 101])
+def test_torchvision_resnet(depth):
+    key = upstream.torchvision_key
+    state = upstream.resnet_state(depth, key, width=WIDTH)
+    state |= upstream.head_state("fc", features_of(depth, WIDTH), CLASSES)
+    model = build(f"tsn-r{depth}", CLASSES, FRAMES, width=WIDTH).double()
+    assert_all_loaded(load_weights(model, state), state)
+    video = torch.randn(2, 3, FRAMES, 32, 32, dtype=torch.float64)
+    features = upstream.resnet_features(state, depth, key, frames_of(video))
+    expected = averaged(features, state, "fc").reshape(2, FRAMES, -1).mean(1)
+    torch.testing.assert_close(logits_of(model, video), expected)
+
+
+@pytest.mark.parametrize("depth", [18, 50, 101])
+@pytest.mark.parametrize("origin", ["mit", "mmaction2"])
+def test_tsm_resnet(depth, origin):
+    make = {"mit": upstream.mit_key, "mmaction2": upstream.mmaction2_key}[origin]
+    head = {"mit": "module.new_fc", "mmaction2": "cls_head.fc_cls"}[origin]
+    shifted = upstream.shifted_blocks(depth)
+    key = make(shifted)
+    state = upstream.resnet_state(depth, key, width=WIDTH)
+    state |= upstream.head_state(head, features_of(depth, WIDTH), CLASSES)
+    model = build(f"tsm-r{depth}", CLASSES, FRAMES, width=WIDTH).double()
+    report = load_weights(model, state)
+    assert_all_loaded(report, state)
+    assert report.origin == origin
+    video = torch.randn(2, 3, FRAMES, 32, 32, dtype=torch.float64)
+    features = upstream.resnet_features(
+        state,
+        depth,
+        key,
+        frames_of(video),
+        before_conv1=lambda block, x: upstream.shift_by_loops(x, FRAMES) if block in shifted else x,
+    )
+    expected = averaged(features, state, head).reshape(2, FRAMES, -1).mean(1)
+    torch.testing.assert_close(logits_of(model, video), expected)
+
+
+def test_mit_tsm_with_non_local_blocks():
+    # ops/non_local.py wraps blocks 0 and 2 of layer2 and 0, 2 and 4 of layer3; their output convolution has a bias.
+    shifted = upstream.shifted_blocks(50)
+    wrapped = {"layer2.0": 32, "layer2.2": 32, "layer3.0": 64, "layer3.2": 64, "layer3.4": 64}  # channels at width 4
+    key = upstream.mit_key(shifted, frozenset(wrapped))
+    state = upstream.resnet_state(50, key, width=4)
+    state |= upstream.head_state("module.new_fc", features_of(50, 4), CLASSES)
+    for block, channels in wrapped.items():
+        state |= upstream.mit_non_local_state(block, channels)
+    model = build("tsm-r50", CLASSES, FRAMES, width=4, shift_div=4, non_local="embedded_gaussian").double()
+    report = load_weights(model, state)
+    assert report.complete
+    assert report.unexpected == ()
+    video = torch.randn(2, 3, FRAMES, 64, 64, dtype=torch.float64)
+    features = upstream.resnet_features(
+        state,
+        50,
+        key,
+        frames_of(video),
+        before_conv1=lambda block, x: upstream.shift_by_loops(x, FRAMES, div=4),
+        after_block=lambda block, x: upstream.mit_non_local(state, block, x, FRAMES) if block in wrapped else x,
+    )
+    expected = averaged(features, state, "module.new_fc").reshape(2, FRAMES, -1).mean(1)
+    torch.testing.assert_close(logits_of(model, video), expected)
+
+
+@pytest.mark.parametrize("origin", ["torchvision", "mit", "mmaction2"])
+def test_mobilenet(origin):
+    key, head = {
+        "torchvision": (upstream.torchvision_mobilenet_key, "classifier.1"),
+        "mit": (upstream.mit_mobilenet_key, "module.new_fc"),
+        "mmaction2": (upstream.mmaction2_mobilenet_key, "cls_head.fc_cls"),
+    }[origin]
+    state = upstream.mobilenet_state(key) | upstream.head_state(head, 1280, CLASSES)
+    name = "tsn-mobilenetv2" if origin == "torchvision" else "tsm-mobilenetv2"
+    model = build(name, CLASSES, FRAMES).double()
+    report = load_weights(model, state)
+    assert_all_loaded(report, state)
+    assert report.origin == origin
+    video = torch.randn(1, 3, FRAMES, 32, 32, dtype=torch.float64)
+    shift = None if origin == "torchvision" else lambda x: upstream.shift_by_loops(x, FRAMES)
+    features = upstream.mobilenet_features(state, key, frames_of(video), shift)
+    expected = averaged(features, state, head).reshape(1, FRAMES, -1).mean(1)
+    torch.testing.assert_close(logits_of(model, video), expected)
+
+
+# --- 3D nets --------------------------------------------------------------------------------------------------------
+
+# configs/_base_/models/i3d_r50.py and slowonly_r50.py: inflate; stem kernel, strides of stem, pool1 and pool2.
+I3D_BLOCKS = {
+    *("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.2", "layer3.0", "layer3.2", "layer3.4", "layer4.1"),
+}
+LATE_BLOCKS = {block for block in upstream.blocks(50) if block[:6] in ("layer3", "layer4")}
+CLIP_NETS = {
+    "i3d-r50-3x1x1": (I3D_BLOCKS, "conv1", 5, (2, 2, 2)),
+    "i3d-r50": (I3D_BLOCKS, "conv2", 5, (2, 2, 2)),
+    "i3d-r50-heavy": (set(upstream.blocks(50)), "conv1", 5, (1, 1, 2)),
+    "slowonly-r50": (LATE_BLOCKS, "conv1", 1, (1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CLIP_NETS)
+def test_mmaction2_clip_nets(name):
+    inflated, part, stem, strides = CLIP_NETS[name]
+
+    def kernel_t(block: str, this_part: str) -> int:
+        return stem if not block else 3 if block in inflated and this_part == part else 1
+
+    key = upstream.mmaction2_key(set())
+    state = upstream.resnet_state(50, key, width=WIDTH, kernel_t=kernel_t)
+    state |= upstream.head_state("cls_head.fc_cls", features_of(50, WIDTH), CLASSES)
+    model = build(name, CLASSES, 16, width=WIDTH).double()
+    report = load_weights(model, state)
+    assert_all_loaded(report, state)
+    assert report.inflated == ()
+    video = torch.randn(1, 3, 16, 32, 32, dtype=torch.float64)
+    features = upstream.resnet_features(state, 50, key, video, time_strides=strides)
+    torch.testing.assert_close(logits_of(model, video), averaged(features, state, "cls_head.fc_cls"))
+
+
+def test_imagenet_weights_inflate():
+    state = upstream.resnet_state(50, upstream.torchvision_key, width=WIDTH)
+    state |= upstream.head_state("fc", features_of(50, WIDTH), 1000)
+    model = build("i3d-r50-3x1x1", CLASSES, 8, width=WIDTH).double()
+    report = load_weights(model, state)
+    assert [name for name, *_ in report.mismatched] == ["backbone.fc.weight", "backbone.fc.bias"]
+    assert report.missing == report.unexpected == ()
+    assert len(report.inflated) == 53  # every convolution of ResNet-50
+    stem = state["conv1.weight"]
+    assert torch.equal(model.backbone.conv1.weight, torch.stack([stem / 5] * 5, dim=2))
+    conv = state["layer4.1.conv1.weight"]
+    assert torch.equal(model.backbone.layer4[1].conv1.weight, torch.stack([conv / 3] * 3, dim=2))
+
+
+# --- round trips and reports ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tsm-r50", {"width": WIDTH}),
+        ("tsm-r101", {"width": WIDTH}),
+        ("tsn-r18", {"width": WIDTH}),
+        ("tsm-r50", {"width": WIDTH, "non_local": "embedded_gaussian"}),
+        ("tsm-mobilenetv2", {"width_mult": 0.25, "shift_div": 4}),
+    ],
+)
+def test_round_trip_through_mit_names(name, options):
+    first, second = (build(name, CLASSES, FRAMES, **options) for _ in range(2))
+    theirs = mit_state_dict(first)
+    assert all(key.startswith(("module.base_model.", "module.new_fc.")) for key in theirs)
+    assert any(".net." in key for key in theirs) == name.startswith("tsm")
+    report = load_weights(second, theirs)
+    assert report.origin == "mit"
+    assert report.complete
+    assert report.unexpected == ()
+    ours = second.state_dict()
+    assert all(torch.equal(tensor, ours[key]) for key, tensor in first.state_dict().items())
+
+
+def test_export_spells_mit_keys():
+    model = build("tsm-r101", CLASSES, FRAMES, width=WIDTH)
+    expected = upstream.resnet_state(101, upstream.mit_key(upstream.shifted_blocks(101)), width=WIDTH)
+    expected |= upstream.head_state("module.new_fc", features_of(101, WIDTH), CLASSES)
+    assert mit_state_dict(model).keys() == expected.keys()
+    mobile = build("tsm-mobilenetv2", CLASSES, FRAMES)
+    expected = upstream.mobilenet_state(upstream.mit_mobilenet_key)
+    assert {key for key in mit_state_dict(mobile) if "new_fc" not in key} == expected.keys()
+
+
+def test_own_files_load_with_and_without_wrappers(tmp_path):
+    model = build("tsm-r18", CLASSES, FRAMES, width=WIDTH)
+    wrapped = {f"module._orig_mod.{key}": tensor for key, tensor in model.state_dict().items()}
+    torch.save({"state_dict": wrapped, "epoch": 3, "best": 71.5}, tmp_path / "run.pt")
+    torch.save(model.state_dict(), tmp_path / "bare.pt")
+    for file in ("run.pt", "bare.pt"):
+        other = build("tsm-r18", CLASSES, FRAMES, width=WIDTH)
+        report = load_weights(other, tmp_path / file)
+        assert report.origin == "fastvid"
+        assert report.complete
+        loaded = other.state_dict()
+        assert all(torch.equal(tensor, loaded[key]) for key, tensor in model.state_dict().items())
+
+
+def test_the_report_names_what_did_not_fit():
+    state = upstream.resnet_state(18, upstream.torchvision_key, width=WIDTH)
+    state |= upstream.head_state("fc", features_of(18, WIDTH), 1000)
+    state["extra.weight"] = torch.ones(1)
+    del state["layer4.1.bn2.weight"], state["layer4.1.bn2.num_batches_tracked"]
+    model = build("tsn-r18", CLASSES, FRAMES, width=WIDTH)
+    fresh = model.backbone.fc.weight.clone()
+    report = load_weights(model, state)
+    assert report.missing == ("backbone.layer4.1.bn2.weight",)
+    assert report.unexpected == ("extra.weight",)
+    assert report.mismatched == (
+        ("backbone.fc.weight", (1000, 64), (5, 64)),
+        ("backbone.fc.bias", (1000,), (5,)),
+    )
+    assert not report.complete
+    assert torch.equal(model.backbone.fc.weight, fresh)
+    assert str(report).splitlines() == [
+        "torchvision checkpoint: 118 tensors loaded",
+        "  2 of another shape, not loaded: backbone.fc.weight [1000, 64] in the checkpoint, [5, 64] here, "
+        "backbone.fc.bias [1000] in the checkpoint, [5] here",
+        "  1 missing in the checkpoint: backbone.layer4.1.bn2.weight",
+        "  1 in the checkpoint only: extra.weight",
+    ]
+
+
+def test_the_head_can_be_left_alone():
+    state = upstream.resnet_state(18, upstream.torchvision_key, width=WIDTH)
+    state |= upstream.head_state("fc", features_of(18, WIDTH), CLASSES)
+    model = build("tsn-r18", CLASSES, FRAMES, width=WIDTH)
+    fresh = model.backbone.fc.weight.clone()
+    report = load_weights(model, state, head=False)
+    assert report.skipped == ("backbone.fc.weight", "backbone.fc.bias")
+    assert torch.equal(model.backbone.fc.weight, fresh)
+    load_weights(model, state)
+    assert not torch.equal(model.backbone.fc.weight, fresh)
+
+
+class _Harmful:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, (str(self.trace), "w"))
+
+
+def test_files_are_never_unpickled_and_errors_name_the_file(tmp_path):
+    model = build("tsn-r18", CLASSES, FRAMES, width=WIDTH)
+    trace = tmp_path / "executed"
+    (tmp_path / "text.pt").write_text("not a checkpoint")
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps(_Harmful(trace), protocol=2))
+    torch.save({"state_dict": model.state_dict(), "meta": _Harmful(trace)}, tmp_path / "object.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"lr": 0.1}, tmp_path / "empty.pt")
+    whole = tmp_path / "whole.pt"
+    torch.save(model.state_dict(), whole)
+    (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    for file in ("text.pt", "pickle.pt", "object.pt", "list.pt", "empty.pt", "cut.pt"):
+        with pytest.raises(FormatError, match=file):
+            read_state_dict(tmp_path / file)
+    assert not trace.exists()
+    with pytest.raises(StorageError, match=r"absent\.pt"):
+        load_weights(model, tmp_path / "absent.pt")
+    torch.save({"roberta.embeddings.weight": torch.ones(3)}, tmp_path / "foreign.pt")
+    with pytest.raises(FormatError, match="no tensor of the checkpoint fits this ResNet"):
+        load_weights(model, tmp_path / "foreign.pt")
+
+
+def test_only_frame_nets_have_mit_names():
+    with pytest.raises(UsageError, match="ClipNet has no counterpart"):
+        mit_state_dict(build("i3d-r18", CLASSES, 8, width=WIDTH))

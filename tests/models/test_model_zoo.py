@@ -1,0 +1,79 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastvid.errors import UsageError
+from fastvid.models.zoo import build, names, options
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_name_maps_clips_to_logits(name):
+    with torch.device("meta"):
+        model = build(name, 7, 8)
+    assert model.input_layout == "BCTHW"
+    assert model.num_frames == 8
+    assert model(torch.empty(2, 3, 8, 64, 64, device="meta")).shape == (2, 7)
+    assert all(key.startswith("backbone.") for key in model.state_dict())
+    assert not any(".net." in key for key in model.state_dict())
+
+
+def test_the_promised_names_exist():
+    assert {
+        *("tsm-r18", "tsm-r34", "tsm-r50", "tsm-r101", "tsm-mobilenetv2", "tsn-r18", "tsn-r50"),
+        *("i3d-r50", "i3d-r50-3x1x1", "slowonly-r50"),
+    } <= set(names())
+    assert names() == sorted(names())
+
+
+def test_options_are_listed_and_used():
+    assert {"width", "shift_inplace", "shift_div", "recompute", "non_local"} <= set(options("tsm-r50"))
+    model = build("tsm-r18", 2, 4, width=16, shift_div=4, in_channels=2)
+    assert model.backbone.conv1.weight.shape == (16, 2, 7, 7)
+    assert model.backbone.layer1[0].conv1.shift_div == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: build("tsm-r51", 2, 4), r"no model 'tsm-r51'[\s\S]*tsm-mobilenetv2, tsm-r101[\s\S]*module:callable"),
+        (lambda: build("tsn-r18", 2, 4, shift_div=4), r"no option 'shift_div'[\s\S]*width, in_channels"),
+        (lambda: build("tsm-r18", 2, 0), "num_frames must be at least 1, not 0"),
+        (lambda: build("no_such_module:make", 2, 4), "no module 'no_such_module'"),
+        (lambda: build("json:no_such", 2, 4), "module 'json' has no callable 'no_such'"),
+    ],
+)
+def test_mistakes_are_named(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_any_callable_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_zoo.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    input_layout = 'BTCHW'\n"
+        "    def __init__(self, num_classes, num_frames, scale=1):\n"
+        "        super().__init__()\n"
+        "        self.made_with = (num_classes, num_frames, scale)\n"
+        "def number(num_classes, num_frames): return 3\n"
+    )
+    (tmp_path / "half_zoo.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        model = build("my_zoo:Net", 5, 16, scale=2)
+        assert model.made_with == (5, 16, 2)
+        assert model.input_layout == "BTCHW", "what the model says about itself stands"
+        assert model.num_frames == 16
+        with pytest.raises(UsageError, match=r"made int, not a torch\.nn\.Module"):
+            build("my_zoo:number", 5, 16)
+        # A package that is missing inside the user's module is not "no such module".
+        with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+            build("half_zoo:Net", 5, 16)
+    finally:
+        sys.modules.pop("my_zoo", None)

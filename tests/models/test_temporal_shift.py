@@ -1,0 +1,290 @@
+"""The shift operator, its gradients, and what it may overwrite."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from fastvid.errors import UsageError
+from fastvid.models.resnet import BasicBlock, ResNet
+from fastvid.models.shift import ShiftConv2d, insert_shift
+from fastvid.models.shift_ops import temporal_shift, temporal_shift_
+from fastvid.models.tsn import tsm, tsn
+
+SHAPES = st.tuples(
+    st.integers(1, 3),  # clips
+    st.integers(1, 6),  # frames
+    st.integers(1, 20),  # channels, also fewer than shift_div and not divisible by it
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+
+
+def by_convolution(x: Tensor, num_segments: int, shift_div: int, direction: str) -> Tensor:
+    """The shift as a depthwise temporal convolution of kernel 3 with one-hot weights and zero padding."""
+    channels, fold = x.shape[1], x.shape[1] // shift_div
+    weight = torch.zeros(channels, 1, 3, dtype=x.dtype)
+    weight[:, 0, 1] = 1
+    later, earlier = ((0, fold), (fold, 2 * fold)) if direction == "both" else ((0, 0), (0, fold))
+    weight[slice(*later), 0] = torch.tensor([0.0, 0.0, 1.0], dtype=x.dtype)
+    weight[slice(*earlier), 0] = torch.tensor([1.0, 0.0, 0.0], dtype=x.dtype)
+    clips = x.reshape(-1, num_segments, *x.shape[1:])
+    series = clips.permute(0, 3, 4, 2, 1).reshape(-1, channels, num_segments)
+    out = F.conv1d(series, weight, padding=1, groups=channels)
+    b, t, c, h, w = clips.shape
+    return out.reshape(b, h, w, c, t).permute(0, 4, 3, 1, 2).reshape(x.shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.integers(2, 9), st.sampled_from(["both", "past"]), st.booleans())
+def test_is_a_depthwise_convolution_forward_and_backward(shape, shift_div, direction, channels_last):
+    b, t, c, h, w = shape
+    x = torch.randn(b * t, c, h, w, dtype=torch.float64)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    upstream = torch.randn(b * t, c, h, w, dtype=torch.float64)
+    results = []
+    for shift in (
+        lambda y: by_convolution(y, t, shift_div, direction),
+        lambda y: temporal_shift(y, t, shift_div=shift_div, direction=direction),
+        # The clone is what in-place work needs: a tensor without another reader.
+        lambda y: temporal_shift_(y.clone(), t, shift_div=shift_div, direction=direction),
+    ):
+        leaf = x.detach().clone().requires_grad_()
+        out = shift(leaf)
+        (grad,) = torch.autograd.grad(out, leaf, upstream)
+        results.append((out, grad))
+    for out, grad in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(grad, results[0][1])
+
+
+def test_a_single_frame_loses_exactly_the_moving_channels():
+    out = temporal_shift(torch.ones(3, 20, 2, 2), num_segments=1)
+    assert torch.equal(out[:, :4], torch.zeros(3, 4, 2, 2))
+    assert torch.equal(out[:, 4:], torch.ones(3, 16, 2, 2))
+    assert torch.equal(temporal_shift(torch.ones(3, 20, 2, 2), 1, direction="past")[:, 2:], torch.ones(3, 18, 2, 2))
+
+
+def test_past_never_sees_a_later_frame():
+    x = torch.randn(8, 16, 2, 2)
+    changed = x.clone()
+    changed[5:] = 0
+    assert torch.equal(temporal_shift(x, 8, direction="past")[:5], temporal_shift(changed, 8, direction="past")[:5])
+    assert not torch.equal(temporal_shift(x, 8)[:5], temporal_shift(changed, 8)[:5])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_leaves_its_input_alone_and_keeps_the_memory_format(memory_format):
+    x = torch.randn(8, 16, 3, 5).contiguous(memory_format=memory_format)
+    before = x.clone()
+    out = temporal_shift(x, 4)
+    assert torch.equal(x, before)
+    assert out.is_contiguous(memory_format=memory_format)
+
+
+def test_in_place_writes_to_its_input():
+    x = torch.randn(8, 16, 3, 5)
+    expected = temporal_shift(x, 4)
+    out = temporal_shift_(x, 4)
+    assert out is x
+    assert torch.equal(x, expected)
+
+
+def test_in_place_backward_leaves_a_shared_gradient_alone():
+    # An addition hands one gradient tensor to both of its operands; writing to it would corrupt the other branch.
+    x = torch.randn(4, 16, 2, 2, requires_grad=True)
+    other = torch.randn(4, 16, 2, 2, requires_grad=True)
+    upstream = torch.randn(4, 16, 2, 2)
+    (temporal_shift_(x * 1, 4) + other).backward(upstream)
+    assert torch.equal(other.grad, upstream)
+    assert torch.equal(x.grad, by_convolution(upstream.flip(0), 4, 8, "both").flip(0))
+
+
+def test_autograd_refuses_in_place_work_on_what_a_relu_keeps():
+    # Why a residual block's input is never overwritten: with the version check evaded, this gradient would be wrong.
+    x = torch.randn(4, 16, 2, 2, requires_grad=True)
+    out = temporal_shift_(F.relu(x), 4)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("direction", ["both", "past"])
+def test_gradcheck(direction):
+    x = torch.randn(6, 9, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y: temporal_shift(y, 3, shift_div=4, direction=direction), x)
+    assert torch.autograd.gradgradcheck(lambda y: temporal_shift(y, 3, shift_div=4, direction=direction), x)
+    assert torch.autograd.gradcheck(lambda y: temporal_shift_(y * 2, 3, shift_div=4, direction=direction), x)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradcheck_of_the_lean_convolution(stride, bias):
+    plain = nn.Conv2d(5, 2, 3, stride=stride, padding=1, bias=bias).double()
+    conv = ShiftConv2d(plain, 3, shift_div=4, inplace=True)
+    x = torch.randn(3, 5, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y, *_: conv(y), (x, *conv.parameters()))
+
+
+def test_autocast_casts_as_a_convolution_does():
+    conv = nn.Conv2d(16, 8, 1)
+    x = torch.randn(8, 16, 4, 4)
+    grads = []
+    for inplace in (False, True):
+        one = ShiftConv2d(copy.deepcopy(conv), 4, inplace=inplace)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = one(x)
+        assert out.dtype is torch.bfloat16
+        out.float().square().sum().backward()
+        grads.append([one.weight.grad, one.bias.grad])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+# --- inside a residual block and a net ------------------------------------------------------------------------------
+
+
+def train_steps(net: nn.Module, x: Tensor, steps: int) -> list[Tensor]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize("downsample", [False, True])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_residual_block_trains_to_the_same_bits(downsample, memory_format):
+    torch.manual_seed(0)
+    shortcut = nn.Sequential(nn.Conv2d(16, 24, 1, stride=2, bias=False), nn.BatchNorm2d(24)) if downsample else None
+    block = BasicBlock(16, 24 if downsample else 16, 2 if downsample else 1, shortcut)
+    # A ReLU in front, as in a net: it keeps the block's input for its own backward.
+    nets = [
+        nn.Sequential(nn.Conv2d(16, 16, 1), nn.ReLU(inplace=True), copy.deepcopy(block)).to(memory_format=memory_format)
+        for _ in range(3)
+    ]
+    nets[1][0].load_state_dict(nets[0][0].state_dict())
+    nets[2][0].load_state_dict(nets[0][0].state_dict())
+    nets[0][2].conv1 = ShiftConv2d(nets[0][2].conv1, 4)
+    nets[1][2].conv1 = ShiftConv2d(nets[1][2].conv1, 4, inplace=True)
+    x = torch.randn(8, 16, 6, 6).contiguous(memory_format=memory_format)
+    losses = [train_steps(net, x, steps=6) for net in nets]
+    assert all(torch.equal(a, b) for a, b in zip(losses[0], losses[1], strict=True))
+    states = [net.state_dict() for net in nets]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    assert not torch.equal(losses[0][-1], losses[2][-1]), "the shift has no effect on this block"
+
+
+def test_the_identity_path_stays_unshifted():
+    block = BasicBlock(16, 16, 1, None).eval()
+    nn.init.zeros_(block.bn2.weight)
+    block.conv1 = ShiftConv2d(block.conv1, 4, inplace=True)
+    x = torch.rand(8, 16, 5, 5)
+    before = x.clone()
+    with torch.no_grad():
+        assert torch.equal(block(x), before)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_a_whole_net_trains_to_the_same_bits(depth):
+    nets = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        nets.append(tsm(depth, num_classes=3, num_frames=4, width=8, dropout=0.0, shift_inplace=inplace))
+    x = torch.randn(2, 3, 4, 32, 32)
+    losses = [train_steps(net, x, steps=2) for net in nets]
+    assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
+    states = [net.state_dict() for net in nets]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
+def kept_for_backward(net: nn.Module, x: Tensor) -> int:
+    """Bytes of distinct storages, other than weights, that autograd keeps between forward and backward."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = net(x)
+    assert out.requires_grad
+    return sum(kept.values())
+
+
+def test_in_place_keeps_no_more_activations_than_no_shift():
+    x = torch.randn(2, 3, 4, 64, 64)
+    plain, lean, unshifted = (
+        kept_for_backward(net, x)
+        for net in (
+            tsm(50, num_classes=3, num_frames=4, width=16),
+            tsm(50, num_classes=3, num_frames=4, width=16, shift_inplace=True),
+            tsn(50, num_classes=3, num_frames=4, width=16),
+        )
+    )
+    assert lean == unshifted
+    assert plain > 1.15 * unshifted  # one input of each block more
+
+
+# --- where shifts go ------------------------------------------------------------------------------------------------
+
+
+def shifted_places(net: nn.Module) -> list[str]:
+    return [name for name, module in net.named_modules() if isinstance(module, ShiftConv2d)]
+
+
+def test_every_block_of_resnet_50_is_shifted():
+    net = ResNet(50, width=8)
+    insert_shift(net, 4)
+    expected = [f"layer{s}.{b}.conv1" for s, blocks in ((1, 3), (2, 4), (3, 6), (4, 3)) for b in range(blocks)]
+    assert shifted_places(net) == expected
+
+
+def test_every_second_block_of_resnet_101_is_shifted():
+    # The blocks without shift are those whose keys have no ".net." in the published ResNet-101 checkpoint, as printed
+    # by PyTorch in issue 10 of mit-han-lab/temporal-shift-module.
+    without = {
+        *("layer1.1", "layer2.1", "layer2.3", "layer3.1", "layer3.3", "layer3.5", "layer3.7", "layer3.9", "layer3.11"),
+        *("layer3.13", "layer3.15", "layer3.17", "layer3.19", "layer3.21", "layer4.1"),
+    }
+    net = ResNet(101, width=8)
+    names = {f"layer{s + 1}.{b}" for s, stage in enumerate(net.stages()) for b in range(len(stage))}
+    insert_shift(net, 4)
+    assert {name.removesuffix(".conv1") for name in shifted_places(net)} == names - without
+
+
+def test_keys_and_parameters_do_not_change():
+    net = ResNet(50, width=8)
+    before = {name: tensor.data_ptr() for name, tensor in net.state_dict().items()}
+    optimizer_sees = [id(parameter) for parameter in net.parameters()]
+    insert_shift(net, 4)
+    assert {name: tensor.data_ptr() for name, tensor in net.state_dict().items()} == before
+    assert [id(parameter) for parameter in net.parameters()] == optimizer_sees
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: temporal_shift(torch.ones(7, 8, 1, 1), 4), "7 frames are not whole clips of 4"),
+        (lambda: temporal_shift_(torch.ones(8, 8, 1, 1), 0), "whole clips of 0"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, shift_div=1), "shift_div=1 is too small"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, direction="future"), "no shift direction 'future'"),
+        (lambda: insert_shift(ResNet(18, width=4), 4), "moves none of 4 channels"),
+    ],
+)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
