@@ -5,6 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from tests.makers import Videos
+
+# Examples take as long as a busy machine makes them.
+settings.register_profile("fastvid", deadline=None)
+settings.load_profile("fastvid")
 
 FOOTAGE = Path(__file__).parents[2] / "shared" / "videos"
 
@@ -15,3 +22,9 @@ def footage() -> Path:
     if not FOOTAGE.is_dir():
         pytest.skip(f"real footage is not here: no {FOOTAGE.name}/ beside the project")
     return FOOTAGE
+
+
+@pytest.fixture(scope="session")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Videos:
+    """Makes videos, each once a session."""
+    return Videos(tmp_path_factory.mktemp("videos"))

@@ -23,6 +23,8 @@ from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, PacketFlag, Range
 
 IntArray = npt.NDArray[np.int64]
 
+_KEY, _DROPPABLE, _HIDDEN = (np.uint8(flag) for flag in (PacketFlag.KEY, PacketFlag.DROPPABLE, PacketFlag.HIDDEN))
+
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
@@ -75,29 +77,33 @@ class PacketTable:
         FormatError: The first packet is no key packet, or the shown frames are not 0..N-1, each once.
     """
 
-    __slots__ = ("_key_of", "_packet_of", "_reference", "num_frames", "records", "whole")
+    __slots__ = ("_keys", "_packet_of", "_reference", "num_frames", "records", "whole")
 
     def __init__(self, records: npt.NDArray[np.void], *, whole: bool = False) -> None:
         if records.dtype != PACKET_DTYPE or records.ndim != 1:
             raise FormatError(f"packet records are {records.dtype} {records.shape}, expected {PACKET_DTYPE} [P]")
-        flags, frames = records["flags"], records["frame"]
-        if not len(records) or not flags[0] & PacketFlag.KEY:
+        # One pass over the wide records; the checks below then run on small dense arrays.
+        flags, frames = records["flags"].astype(np.uint8), records["frame"].astype(np.int64)
+        if not len(records) or not flags[0] & _KEY:
             raise FormatError("the first packet of a stream must be a key packet")
-        shown = np.flatnonzero((flags & PacketFlag.HIDDEN) == 0)
-        packet_of = np.full(len(shown), -1, dtype=np.int64)
-        indices = frames[shown]
-        if len(shown) and (indices.min() < 0 or indices.max() >= len(shown)):
-            raise FormatError(f"frame indices run to {indices.max()}, but {len(shown)} packets show a frame")
-        packet_of[indices] = shown
-        if (packet_of < 0).any():
+        hidden = flags & _HIDDEN
+        shown = np.flatnonzero(hidden == 0) if hidden.any() else None
+        indices = frames if shown is None else frames[shown]
+        count = len(indices)
+        # Read as unsigned, a negative index is a huge one: one comparison finds both.
+        if count and int(indices.view(np.uint64).max()) >= count:
+            outside = indices[(indices < 0) | (indices >= count)][0]
+            raise FormatError(f"frame index {outside} among {count} packets that show a frame")
+        packet_of = np.full(count, -1, dtype=np.int64)
+        packet_of[indices] = np.arange(count) if shown is None else shown
+        if count and packet_of.min() < 0:
             raise FormatError(f"frame {int(np.argmax(packet_of < 0))} is shown by no packet")
         self.records = records
         self.whole = whole
-        self.num_frames = len(shown)
+        self.num_frames = count
         self._packet_of = packet_of
-        key = (flags & PacketFlag.KEY) != 0
-        self._key_of = np.maximum.accumulate(np.where(key, np.arange(len(records)), 0))
-        self._reference = (flags & PacketFlag.DROPPABLE) == 0
+        self._keys = np.flatnonzero(flags & _KEY)
+        self._reference = (flags & _DROPPABLE) == 0
 
     def __len__(self) -> int:
         return len(self.records)
@@ -116,7 +122,7 @@ class PacketTable:
         Raises:
             UsageError: No frame is asked for, or one lies outside the stream.
         """
-        wanted = np.unique(np.asarray(frames, dtype=np.int64))
+        wanted = np.asarray(sorted(set(np.asarray(frames, dtype=np.int64).tolist())), dtype=np.int64)
         if not len(wanted):
             raise UsageError("a plan needs at least one frame")
         if wanted[0] < 0 or wanted[-1] >= self.num_frames:
@@ -126,10 +132,8 @@ class PacketTable:
         if self.whole:
             return Plan(np.arange(int(targets.max()) + 1, dtype=np.int64), wanted)
         feed = np.zeros(len(self.records), dtype=bool)
-        starts = self._key_of[targets]
-        for start in set(starts.tolist()):
-            stop = int(targets[starts == start].max())
-            feed[start:stop] |= self._reference[start:stop]
+        for start, stop in self._spans(targets):
+            feed[start:stop] = self._reference[start:stop]
         feed[targets] = True
         return Plan(np.flatnonzero(feed), wanted)
 
@@ -138,11 +142,16 @@ class PacketTable:
 
         The measure that plans are compared with; int64 [P] in decode order.
         """
-        targets = self._packet_of[np.unique(np.asarray(frames, dtype=np.int64))]
-        feed = np.zeros(len(self.records), dtype=bool)
-        for target in targets.tolist():
-            feed[self._key_of[target] : target + 1] = True
-        return np.flatnonzero(feed)
+        targets = self._packet_of[np.asarray(frames, dtype=np.int64)]
+        return np.concatenate([np.arange(start, stop + 1) for start, stop in self._spans(targets)])
+
+    def _spans(self, targets: IntArray) -> list[tuple[int, int]]:
+        """For each GOP with a target its key packet and its last target, ascending."""
+        last: dict[int, int] = {}
+        gops = (np.searchsorted(self._keys, targets, side="right") - 1).tolist()
+        for gop, target in zip(gops, targets.tolist(), strict=True):
+            last[gop] = max(last.get(gop, 0), target)
+        return [(int(self._keys[gop]), last[gop]) for gop in sorted(last)]
 
 
 def packet_records(

@@ -1,0 +1,114 @@
+"""What a loader yields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastvid.load.batches import MASKED
+from fastvid.load.plan import Plan
+
+IGNORED_LABEL: Final = -100
+"""Label of rows that teach nothing: the default ignore_index of torch's cross_entropy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One rank's rows of one global batch; B of them, clips of T frames.
+
+    A row is masked (`valid` False, zeros in `video`, weight 0) where a batch is filled up at the end of an epoch, and
+    where a clip was skipped. The mean loss over the global batch is the sum over ranks of
+    ``(loss_of_each_clip * batch.weight).sum()``; DistributedDataParallel divides by the number of ranks, so multiply by
+    it there.
+
+    Attributes:
+        video: [B, 3, T, H, W], or [B, T, 3, H, W], on the loader's device.
+        label: int64 [B], on the device; IGNORED_LABEL where the row is masked or its sample has no label.
+        weight: float32 [B], on the device; one over the samples of the global batch, 0 where the row is masked.
+        valid: bool [B], on the device.
+        key: Key of each row's sample; empty where a batch is filled up.
+        frame_index: Frames shown, int64 [B, T], on the host; -1 where the row is masked.
+        sample: Number of each row's sample in the dataset, int64 [B], on the host; -1 where a batch is filled up.
+        position: Place of each row in the epoch's order, int64 [B], on the host; -1 where a batch is filled up.
+        epoch: The epoch.
+        start: First position of the global batch.
+        stop: One past the last position of the global batch.
+        fields: Further columns asked for, one value a row; None where a batch is filled up.
+    """
+
+    video: Tensor
+    label: Tensor
+    weight: Tensor
+    valid: Tensor
+    key: tuple[str, ...]
+    frame_index: Tensor
+    sample: Tensor
+    position: Tensor
+    epoch: int
+    start: int
+    stop: int
+    fields: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.video)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.video.shape))
+        valid = int(self.valid.sum())
+        return (
+            f"Batch(video={shape} {self.video.dtype} on {self.video.device}, {valid} of {len(self)} rows valid,"
+            f" epoch {self.epoch}, positions {self.start} to {self.stop - 1})"
+        )
+
+
+def assemble(
+    video: Tensor,
+    plan: Plan,
+    failed: set[int],
+    *,
+    labels: np.ndarray[Any, np.dtype[np.int64]],
+    num_frames: int,
+    epoch: int,
+    fields: Mapping[str, tuple[Any, ...]],
+) -> Batch:
+    """A batch from its pixels and its plan.
+
+    Args:
+        video: The finished tensor.
+        plan: What was decided.
+        failed: Rows that were skipped.
+        labels: Label of each sample of the dataset, int64 [N], -1 for none.
+        num_frames: T.
+        epoch: The epoch.
+        fields: Further columns, one value a row.
+    """
+    samples = np.asarray(plan.samples, dtype=np.int64)
+    present = samples != MASKED
+    valid = present.copy()
+    valid[list(failed)] = False
+    label = np.where(valid, labels[samples], -1)
+    frames = np.full((len(samples), num_frames), -1, dtype=np.int64)
+    for row in np.flatnonzero(valid).tolist():
+        clip = plan.clips[row]
+        assert clip is not None
+        frames[row] = clip.request.frames
+    device = video.device
+    return Batch(
+        video=video,
+        label=torch.from_numpy(np.where(label < 0, IGNORED_LABEL, label)).to(device),
+        weight=torch.from_numpy(np.where(valid, plan.share.weight, 0).astype(np.float32)).to(device),
+        valid=torch.from_numpy(valid).to(device),
+        key=tuple(plan.keys),
+        frame_index=torch.from_numpy(frames),
+        sample=torch.from_numpy(samples),
+        position=torch.from_numpy(plan.share.positions),
+        epoch=epoch,
+        start=plan.share.start,
+        stop=plan.share.stop,
+        fields=fields,
+    )

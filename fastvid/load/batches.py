@@ -1,0 +1,99 @@
+"""How an epoch is cut into global batches, and a global batch into the shares of the ranks. Pure arithmetic.
+
+A global batch is a range of positions of the epoch's order. It does not depend on the world, so ranks may come and go
+between batches, and the batch size may change at any position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import UsageError
+from fastvid.load.world import World
+
+IntArray = npt.NDArray[np.int64]
+Last = Literal["drop", "mask", "keep"]
+
+MASKED = -1
+"""Position of a row that holds no sample."""
+
+
+def rank_slice(batch: int, rank: int, world: int) -> tuple[int, int]:
+    """Rows [start, stop) of a global batch that belong to a rank.
+
+    Over all ranks the slices cover the batch in order, and their sizes differ by at most one.
+    """
+    return rank * batch // world, (rank + 1) * batch // world
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """One rank's rows of one global batch.
+
+    Attributes:
+        start: The global batch's first position.
+        stop: One past its last position.
+        positions: Positions of this rank's rows, int64 [b], b >= 1; MASKED where a row holds no sample.
+    """
+
+    start: int
+    stop: int
+    positions: IntArray
+
+    @property
+    def weight(self) -> float:
+        """Weight of each sample, so that weights of all ranks add up to one."""
+        return 1.0 / (self.stop - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The batches of an epoch.
+
+    Attributes:
+        num_samples: Samples of the epoch.
+        size: Samples of a global batch.
+        last: What becomes of the samples left at the end: "drop" leaves them out; "mask" fills the batch with masked
+            rows, so that every batch has the same shape; "keep" makes a smaller batch, of which every rank has at
+            least one row, masked where there are fewer samples than ranks.
+        world: The rank and how many there are.
+    """
+
+    num_samples: int
+    size: int
+    last: Last
+    world: World
+
+    def __post_init__(self) -> None:
+        if self.last not in get_args(Last):
+            raise UsageError(f"last is {self.last!r}", hint=f"known are {', '.join(get_args(Last))}")
+        if self.size < self.world.size:
+            raise UsageError(
+                f"global_batch_size {self.size} is smaller than the world of {self.world.size}",
+                hint="every rank needs at least one clip of each batch",
+            )
+        if not self.count(0):
+            raise UsageError(
+                f"{self.num_samples} samples give no batch of {self.size} with last='drop'",
+                hint="use a smaller global_batch_size, or last='mask'",
+            )
+
+    def count(self, position: int) -> int:
+        """Batches from `position` to the end of the epoch."""
+        left = max(0, self.num_samples - position)
+        return left // self.size if self.last == "drop" else -(-left // self.size)
+
+    def share(self, position: int) -> Share:
+        """This rank's rows of the global batch that starts at `position`, which must lie inside the epoch."""
+        stop = min(position + self.size, self.num_samples)
+        assert 0 <= position < stop, position
+        rows = stop - position if self.last == "keep" else self.size
+        first, end = rank_slice(rows, self.world.rank, self.world.size)
+        positions = np.arange(position + first, position + max(end, first + 1), dtype=np.int64)
+        # An empty share of a kept batch gets one row, which must not be the first row of the next rank.
+        positions[(positions >= stop) | (np.arange(len(positions)) >= end - first)] = MASKED
+        return Share(position, stop, positions)

@@ -1,0 +1,259 @@
+"""The threads behind an iteration: plan, fetch, decode, in order, bounded, and ended together.
+
+One planner thread turns positions into clips, at most `prefetch` batches ahead of the consumer. Decode threads take
+clips in order, each with a decoder of its own, so that one slow clip delays no other. Batches leave in order. The
+threads belong to one iteration and end with it, whatever ends it: the last batch, an error, `break`, Ctrl-C or the
+interpreter's exit. No thread lives between iterations, so a process may fork there, but not while one is under way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from fastvid.decode.request import Decoder, EncodedClip, Output
+from fastvid.errors import WorkerError
+from fastvid.load.fetch import fetch
+from fastvid.load.finish import Canvas, Finisher
+from fastvid.load.plan import Clip, Plan, place
+from fastvid.load.stats import Counters
+
+_log = logging.getLogger(__name__)
+
+_JOIN_SECONDS: Final = 10.0
+"""How long the end of an iteration waits for clips that are being decoded; a healthy one takes milliseconds."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A batch being made.
+
+    Attributes:
+        plan: What it holds.
+        canvas: Its memory.
+        pending: Rows not done.
+        errors: What went wrong, by row.
+        counters: What it cost.
+    """
+
+    plan: Plan
+    canvas: Canvas
+    pending: int
+    errors: dict[int, Exception]
+    counters: Counters = field(default_factory=Counters)
+
+
+class Lanes:
+    """Decoders of one back-end, kept open between iterations.
+
+    Args:
+        open_decoder: Opens one.
+    """
+
+    def __init__(self, open_decoder: Callable[[], Decoder]) -> None:
+        self._open = open_decoder
+        self._idle: list[Decoder] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> Decoder:
+        """A decoder for the calling thread alone."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._open()
+
+    def give(self, decoder: Decoder) -> None:
+        """Puts a decoder back."""
+        with self._lock:
+            self._idle.append(decoder)
+
+    def close(self) -> None:
+        """Closes the decoders that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for decoder in idle:
+            decoder.close()
+
+
+class Run:
+    """The threads of one iteration.
+
+    Args:
+        plans: The batches in order; computed in the planner thread.
+        lanes: Where decode threads take their decoders.
+        finisher: Makes the batches' memory.
+        num_threads: Decode threads.
+        prefetch: Batches made ahead of the consumer.
+    """
+
+    def __init__(
+        self, plans: Iterator[Plan], lanes: Lanes, finisher: Finisher, *, num_threads: int, prefetch: int
+    ) -> None:
+        self._lanes, self._finisher, self._prefetch = lanes, finisher, prefetch
+        self._batches: deque[Work] = deque()
+        self._tasks: deque[tuple[Work, Clip]] = deque()
+        self._failure: BaseException | None = None
+        self._planned = self._stopped = False
+        self._pid = os.getpid()
+        self._active: dict[int, Sequence[tuple[Work, Clip]]] = {}
+        # Reentrant, because the garbage collector may close a forgotten iteration from inside any thread.
+        self._lock = threading.RLock()
+        self._room, self._work, self._ready = (threading.Condition(self._lock) for _ in range(3))
+        self._threads = [threading.Thread(target=self._guard, args=(self._plan, plans), name="fastvid-plan")]
+        for number in range(num_threads):
+            self._threads.append(
+                threading.Thread(target=self._guard, args=(self._decode, number), name=f"fastvid-decode-{number}")
+            )
+        for thread in self._threads:
+            # A daemon, because the interpreter joins all others before it runs the exit handler that ends them.
+            thread.daemon = True
+            thread.start()
+        atexit.register(self.close)
+
+    @property
+    def ready(self) -> int:
+        """Batches that are complete and wait for the consumer."""
+        with self._lock:
+            return sum(not work.pending for work in self._batches)
+
+    def next(self, timeout: float) -> Work | None:
+        """The next batch, or None after the last.
+
+        Raises:
+            WorkerError: It took longer than `timeout` seconds, or this process was forked from the one that started.
+            Exception: What a thread died of.
+        """
+        if os.getpid() != self._pid:
+            raise WorkerError(
+                f"the iteration was begun by process {self._pid} and has no threads in process {os.getpid()}",
+                hint="begin it in the process that uses it, or start processes by 'spawn'",
+            )
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while True:
+                if self._failure is not None:
+                    raise self._failure
+                if self._batches and not self._batches[0].pending:
+                    self._room.notify()
+                    return self._batches.popleft()
+                if self._planned and not self._batches:
+                    return None
+                if not self._ready.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    raise self._late(timeout)
+
+    def close(self) -> None:
+        """Ends all threads and waits for them. May be called twice, and from any thread."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._stopped = True
+            self._tasks.clear()
+            for condition in (self._room, self._work, self._ready):
+                condition.notify_all()
+        atexit.unregister(self.close)
+        if threading.current_thread() in self._threads:
+            return
+        deadline = time.monotonic() + _JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                _log.warning("thread %s did not end within %.0f s and is left behind", thread.name, _JOIN_SECONDS)
+
+    def _guard(self, run: Callable[..., None], *arguments: object) -> None:
+        try:
+            run(*arguments)
+        except BaseException as error:  # noqa: BLE001 - whatever ends a thread must reach the consumer
+            with self._lock:
+                self._failure = self._failure or error
+                self._ready.notify_all()
+
+    def _plan(self, plans: Iterator[Plan]) -> None:
+        for plan in plans:
+            with self._lock:
+                while len(self._batches) >= self._prefetch and not self._stopped:
+                    self._room.wait()
+                if self._stopped:
+                    return
+            clips = [clip for clip in plan.clips if clip is not None]
+            work = Work(plan, self._finisher.open(plan.clips), len(clips), dict(plan.errors))
+            with self._lock:
+                self._batches.append(work)
+                self._tasks.extend((work, clip) for clip in clips)
+                self._work.notify(len(clips))
+                self._ready.notify()
+        with self._lock:
+            self._planned = True
+            self._work.notify_all()
+            self._ready.notify()
+
+    def _decode(self, number: int) -> None:
+        decoder = self._lanes.take()
+        while tasks := self._take(number, decoder.max_clips):
+            self._serve(decoder, tasks)
+        self._lanes.give(decoder)
+
+    def _take(self, number: int, most: int) -> Sequence[tuple[Work, Clip]]:
+        with self._lock:
+            self._active.pop(number, None)
+            while not self._tasks and not self._planned and not self._stopped:
+                self._work.wait()
+            tasks = [self._tasks.popleft() for _ in range(min(most, len(self._tasks)))]
+            self._active[number] = tasks
+            return tasks
+
+    def _serve(self, decoder: Decoder, tasks: Sequence[tuple[Work, Clip]]) -> None:
+        fetched: list[tuple[Work, Clip, EncodedClip, Output]] = []
+        for work, clip in tasks:
+            begun = time.perf_counter()
+            counters = Counters()
+            try:
+                got = fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info)
+            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
+                work.canvas.done(clip.row, good=False)
+                self._done(work, clip, counters, error)
+                continue
+            fetched.append((work, clip, got.clip, work.canvas.output(clip.row)))
+            counters.count(got)
+            counters.fetch_seconds = time.perf_counter() - begun
+            with self._lock:
+                work.counters.add(counters)
+        if not fetched:
+            return
+        begun = time.perf_counter()
+        errors: Sequence[Exception | None]
+        try:
+            errors = decoder.decode([clip for _, _, clip, _ in fetched], [output for _, _, _, output in fetched])
+        except Exception as error:  # noqa: BLE001 - a decoder that raises has failed all its clips
+            errors = [error] * len(fetched)
+        share = (time.perf_counter() - begun) / len(fetched)
+        for (work, clip, _, _), problem in zip(fetched, errors, strict=True):
+            begun = time.perf_counter()
+            work.canvas.done(clip.row, good=problem is None)
+            good = int(problem is None)
+            counters = Counters(clips=good, decode_seconds=share, finish_seconds=time.perf_counter() - begun)
+            self._done(work, clip, counters, problem)
+
+    def _done(self, work: Work, clip: Clip, counters: Counters, error: Exception | None) -> None:
+        if error is not None:
+            place(error, clip.shard.stem, clip.key)
+        with self._lock:
+            work.counters.add(counters)
+            if error is not None:
+                work.errors[clip.row] = error
+            work.pending -= 1
+            if not work.pending:
+                self._ready.notify()
+
+    def _late(self, timeout: float) -> WorkerError:
+        now = [f"{clip.key} of {clip.shard.stem}" for tasks in self._active.values() for _, clip in tasks]
+        return WorkerError(
+            f"no batch within {timeout:.0f} s; being fetched or decoded: {', '.join(sorted(now)) or 'nothing'}",
+            hint="a clip that never ends can be left out with where=; a slow storage needs a larger timeout=",
+        )

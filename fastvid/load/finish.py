@@ -1,0 +1,219 @@
+"""From decoded clips to the tensor that a step sees: where decoders write, and what is done to it afterwards.
+
+Two ways, by what the decoder writes:
+
+- RGB: the thread that decoded a clip also normalises it into the batch, while it is in that core's cache.
+- Planes: YUV 4:2:0 of all clips lies packed in one buffer (pinned for CUDA), goes to the device in one copy, and is
+  converted, resized, flipped and normalised there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastvid.decode.pixels import ClipPlanes, Layout, Pixels, finish_planes, finish_rgb
+from fastvid.decode.request import Output, Planes, Rgb
+from fastvid.load.buffers import BufferPool
+from fastvid.load.plan import Clip
+
+_ALIGN: Final = 64  # bytes; a cache line, and wide enough for any vector load on a device
+
+# Normalisation that leaves levels as they are: (level / 255 - 0) / (1 / 255).
+_LEVELS: Final = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a batch's tensor looks like.
+
+    Attributes:
+        num_frames: T.
+        size: Height and width in pixels.
+        layout: Order of the axes.
+        pixels: How values are normalised; None for uint8 levels 0 to 255 as decoded.
+        device: Where the tensor lies.
+    """
+
+    num_frames: int
+    size: tuple[int, int]
+    layout: Layout
+    pixels: Pixels | None
+    device: torch.device
+
+
+class Canvas(Protocol):
+    """The memory of one batch while it is made."""
+
+    def output(self, row: int) -> Output:
+        """Where the decoder writes a clip. Called by any thread."""
+        ...
+
+    def done(self, row: int, *, good: bool) -> None:
+        """The clip was decoded, or (not `good`) has failed and becomes zeros. Called by the thread that decoded it."""
+        ...
+
+    def finish(self) -> torch.Tensor:
+        """The batch on its device. Called once, by the consumer, after every row is done."""
+        ...
+
+
+class Finisher(Protocol):
+    """Makes canvases."""
+
+    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+        """Memory for these rows; None is a masked row, which is zeros."""
+        ...
+
+
+class RgbFinisher:
+    """Takes RGB from decoders.
+
+    Args:
+        product: What is wanted.
+        keep: Free batch buffers kept for later batches.
+        threads: Threads that decode at once.
+    """
+
+    def __init__(self, product: Product, *, keep: int, threads: int) -> None:
+        self.product = product
+        self.batches, self.clips = BufferPool(keep), BufferPool(threads)
+        # To another device one byte a value is sent. On the host half precision is made from float32 at the end: numpy
+        # has no bfloat16, and its float16 is slow.
+        self.on_host = product.pixels is not None and product.device.type == "cpu"
+        self.dtype = np.dtype(np.float32 if self.on_host else np.uint8)
+        channels = product.pixels.channels() if product.pixels else []
+        self.channels = [(np.float32(scale), np.float32(bias)) for scale, bias in channels]
+
+    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+        """See `Finisher`."""
+        return _RgbCanvas(self, clips)
+
+
+class _RgbCanvas:
+    def __init__(self, finisher: RgbFinisher, clips: Sequence[Clip | None]) -> None:
+        product = finisher.product
+        # On its way to another device a batch lies as decoders write it; there it gets its layout.
+        frames_first = product.layout == "BTCHW" and product.device.type == "cpu"
+        axes = (product.num_frames, 3) if frames_first else (3, product.num_frames)
+        shape = (len(clips), *axes, *product.size)
+        self._finisher = finisher
+        self._video = finisher.batches.take(int(np.prod(shape)) * finisher.dtype.itemsize).view(finisher.dtype)
+        self._video = self._video.reshape(shape)
+        self._channels_first = self._video.transpose(0, 2, 1, 3, 4) if frames_first else self._video
+        self._in_place = finisher.dtype == np.uint8 and not frames_first
+        self._staged: dict[int, npt.NDArray[np.uint8]] = {}
+        for row, clip in enumerate(clips):
+            if clip is None:
+                self._video[row] = 0
+
+    def output(self, row: int) -> Output:
+        if self._in_place:
+            return Rgb(self._video[row])
+        shape = (3, self._finisher.product.num_frames, *self._finisher.product.size)
+        self._staged[row] = self._finisher.clips.take(int(np.prod(shape))).reshape(shape)
+        return Rgb(self._staged[row])
+
+    def done(self, row: int, *, good: bool) -> None:
+        staged = self._staged.pop(row, None)
+        if not good:
+            self._video[row] = 0
+        elif staged is not None:
+            target = self._channels_first[row]
+            if self._finisher.on_host:
+                self._normalize(staged, target)
+            else:
+                target[...] = staged
+
+    def finish(self) -> torch.Tensor:
+        product, pixels = self._finisher.product, self._finisher.product.pixels
+        # The tensor alone keeps the memory from here on.
+        video = torch.from_numpy(self._video)
+        del self._video, self._channels_first
+        if product.device.type == "cpu":
+            return video if pixels is None else video.to(pixels.dtype)
+        video = video.to(product.device)
+        if pixels is not None:
+            return finish_rgb(video, pixels)
+        return video if product.layout == "BCTHW" else video.transpose(1, 2).contiguous()
+
+    def _normalize(self, staged: npt.NDArray[np.uint8], target: npt.NDArray[np.float32]) -> None:
+        # Plane by plane, so that the three passes over a plane stay in the cache. By numpy, on this thread alone: torch
+        # would start a team of OpenMP threads for each of ours, which then wait for cores (10 times slower, measured).
+        for channel, (scale, bias) in enumerate(self._finisher.channels):
+            for source, plane in zip(staged[channel], target[channel], strict=True):
+                plane[...] = source
+                plane *= scale
+                plane += bias
+
+
+class PlanesFinisher:
+    """Takes planes from decoders, 1.5 bytes a pixel.
+
+    Args:
+        product: What is wanted.
+    """
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+
+    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+        """See `Finisher`."""
+        return _PlanesCanvas(self.product, clips)
+
+
+class _PlanesCanvas:
+    def __init__(self, product: Product, clips: Sequence[Clip | None]) -> None:
+        self._product, self._clips = product, clips
+        self._good = [False] * len(clips)
+        self._spans: list[tuple[int, int]] = []
+        at = 0
+        for clip in clips:
+            size = Planes.nbytes(product.num_frames, clip.request.box) if clip else 0
+            self._spans.append((at, at + size))
+            at += -(-size // _ALIGN) * _ALIGN
+        # torch keeps pinned memory and gives it out again only after the copies from it have ended on the device.
+        self._host = torch.empty(at, dtype=torch.uint8, pin_memory=product.device.type == "cuda")
+        self._bytes = self._host.numpy()
+
+    def output(self, row: int) -> Output:
+        clip = self._clips[row]
+        assert clip is not None
+        start, stop = self._spans[row]
+        return Planes.packed(self._bytes[start:stop], self._product.num_frames, clip.request.box)
+
+    def done(self, row: int, *, good: bool) -> None:
+        self._good[row] = good
+
+    def finish(self) -> torch.Tensor:
+        product = self._product
+        pixels = product.pixels or Pixels(*_LEVELS, layout=product.layout)
+        moved = self._host.to(product.device, non_blocking=True)
+        rows = [row for row, good in enumerate(self._good) if good]
+        planes = [self._planes(moved, row) for row in rows]
+        if len(rows) == len(self._clips):
+            video = finish_planes(planes, product.size, pixels)
+        else:
+            video = pixels.empty(len(self._clips), product.num_frames, product.size, product.device).zero_()
+            if rows:
+                video[rows] = finish_planes(planes, product.size, pixels)
+        return video if product.pixels else video.to(torch.uint8)
+
+    def _planes(self, moved: torch.Tensor, row: int) -> ClipPlanes:
+        clip = self._clips[row]
+        assert clip is not None
+        box, (start, stop) = clip.request.box, self._spans[row]
+        return ClipPlanes.packed(
+            moved[start:stop],
+            self._product.num_frames,
+            box.height,
+            box.width,
+            flip=clip.request.flip,
+            matrix=clip.info.matrix,
+            sample_range=clip.info.range,
+        )

@@ -1,0 +1,341 @@
+"""ClipLoader: a dataset and a decoder become batches of clips on a device.
+
+state     {version, fingerprint, seed, epoch, position}: what was delivered, and nothing about how
+order     position -> sample, by arithmetic (order.py)
+plan      position -> frames, crop, flip (plan.py), all before decoding
+run       one planner thread, decode threads, batches in order (engine.py)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, get_args
+
+import torch
+
+from fastvid.decode.backends import Backend, backend
+from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
+from fastvid.decode.request import Planes, Rgb
+from fastvid.errors import FastvidError, MissingDependency, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.augment import Spatial, Transform
+from fastvid.load.batch import Batch as Batch
+from fastvid.load.batch import assemble
+from fastvid.load.batches import MASKED, Batches, Last
+from fastvid.load.engine import Lanes, Run, Work
+from fastvid.load.finish import Finisher, PlanesFinisher, Product, RgbFinisher
+from fastvid.load.order import Order
+from fastvid.load.plan import Planner
+from fastvid.load.sampling import Sampler
+from fastvid.load.state import STATE_VERSION, check_state, fingerprint
+from fastvid.load.stats import Counters, LoaderStats
+from fastvid.load.world import World, available_cores
+
+_log = logging.getLogger(__name__)
+
+OnError = Literal["raise", "skip"]
+
+SKIP_SLACK: Final = 5
+"""Skipped clips that are forgiven on top of the allowed rate, so that two bad clips among the first ten do not end a
+run. At half the allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
+
+
+class ClipLoader:
+    """Batches of clips, every sample of an epoch exactly once, the same whatever the number of workers.
+
+    One ``for`` gives the rest of the epoch, after which the epoch advances. A loop that is left early goes on where it
+    stopped. State taken while a batch is held resumes with the batch after it.
+
+    Threads start with an iteration and end with it. A process may fork between iterations, but a fork made during one
+    has no threads in the child, where going on is an error: begin the iteration in the child, or use spawn.
+
+    Args:
+        dataset: The samples.
+        frames: Which frames make a clip: `Segments`, `Dense`, `Uniform`.
+        spatial: One crop and at most one flip.
+        global_batch_size: Clips of a step over all ranks; at least the world size.
+        device: Where batches lie.
+        decoder: Name of a back-end, a `Backend`, or "auto".
+        seed: Decides order, frames and crops, 0 <= seed < 2**64.
+        shuffle: False gives the samples as they lie in the dataset, for evaluation.
+        last: Samples left at the end of an epoch: "drop", "mask" (fill the batch with masked rows) or "keep" (a smaller
+            batch). "mask" and "keep" count each video once.
+        rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
+        world_size: Processes that share each global batch.
+        fields: Further annotation columns to deliver.
+        layout: "BCTHW" or "BTCHW".
+        dtype: A floating type for normalised values, or torch.uint8 for levels 0 to 255.
+        mean: Of R, G, B in 0 to 1; not used for torch.uint8.
+        std: Of R, G, B in 0 to 1; not used for torch.uint8.
+        on_error: What a damaged clip does: "raise", or "skip", which masks and counts it. It is never replaced.
+        max_skip_rate: Share of this rank's clips that may be skipped before it is an error after all, 0 to 1.
+        num_threads: Decode threads; by default the cores this rank may use.
+        prefetch: Batches made ahead. Memory is at most prefetch + 1 batches of this rank, besides those you keep.
+        timeout: Seconds that a batch may take before WorkerError names the clips in progress.
+
+    Raises:
+        UsageError: An argument is wrong, or the dataset gives no batch.
+        MissingDependency: The decoder does not run here.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        frames: Sampler,
+        spatial: Sequence[Transform] | Transform,
+        global_batch_size: int,
+        device: str | torch.device = "cpu",
+        decoder: str | Backend = "auto",
+        seed: int = 0,
+        shuffle: bool = True,
+        last: Last = "drop",
+        rank: int | None = None,
+        world_size: int | None = None,
+        fields: Sequence[str] = (),
+        layout: Layout = "BCTHW",
+        dtype: torch.dtype = torch.float32,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+        on_error: OnError = "raise",
+        max_skip_rate: float = 0.01,
+        num_threads: int | None = None,
+        prefetch: int = 2,
+        timeout: float = 600.0,
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise UsageError(f"on_error is {on_error!r}", hint=f"known are {', '.join(get_args(OnError))}")
+        if not 0 <= max_skip_rate <= 1:
+            raise UsageError(f"max_skip_rate is {max_skip_rate}, expected 0 to 1")
+        for name, value in (("num_threads", num_threads), ("prefetch", prefetch)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}, expected at least 1")
+        if not 0 < timeout < math.inf:
+            raise UsageError(f"timeout is {timeout}, expected a positive number of seconds")
+        self.dataset = dataset
+        self.frames = frames
+        self.spatial = Spatial.of(spatial)
+        self.shuffle = shuffle
+        self.world = World.resolve(rank, world_size)
+        self.batches = Batches(len(dataset), global_batch_size, last, self.world)
+        self.device = torch.device(device)
+        self.num_threads = num_threads or available_cores()
+        self.stats = LoaderStats()
+        self._labels, self._fields = dataset.labels, {name: dataset.column(name) for name in fields}
+        self._on_error, self._max_skip_rate = on_error, max_skip_rate
+        self._prefetch, self._timeout = prefetch, timeout
+        Order(0, seed)  # refuses a seed out of range
+        self._seed, self._epoch, self._position = seed, 0, 0
+        self._origin = 0  # where the iteration under way began, or the next one will
+        self._run: Run | None = None
+        pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout)
+        levels = None if dtype is torch.uint8 else pixels
+        product = Product(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
+        self.backend = choose_backend(decoder)
+        self._lanes = Lanes(self.backend.open)
+        self._finisher = self._choose_finisher(product)
+
+    def __repr__(self) -> str:
+        return (
+            f"ClipLoader({len(self.dataset)} samples, frames={self.frames}, global_batch_size={self.batches.size},"
+            f" rank {self.world.rank} of {self.world.size}, decoder={self.backend.name!r}, device={str(self.device)!r},"
+            f" epoch {self._epoch}, position {self._position})"
+        )
+
+    def __len__(self) -> int:
+        """Batches of one ``for``: the one under way, or else the next."""
+        return self.batches.count(self._origin)
+
+    @property
+    def seed(self) -> int:
+        """What order, frames and crops are drawn from."""
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the next one to begin."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """Samples of the epoch that were delivered, over all ranks."""
+        return self._position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of `epoch`; does nothing when it is the current one, so a resumed epoch goes on.
+
+        Raises:
+            UsageError: The epoch is out of range.
+        """
+        if epoch != self._epoch:
+            Order(0, self._seed, epoch)
+            self._go(self._seed, epoch, 0)
+
+    def set_batch_size(self, global_batch_size: int) -> None:
+        """Takes another global batch size from where the loader stands. An iteration under way ends; what it had read
+        ahead is read again.
+
+        Raises:
+            UsageError: The size is smaller than the world, or larger than an epoch that drops its rest.
+        """
+        batches = replace(self.batches, size=global_batch_size)
+        self._stop()
+        self.batches = batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: {version, fingerprint, seed, epoch, position}; plain values that fit into JSON."""
+        own = fingerprint(self.dataset, self.frames, self.spatial, shuffle=self.shuffle)
+        return {
+            "version": STATE_VERSION,
+            "fingerprint": own,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes where a state was taken, by a loader of any world size and batch size. An iteration under way ends.
+
+        Raises:
+            StateError: The state belongs to other data, another sampler or another augmentation; says which part.
+        """
+        own = fingerprint(self.dataset, self.frames, self.spatial, shuffle=self.shuffle)
+        self._go(*check_state(state, own, len(self.dataset)))
+
+    def close(self) -> None:
+        """Ends an iteration under way and closes the decoders. The loader can be used again."""
+        self._stop()
+        self._lanes.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._stop()
+        return self._iterate()
+
+    def _iterate(self) -> Generator[Batch, None, None]:
+        # What ran before must end first, also when the iterators were made in another order than they are used.
+        self._stop()
+        self._origin = self._position
+        order = Order(len(self.dataset), self._seed, self._epoch, shuffle=self.shuffle)
+        planner = Planner(self.dataset, self.frames, self.spatial, order, self.backend)
+        run = Run(
+            planner.plans(self.batches, self._position),
+            self._lanes,
+            self._finisher,
+            num_threads=self.num_threads,
+            prefetch=self._prefetch,
+        )
+        self._run = run
+        first, asked = True, time.perf_counter()
+        step = Counters()
+        try:
+            while True:
+                self.stats.ready = run.ready
+                work = run.next(self._timeout)
+                if work is None:
+                    break
+                waited = time.perf_counter() - asked
+                step.add(work.counters)
+                begun = time.perf_counter()
+                batch = self._finish(work, step)
+                step.finish_seconds += time.perf_counter() - begun
+                step.batches = 1
+                if first:
+                    step.fill_seconds = waited
+                else:
+                    step.wait_seconds = waited
+                self.stats.step = step
+                self.stats.total.add(step)
+                del work
+                self._position = batch.stop
+                given = time.perf_counter()
+                yield batch
+                del batch
+                if self._run is not run:
+                    raise UsageError(
+                        "this iteration was ended by another iteration, load_state_dict, set_epoch or close",
+                        hint="a loader has one position, so it serves one iteration at a time",
+                    )
+                asked = time.perf_counter()
+                step = Counters(compute_seconds=asked - given)
+                first = False
+            self._epoch, self._position = self._epoch + 1, 0
+        finally:
+            run.close()
+            if self._run is run:
+                self._run, self._origin = None, self._position
+
+    def _finish(self, work: Work, step: Counters) -> Batch:
+        """The batch, or the error that it holds."""
+        for row in sorted(work.errors):
+            error = work.errors[row]
+            # What is wrong with the caller's arguments or with fastvid is no fault of the clip.
+            if self._on_error == "raise" or isinstance(error, UsageError) or not isinstance(error, FastvidError):
+                raise error
+            step.skips[type(error).__name__] += 1
+            _log.warning("clip skipped: %s", error)
+        if work.errors:
+            self._check_skips(step, work.errors)
+        plan = work.plan
+        rows = [None if sample == MASKED else sample for sample in plan.samples]
+        fields = {
+            name: tuple(None if row is None else column[row].as_py() for row in rows)
+            for name, column in self._fields.items()
+        }
+        return assemble(
+            work.canvas.finish(),
+            plan,
+            set(work.errors),
+            labels=self._labels,
+            num_frames=self.frames.num_frames,
+            epoch=self._epoch,
+            fields=fields,
+        )
+
+    def _check_skips(self, step: Counters, errors: Mapping[int, Exception]) -> None:
+        skips = self.stats.total.skips + step.skips
+        skipped = skips.total()
+        seen = self.stats.total.clips + step.clips + skipped
+        if skipped > SKIP_SLACK + self._max_skip_rate * seen:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
+            raise FastvidError(
+                f"{skipped} of {seen} clips had to be skipped ({reasons}),"
+                f" more than max_skip_rate={self._max_skip_rate} allows",
+                hint="`fastvid verify` finds what is damaged; where= leaves it out",
+            ) from errors[max(errors)]
+
+    def _go(self, seed: int, epoch: int, position: int) -> None:
+        self._stop()
+        self._seed, self._epoch, self._position = seed, epoch, position
+        self._origin = position
+
+    def _stop(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
+        self._origin = self._position
+
+    def _choose_finisher(self, product: Product) -> Finisher:
+        outputs = self.backend.load().outputs
+        # On the host the decoder's thread converts best, from its cache; a device converts planes faster than it
+        # would receive RGB.
+        if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
+            return PlanesFinisher(product)
+        return RgbFinisher(product, keep=self._prefetch + 1, threads=self.num_threads)
+
+
+def choose_backend(decoder: str | Backend) -> Backend:
+    """The back-end that a user named; "auto" is the one that decodes every codec on every machine.
+
+    Raises:
+        UsageError: No back-end has the name.
+        MissingDependency: It does not run on this machine.
+    """
+    chosen = decoder if isinstance(decoder, Backend) else backend("pyav" if decoder == "auto" else decoder)
+    reason = chosen.why_unavailable()
+    if reason is not None:
+        raise MissingDependency(reason)
+    return chosen

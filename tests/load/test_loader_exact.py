@@ -1,0 +1,249 @@
+"""ClipLoader over a dataset in memory: exact epochs, elastic resume, batches of every world."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastvid.errors import (
+    StateError,
+    UsageError,
+)
+from fastvid.load.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.sampling import Dense, Segments
+from tests.load.fakes import FakeDataset, fake
+from tests.load.tools import epoch_of, make, rows
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize(("decoder", "threads"), [("RgbDecoder", 1), ("RgbDecoder", 4), ("GroupDecoder", 2)])
+def test_every_world_thread_count_and_kind_of_decoder_gives_the_same(world, decoder, threads):
+    dataset = FakeDataset(61)
+    alone = epoch_of(dataset, 1, num_threads=1, last="keep")
+    assert epoch_of(dataset, world, decoder=fake(decoder), num_threads=threads, last="keep", prefetch=1) == alone
+    assert sorted(row[1] for batch in alone for row in batch) == list(range(61))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(1, 70),
+    seed=st.integers(0, 2**64 - 1),
+    shuffle=st.booleans(),
+    legs=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 30), st.integers(0, 4)), min_size=1, max_size=4),
+)
+def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(size, seed, shuffle, legs):
+    dataset = FakeDataset(size)
+    undisturbed = epoch_of(dataset, 1, seed=seed, shuffle=shuffle, last="keep", global_batch_size=size)[0]
+    delivered, state = [], None
+    for number, (world, more, steps) in enumerate(legs):
+        options = {"seed": seed, "shuffle": shuffle, "last": "keep", "global_batch_size": world + more}
+        ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]
+        if state is not None:
+            for rank in ranks:
+                rank.load_state_dict(json.loads(state))
+        last_leg = number == len(legs) - 1
+        iterators = [iter(rank) for rank in ranks]
+        for step, batches in enumerate(zip(*iterators, strict=True)):
+            if step == steps and not last_leg:
+                break
+            delivered += [row for batch in batches for row in rows(batch)]
+            states = {json.dumps(rank.state_dict()) for rank in ranks}
+            assert len(states) == 1
+            state = states.pop()
+        for iterator in iterators:
+            iterator.close()
+    assert delivered == undisturbed
+
+
+def test_state_counts_what_was_delivered_not_what_was_prefetched():
+    dataset = FakeDataset(80)
+    loader = make(dataset, prefetch=4)
+    iterator = iter(loader)
+    first = next(iterator)
+    deadline = time.monotonic() + 10
+    while loader._run.ready < 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert loader._run.ready == 4  # four batches are made and wait
+    assert (first.start, first.stop) == (0, 8)
+    assert loader.state_dict()["position"] == 8
+    resumed = make(dataset)
+    resumed.load_state_dict(loader.state_dict())
+    assert next(iter(resumed)).start == 8
+    assert next(iterator).start == 8
+    assert loader.state_dict()["position"] == 16
+    iterator.close()
+
+
+def test_len_is_the_number_of_batches_of_one_for():
+    loader = make(FakeDataset(43))
+    assert len(loader) == 5
+    seen = []
+    for number, _ in enumerate(loader):
+        seen.append(len(loader))
+        if number == 1:
+            break
+    assert seen == [5, 5]
+    assert len(loader) == 3
+    assert len(list(loader)) == 3
+    assert (len(loader), loader.epoch, loader.position) == (5, 1, 0)
+
+
+def test_epochs_advance_and_differ():
+    loader = make(FakeDataset(64))
+    first, second = [row for batch in loader for row in rows(batch)], [row for batch in loader for row in rows(batch)]
+    assert [row[1] for row in first] != [row[1] for row in second]
+    assert sorted(row[1] for row in first) == sorted(row[1] for row in second) == list(range(64))
+    loader.set_epoch(0)
+    assert [row for batch in loader for row in rows(batch)] == first
+    assert loader.epoch == 1
+
+
+def test_set_epoch_leaves_a_resumed_epoch_where_it_is():
+    loader = make(FakeDataset(64))
+    state = {**loader.state_dict(), "epoch": 3, "position": 16}
+    loader.load_state_dict(state)
+    loader.set_epoch(3)
+    assert loader.position == 16
+    loader.set_epoch(4)
+    assert (loader.epoch, loader.position) == (4, 0)
+    with pytest.raises(UsageError, match="epoch is -1"):
+        loader.set_epoch(-1)
+
+
+def test_a_state_at_the_end_of_an_epoch_gives_an_empty_for_and_then_the_next_epoch():
+    dataset = FakeDataset(43)
+    loader = make(dataset)
+    for _ in loader:
+        state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 40)
+    resumed = make(dataset)
+    resumed.load_state_dict(state)
+    assert len(resumed) == 0
+    assert list(resumed) == []
+    assert resumed.state_dict() == loader.state_dict()
+    assert (resumed.epoch, resumed.position) == (1, 0)
+
+
+def test_a_state_is_five_values_that_fit_into_json():
+    state = make(FakeDataset(20), seed=2**63).state_dict()
+    assert sorted(state) == ["epoch", "fingerprint", "position", "seed", "version"]
+    assert json.loads(json.dumps(state)) == state
+
+
+def test_loading_a_state_takes_its_seed():
+    dataset = FakeDataset(40)
+    original, other = make(dataset, seed=5), make(dataset, seed=6)
+    other.load_state_dict(original.state_dict())
+    assert [rows(batch) for batch in other] == [rows(batch) for batch in original]
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("dataset", {"dataset": FakeDataset(40, dataset_id="other")}),
+        ("generation", {"dataset": FakeDataset(40, generation=2)}),
+        ("split", {"dataset": FakeDataset(40, split="test")}),
+        ("filter", {"dataset": FakeDataset(40, where="num_frames > 8")}),
+        ("order", {"shuffle": False}),
+        ("sampler", {"frames": Segments(4)}),
+        ("sampler", {"frames": Dense(3, 2)}),
+        ("augmentation", {"spatial": RandomCrop(16)}),
+        ("augmentation", {"spatial": (RandomCrop(18), HorizontalFlip(0.5))}),
+    ],
+)
+def test_a_state_of_something_else_is_refused_by_name(part, change):
+    state = make(FakeDataset(40)).state_dict()
+    other = make(**{"dataset": FakeDataset(40)} | change)
+    with pytest.raises(StateError, match=f"another {part}: "):
+        other.load_state_dict(state)
+
+
+def test_a_state_of_another_world_batch_size_or_decoder_is_welcome():
+    state = make(FakeDataset(40)).state_dict()
+    other = make(
+        FakeDataset(40), rank=1, world_size=3, global_batch_size=5, num_threads=1, decoder=fake("GroupDecoder")
+    )
+    other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "has version 2, expected 1"),
+        ({"fingerprint": "abc"}, "fingerprint of the state is a str"),
+        ({"position": 41}, "position of the state is 41"),
+        ({"position": -1}, "position of the state is -1"),
+        ({"epoch": "1"}, "epoch of the state is '1'"),
+        ({"seed": True}, "seed of the state is True"),
+    ],
+)
+def test_a_broken_state_is_refused(change, message):
+    loader = make(FakeDataset(40))
+    with pytest.raises(StateError, match=message):
+        loader.load_state_dict({**loader.state_dict(), **change})
+    with pytest.raises(StateError, match="lacks version, fingerprint, seed"):
+        loader.load_state_dict({"epoch": 1, "position": 0})
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_masked_batch_keeps_its_shape_and_weighs_only_samples(world):
+    loaders = [make(FakeDataset(21), last="mask", rank=rank, world_size=world) for rank in range(world)]
+    for number, batches in enumerate(zip(*loaders, strict=True)):
+        assert sum(len(batch) for batch in batches) == 8
+        assert sum(float(batch.weight.sum()) for batch in batches) == pytest.approx(1)
+        assert sum(int(batch.valid.sum()) for batch in batches) == (5 if number == 2 else 8)
+        for batch in batches:
+            masked = ~batch.valid
+            assert (batch.video[masked] == 0).all()
+            assert (batch.label[masked] == -100).all()
+            assert (batch.weight[masked] == 0).all()
+            assert (batch.position[masked] == -1).all()
+            assert (batch.sample[masked] == -1).all()
+            assert (batch.frame_index[masked] == -1).all()
+            assert [key == "" for key in batch.key] == masked.tolist()
+    assert number == 2
+
+
+def test_a_kept_batch_gives_every_rank_a_row():
+    loaders = [make(FakeDataset(17), last="keep", rank=rank, world_size=3) for rank in range(3)]
+    *_, last = zip(*loaders, strict=True)
+    assert [len(batch) for batch in last] == [1, 1, 1]
+    assert [int(batch.valid.sum()) for batch in last] == [0, 0, 1]
+    assert [float(batch.weight.sum()) for batch in last] == [0, 0, 1]
+
+
+def test_the_weighted_sum_over_ranks_is_the_mean_over_the_global_batch():
+    def loss(batch):
+        return batch.video.float().flatten(1).mean(1)
+
+    (alone,) = make(FakeDataset(13), last="keep", global_batch_size=13)
+    for world in (2, 3, 5):
+        ranks = [
+            make(FakeDataset(13), last="keep", global_batch_size=13, rank=r, world_size=world) for r in range(world)
+        ]
+        (batches,) = zip(*ranks, strict=True)
+        total = sum((loss(batch) * batch.weight).sum() for batch in batches)
+        assert float(total) == pytest.approx(float(loss(alone).mean()), rel=1e-6)
+
+
+def test_evaluation_counts_every_video_once():
+    loaders = [
+        make(
+            FakeDataset(29),
+            frames=Segments(3, jitter=False),
+            spatial=CenterCrop(16),
+            shuffle=False,
+            last="keep",
+            rank=rank,
+            world_size=3,
+        )
+        for rank in range(3)
+    ]
+    for _ in range(2):
+        samples = np.concatenate([batch.sample[batch.valid] for loader in loaders for batch in loader])
+        assert sorted(samples.tolist()) == list(range(29))

@@ -1,0 +1,144 @@
+"""What ClipLoader yields: pixels, types, layouts, memory, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD
+from fastvid.errors import (
+    UsageError,
+)
+from tests.load.fakes import FakeDataset, fake, picture
+from tests.load.tools import make
+
+
+def test_pixels_are_those_of_the_rows_own_sample_frames_and_crop():
+    dataset = FakeDataset(40)
+    flips = set()
+    loader = make(dataset)
+    for batch in loader:
+        assert batch.video.shape == (8, 3, 3, 16, 16)
+        for row in range(len(batch)):
+            sample, frames = int(batch.sample[row]), batch.frame_index[row].tolist()
+            assert batch.key[row] == f"key{sample}"
+            assert int(batch.label[row]) == sample % 3
+            assert frames == sorted(frames)
+            assert max(frames) < dataset.lengths[sample]
+            red, green, blue = batch.video[row, :, :, 3, 5]
+            assert red.tolist() == [sample] * 3
+            assert green.tolist() == frames
+            flips |= set(blue.tolist())
+    assert len(flips) > 10  # crops and flips differ
+
+
+def test_labels_that_are_not_known_are_ignored_by_cross_entropy():
+    dataset = FakeDataset(8)
+    dataset.labels[:4] = -1
+    (batch,) = make(dataset)
+    assert (batch.label == -100).tolist() == (batch.sample < 4).tolist()
+    assert batch.valid.all()
+
+
+def test_further_columns_come_with_the_batch():
+    (*_, batch) = make(FakeDataset(13), fields=("caption", "scene"), last="mask")
+    wanted = tuple(f"caption-{sample}" if sample >= 0 else None for sample in batch.sample.tolist())
+    assert batch.fields["caption"] == wanted
+    assert set(batch.fields) == {"caption", "scene"}
+
+
+def test_a_batch_that_is_kept_never_changes():
+    loader = make(FakeDataset(64), prefetch=1, dtype=torch.float32)
+    kept = list(loader) + list(loader)
+    copies = [batch.video.clone() for batch in kept]
+    for _ in range(3):
+        list(loader)
+    assert all(torch.equal(batch.video, copy) for batch, copy in zip(kept, copies, strict=True))
+
+
+def test_memory_of_batches_that_are_gone_is_used_again():
+    loader = make(FakeDataset(640), dtype=torch.float32)
+    places = {batch.video.data_ptr() for batch in loader}
+    assert len(places) <= 5  # 80 batches
+
+
+def test_floats_are_normalised_levels():
+    dataset = FakeDataset(16)
+    for raw, batch in zip(make(dataset), make(dataset, dtype=torch.float32), strict=True):
+        mean, std = torch.tensor(IMAGENET_MEAN).view(3, 1, 1, 1), torch.tensor(IMAGENET_STD).view(3, 1, 1, 1)
+        assert batch.video.dtype == torch.float32
+        assert torch.allclose(batch.video, (raw.video / 255 - mean) / std, atol=2e-6)
+    own = make(dataset, dtype=torch.float32, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))
+    for raw, batch in zip(make(dataset), own, strict=True):
+        mean, std = torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1), torch.tensor([1.0, 0.5, 2.0]).view(3, 1, 1, 1)
+        assert torch.allclose(batch.video, (raw.video / 255 - mean) / std, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decoder", ["RgbDecoder", "PlanesDecoder"])
+def test_layouts_differ_only_in_the_order_of_axes(dtype, decoder):
+    options = {"dtype": dtype, "decoder": fake(decoder), "last": "mask"}
+    dataset = FakeDataset(21)
+    one, other = make(dataset, **options), make(dataset, layout="BTCHW", **options)
+    for channels_first, frames_first in zip(one, other, strict=True):
+        assert frames_first.video.shape == (8, 3, 3, 16, 16)
+        assert channels_first.video.dtype == frames_first.video.dtype == dtype
+        assert torch.equal(channels_first.video.transpose(1, 2), frames_first.video)
+
+
+def test_half_precision_is_rounded_once():
+    dataset = FakeDataset(16)
+    for exact, batch in zip(make(dataset, dtype=torch.float32), make(dataset, dtype=torch.bfloat16), strict=True):
+        assert torch.equal(batch.video, exact.video.to(torch.bfloat16))
+
+
+def test_planes_become_the_same_product():
+    dataset = FakeDataset(21)
+    dataset.damage(5)
+    loader = make(dataset, decoder=fake("PlanesDecoder"), last="mask", on_error="skip")
+    for batch in loader:
+        for row in range(len(batch)):
+            frames = batch.frame_index[row].tolist()
+            # Limited range: 16 is black, 235 is white.
+            grey = [round(10 * frame * 255 / 219) if batch.valid[row] else 0 for frame in frames]
+            assert batch.video[row, :, :, 7, 7].tolist() == [grey] * 3
+    assert loader.stats.total.skips == {"ChecksumError": 1}
+
+
+def test_the_picture_of_a_fake_frame_tells_its_crop():
+    # The other tests rest on it.
+    from fastvid.decode.request import Box
+
+    seen = {picture(1, 2, Box(y, x, 16, 16), flip) for y in (0, 2, 4) for x in (0, 2, 4) for flip in (False, True)}
+    assert len(seen) == 18
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_error": "ignore"}, "known are raise, skip"),
+        ({"max_skip_rate": 1.5}, "max_skip_rate is 1.5"),
+        ({"num_threads": 0}, "num_threads is 0"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": float("inf")}, "timeout is inf"),
+        ({"seed": -1}, "seed is -1"),
+        ({"layout": "THWC", "dtype": torch.float32}, "layout 'THWC' is not known"),
+        ({"layout": "THWC"}, "layout 'THWC' is not known"),
+        ({"dtype": torch.int32}, "dtype torch.int32"),
+        ({"last": "pad"}, "last is 'pad'"),
+        ({"global_batch_size": 41}, "40 samples give no batch of 41"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        make(FakeDataset(40), **options)
+
+
+def test_the_loader_and_its_batches_say_what_they_are():
+    loader = make(FakeDataset(21), last="mask", rank=1, world_size=2)
+    assert "21 samples" in repr(loader)
+    assert "rank 1 of 2" in repr(loader)
+    (*_, last) = loader
+    assert repr(last).startswith("Batch(video=4x3x3x16x16 torch.uint8 on cpu, 1 of 4 rows valid, epoch 0, positions 16")
+    assert len(last) == 4

@@ -1,0 +1,165 @@
+"""ClipLoader and its threads: bounded, ended with the loop however it ends, told apart after a fork."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+
+from fastvid.errors import (
+    UsageError,
+    WorkerError,
+)
+from tests.load import fakes
+from tests.load.fakes import FakeDataset, fake
+from tests.load.tools import fastvid_threads, make
+
+
+def test_prefetch_bounds_what_is_made_ahead():
+    loader = make(FakeDataset(400), prefetch=3, num_threads=4, decoder=fake("CountingDecoder"))
+    fakes.CountingDecoder.decoded = 0
+    iterator = iter(loader)
+    next(iterator)
+    time.sleep(0.2)
+    # One batch held and three ahead.
+    assert fakes.CountingDecoder.decoded == 4 * 8
+    iterator.close()
+
+
+def test_decoders_stay_open_between_epochs():
+    fakes.RgbDecoder.opened = 0
+    loader = make(FakeDataset(40), num_threads=3)
+    for _ in range(4):
+        list(loader)
+    assert fakes.RgbDecoder.opened == 3
+
+
+def test_batch_decoders_get_several_clips_at_once():
+    fakes.GroupDecoder.groups.clear()
+    list(make(FakeDataset(40), decoder=fake("GroupDecoder"), num_threads=1))
+    assert max(fakes.GroupDecoder.groups) == 5
+    assert sum(fakes.GroupDecoder.groups) == 40
+
+
+def leave_by_break(loader):
+    for _ in loader:
+        assert len(fastvid_threads()) == 3
+        break
+
+
+def leave_by_exception(loader):
+    def step(batch):
+        raise KeyError(batch.start)
+
+    with pytest.raises(KeyError):
+        list(map(step, loader))
+
+
+def leave_by_forgetting(loader):
+    iterator = iter(loader)
+    next(iterator)
+    del iterator
+
+
+def leave_by_cycle(loader):
+    class Node:
+        pass
+
+    node = Node()
+    node.node, node.iterator = node, iter(loader)
+    next(node.iterator)
+    assert fastvid_threads()
+    del node
+    gc.collect()
+
+
+def leave_by_close(loader):
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    assert not fastvid_threads()
+    with pytest.raises(UsageError, match="this iteration was ended"):
+        next(iterator)
+
+
+LEAVES = [leave_by_break, leave_by_exception, leave_by_forgetting, leave_by_cycle, leave_by_close]
+
+
+@pytest.mark.parametrize("leave", LEAVES, ids=lambda leave: leave.__name__)
+def test_however_a_loop_ends_its_threads_end_and_it_can_go_on(leave):
+    loader = make(FakeDataset(64))
+    leave(loader)
+    assert not fastvid_threads()
+    assert [batch.start for batch in loader] == [8, 16, 24, 32, 40, 48, 56]
+
+
+def test_a_second_iteration_ends_the_first():
+    loader = make(FakeDataset(64))
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert next(second).start == 8
+    with pytest.raises(UsageError, match="one iteration at a time"):
+        next(first)
+    assert [batch.start for batch in second] == [16, 24, 32, 40, 48, 56]
+
+
+def test_a_fork_during_an_iteration_is_told_so():
+    loader = make(FakeDataset(64))
+    iterator = iter(loader)
+    next(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn about exactly this
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            next(iterator)
+        except WorkerError as error:
+            code = 42 if "start processes by 'spawn'" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    assert next(iterator).start == 8
+    iterator.close()
+
+
+SCRIPT = """
+import signal, sys, threading, time
+from fastvid.load.augment import CenterCrop
+from fastvid.load.loader import ClipLoader
+from fastvid.load.sampling import Segments
+from tests.load.fakes import FakeDataset, HangingDecoder, RgbDecoder, fake
+
+RgbDecoder.delay = 0.02
+loader = ClipLoader(FakeDataset(400), frames=Segments(3), spatial=CenterCrop(16), global_batch_size=8, num_threads=2,
+                    decoder=fake())
+iterator = iter(loader)
+next(iterator)
+print(sum(thread.name.startswith("fastvid-") for thread in threading.enumerate()), flush=True)
+if sys.argv[1] == "interrupt":
+    try:
+        for batch in iterator:
+            pass
+    except KeyboardInterrupt:
+        print(sum(thread.name.startswith("fastvid-") for thread in threading.enumerate()), flush=True)
+        sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("way", "code", "rest"), [("exit", 0, ""), ("interrupt", 7, "0\n")])
+def test_a_process_ends_at_once(way, code, rest):
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, way]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "3\n"
+        if way == "interrupt":
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (code, rest, "")

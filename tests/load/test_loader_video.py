@@ -1,0 +1,233 @@
+"""ClipLoader over real shards: painted frame numbers, real processes, real damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastvid.errors import ChecksumError, StorageError
+from fastvid.format.dataset import Dataset, annotation_table
+from fastvid.format.generations import Generation, ShardRecord, commit_generation
+from fastvid.format.shard import sample_members, write_shard
+from fastvid.load.augment import CenterCrop, HorizontalFlip, MultiScaleCrop, RandomCrop, RandomResizedCrop
+from fastvid.load.loader import ClipLoader
+from fastvid.load.sampling import Dense, Segments, Uniform
+from fastvid.storage import LocalStorage
+from tests.makers import Videos, read_numbers
+
+LENGTHS = (70, 33, 9, 1, 64, 40, 5)
+
+
+def build(folder: Path, videos: Videos, encoding: str, shards: int = 3) -> Path:
+    """A dataset of painted videos of several lengths, spread over some shards."""
+    storage, records, rows = LocalStorage(folder), [], []
+    for number in range(shards):
+        samples = []
+        for length in LENGTHS[number::shards]:
+            key = f"painted_{length}"
+            data = videos.painted(encoding, frames=length).data
+            samples.append((key, sample_members({"source_id": key}, {"rgb": data})))
+            rows.append({"key": key, "source_id": key, "label": length % 4, "num_frames": length, "removed": False})
+        digest = write_shard(storage, f"data-{number:06d}", samples)
+        records.append(ShardRecord(f"data-{number:06d}", digest.bytes, digest.sha256, len(samples)))
+    commit_generation(storage, f"painted-{encoding}", Generation(1, tuple(records)), annotation_table(rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compact(tmp_path_factory, videos) -> Path:
+    return build(tmp_path_factory.mktemp("compact"), videos, "compact")
+
+
+@pytest.fixture(scope="module")
+def vp9(tmp_path_factory, videos) -> Path:
+    return build(tmp_path_factory.mktemp("vp9"), videos, "vp9")
+
+
+def make(folder, **options):
+    standard = {
+        "frames": Segments(8),
+        "spatial": [RandomResizedCrop(64), HorizontalFlip(0.5)],
+        "global_batch_size": 4,
+        "last": "keep",
+        "num_threads": 2,
+        "rank": 0,
+        "world_size": 1,
+    }
+    return ClipLoader(Dataset(str(folder)), **standard | options)
+
+
+def rows(batch):
+    columns = (batch.position, batch.key, batch.label, batch.frame_index, batch.video, batch.valid)
+    return [
+        [int(p), key, int(label), frames.tolist(), hashlib.sha256(video.numpy().tobytes()).hexdigest()]
+        for p, key, label, frames, video, valid in zip(*columns, strict=True)
+        if valid
+    ]
+
+
+@pytest.mark.parametrize("sampler", [Segments(8), Segments(3, length=4), Dense(8, 3), Dense(8, 9, short="clamp")])
+@pytest.mark.parametrize("encoding", ["compact", "vp9"])
+def test_the_frames_shown_are_the_frames_named(encoding, sampler, request):
+    loader = make(request.getfixturevalue(encoding), frames=sampler, spatial=CenterCrop((96, 160)), dtype=torch.uint8)
+    seen = 0
+    for epoch in range(2):
+        for batch in loader:
+            assert batch.epoch == epoch
+            for video, frames, key in zip(batch.video, batch.frame_index, batch.key, strict=True):
+                assert read_numbers(video[1].numpy()) == frames.tolist(), key
+                seen += 1
+    assert seen == 2 * len(LENGTHS)
+
+
+def test_the_crop_shown_is_a_window_of_the_picture_or_its_mirror_image(compact):
+    loader = make(compact, spatial=[RandomCrop((48, 64)), HorizontalFlip(0.5)], dtype=torch.uint8, frames=Uniform(4))
+    whole = make(compact, spatial=CenterCrop((96, 160)), dtype=torch.uint8, frames=Uniform(4))
+    full = {key: video for batch in whole for key, video in zip(batch.key, batch.video, strict=True)}
+    places = set()
+    for _ in range(3):
+        for batch in loader:
+            for key, video in zip(batch.key, batch.video, strict=True):
+                found = window(full[key], video, False) + window(full[key], video.flip(-1), True)
+                assert len(found) == 1, key
+                places |= set(found)
+    assert len(places) > 10
+
+
+def window(full, video, flip):
+    """Even corners at which `video` [3, T, h, w] is a part of `full`."""
+    _, _, height, width = video.shape
+    candidates = (full[1, 0].unfold(0, height, 2).unfold(1, width, 2) == video[1, 0]).all(-1).all(-1).nonzero() * 2
+    return [
+        (y, x, flip) for y, x in candidates.tolist() if torch.equal(full[:, :, y : y + height, x : x + width], video)
+    ]
+
+
+@pytest.mark.parametrize("spatial", [RandomResizedCrop(64), MultiScaleCrop(64)])
+def test_threads_and_worlds_give_the_same_pixels(compact, spatial):
+    alone = [rows(batch) for batch in make(compact, num_threads=1, spatial=spatial)]
+    for world, threads in ((2, 3), (3, 1)):
+        ranks = [
+            make(compact, num_threads=threads, spatial=spatial, rank=rank, world_size=world) for rank in range(world)
+        ]
+        together = [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
+        assert together == alone
+    assert [rows(batch) for batch in make(compact, spatial=spatial, seed=1)] != alone
+
+
+RANK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from tests.load.test_loader_video import make, rows
+
+options = {"rank": None, "world_size": None, "global_batch_size": 5}
+loader = make(sys.argv[2], **options)
+batches, states = [], []
+for number, batch in enumerate(loader):
+    batches.append(rows(batch))
+    states.append(loader.state_dict())
+    if number == 0:
+        break
+resumed = make(sys.argv[2], **options)
+resumed.load_state_dict(states[0])
+batches += [rows(batch) for batch in resumed] + [rows(batch) for batch in resumed]
+print(json.dumps({"batches": batches, "state": resumed.state_dict()}))
+"""
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_real_processes_give_what_one_gives(compact, world, monkeypatch):
+    """Torchrun's environment, no arguments; each rank stops after a batch, resumes, and runs a second epoch."""
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    processes = []
+    for rank in range(world):
+        monkeypatch.setenv("RANK", str(rank))
+        command = [sys.executable, "-c", RANK, str(Path(__file__).parents[2]), str(compact)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    results = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    together = [[row for part in parts for row in part] for parts in zip(*(r["batches"] for r in results), strict=True)]
+    loader = make(compact, global_batch_size=5)
+    assert together == [rows(batch) for _ in range(2) for batch in loader]
+    for result in results:
+        assert result["state"] == loader.state_dict()
+
+
+def test_dali_and_pyav_serve_the_same_clips(vp9):
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    options = {"dtype": torch.uint8, "spatial": [RandomCrop(64), HorizontalFlip(0.5)]}
+    ours, theirs = make(vp9, **options), make(vp9, decoder="dali-cpu", **options)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.key == other.key
+        assert torch.equal(one.frame_index, other.frame_index)
+        difference = (one.video.float() - other.video.float()).abs()
+        # Chroma is interpolated by the one and repeated by the other; a wrong frame or crop differs by 20 and more.
+        assert float(difference.mean()) < 4
+    theirs.close()
+    full = make(vp9, decoder="dali-cpu", dtype=torch.uint8, spatial=CenterCrop((96, 160)), frames=Dense(6, 5))
+    for batch in full:
+        for video, frames in zip(batch.video, batch.frame_index, strict=True):
+            assert read_numbers(video[1].numpy()) == frames.tolist()
+    full.close()
+
+
+def test_a_flipped_bit_in_any_planned_packet_is_found_and_named(tmp_path, videos):
+    folder = build(tmp_path / "damaged", videos, "compact", shards=1)
+    tar = folder / "data-000000.tar"
+    whole = tar.read_bytes()
+    dataset = Dataset(str(folder))
+    shard, row = dataset.shard(0), int(dataset.locate([dataset.find("painted_33")])[1][0])
+    start, _ = shard.member(row)
+    records = shard.table(row).records
+    options = {"frames": Uniform(33), "spatial": CenterCrop(64), "global_batch_size": 7, "shuffle": False}
+    rng = np.random.default_rng(0)
+    for packet in rng.permutation(len(records))[:8].tolist():
+        damaged = bytearray(whole)
+        byte = start + int(records["offset"][packet]) + int(rng.integers(int(records["size"][packet])))
+        damaged[byte] ^= 1 << int(rng.integers(8))
+        tar.write_bytes(damaged)
+        with pytest.raises(ChecksumError) as caught:
+            list(make(folder, **options))
+        where = caught.value.where
+        assert (where["packet"], where["key"], where["shard"]) == (packet, "painted_33", "data-000000")
+        (batch,) = make(folder, on_error="skip", **options)
+        assert [key for key, valid in zip(batch.key, batch.valid, strict=True) if not valid] == ["painted_33"]
+    tar.write_bytes(whole)
+    (batch,) = make(folder, **options)
+    assert batch.valid.all()
+
+
+def test_a_cut_or_missing_shard_is_a_clear_error(tmp_path, videos):
+    folder = build(tmp_path / "cut", videos, "compact")
+    tar = folder / "data-000001.tar"
+    whole = tar.read_bytes()
+    tar.write_bytes(whole[: len(whole) // 4])
+    with pytest.raises(StorageError, match="data-000001"):
+        list(make(folder))
+    tar.unlink()
+    with pytest.raises(StorageError, match="data-000001"):
+        list(make(folder))
+    skipping = make(folder, on_error="skip", max_skip_rate=1.0)
+    lost = sorted(key for batch in skipping for key, valid in zip(batch.key, batch.valid, strict=True) if not valid)
+    assert lost == sorted(f"painted_{length}" for length in LENGTHS[1::3])
+    assert skipping.stats.total.skips == {"StorageError": len(lost)}
+
+
+def test_planned_reading_is_counted(compact):
+    loader = make(compact, frames=Segments(8, jitter=False), shuffle=False, global_batch_size=7)
+    list(loader)
+    total = loader.stats.total
+    assert (total.clips, total.batches) == (7, 1)
+    assert 0 < total.packets < total.packets_from_keys
+    size = sum(path.stat().st_size for path in compact.glob("*.tar"))
+    assert 0 < total.bytes_read < size
+    assert total.requests >= 7
+    assert total.fetch_seconds > 0
+    assert total.decode_seconds > 0
+    assert total.fill_seconds > 0

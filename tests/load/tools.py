@@ -1,0 +1,48 @@
+"""Loaders over a dataset in memory, and their batches as comparable rows."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from fastvid.load.augment import HorizontalFlip, RandomCrop
+from fastvid.load.loader import ClipLoader
+from fastvid.load.sampling import Segments
+from tests.load.fakes import fake
+
+SPATIAL = (RandomCrop(16), HorizontalFlip(0.5))
+
+
+def make(dataset, **options):
+    standard = {
+        "frames": Segments(3),
+        "spatial": SPATIAL,
+        "global_batch_size": 8,
+        "decoder": fake(),
+        "num_threads": 2,
+        "dtype": torch.uint8,
+        "rank": 0,
+        "world_size": 1,
+    }
+    return ClipLoader(dataset, **standard | options)
+
+
+def rows(batch):
+    """Everything about the valid rows of a batch, comparable."""
+    columns = (batch.position, batch.sample, batch.key, batch.label, batch.frame_index, batch.video, batch.valid)
+    return [
+        (int(p), int(s), key, int(label), tuple(frames.tolist()), video.numpy().tobytes())
+        for p, s, key, label, frames, video, valid in zip(*columns, strict=True)
+        if valid
+    ]
+
+
+def epoch_of(dataset, world, **options):
+    """The rest of an epoch as global batches: rows of all ranks put together in order."""
+    ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]
+    return [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
+
+
+def fastvid_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("fastvid-")]

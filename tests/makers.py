@@ -1,0 +1,221 @@
+"""Videos that tests make, and clips cut out of them.
+
+Painted videos carry their frame number as ten black or white blocks in a row at the top, which survives any sensible
+compression, over a texture that moves every frame, so that a missing reference shows. Nothing here plans or assembles a
+clip by the code under test's own loader: packets are copied one by one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fastvid.decode.request import Box, ClipRequest, EncodedClip
+from fastvid.format.demux import index_mp4
+from fastvid.format.packets import PacketTable, StreamInfo
+from fastvid.format.schema import INPUT_PADDING, PacketFlag
+from fastvid.shard.ffmpeg import find_ffmpeg
+
+BITS = 10
+BLACK, WHITE = 16, 235
+
+_TAGS = "-colorspace smpte170m -color_primaries smpte170m -color_trc smpte170m -color_range tv"
+_X264 = f"-c:v libx264 -threads 1 -preset veryfast -tune fastdecode {_TAGS} -x264-params"
+_X265 = f"-c:v libx265 {_TAGS} -tag:v hvc1 -x265-params log-level=none:pools=1:info=0"
+
+# FFmpeg's arguments by name. The first three stand for the profiles of the same names.
+ENCODINGS = {
+    "compact": f"{_X264} keyint=32:min-keyint=32:scenecut=0:open-gop=0:bframes=7:b-adapt=0:b-pyramid=none",
+    "intra": f"{_X264} keyint=1",
+    "vp9": f"-c:v libvpx-vp9 -g 12 -b:v 0 -crf 32 -auto-alt-ref 0 -lag-in-frames 0 -cpu-used 8 {_TAGS}",
+    "vp9-intra": f"-c:v libvpx-vp9 -g 1 -b:v 0 -crf 32 -auto-alt-ref 0 -lag-in-frames 0 -cpu-used 8 {_TAGS}",
+    "mjpeg": "-pix_fmt yuvj420p -c:v mjpeg -q:v 3",
+    "mjpeg-limited": f"-pix_fmt yuv420p -strict unofficial -c:v mjpeg -q:v 3 {_TAGS}",
+    "pyramid": f"{_X264} keyint=24:bframes=5:b-pyramid=normal:ref=4",
+    "hevc": f"{_X265}:keyint=16:min-keyint=16:scenecut=0:bframes=4:b-adapt=0:b-pyramid=0:open-gop=0",
+    "hevc-cra": f"{_X265}:keyint=8:min-keyint=8:scenecut=0:bframes=0:open-gop=1",
+    "av1": "-c:v libaom-av1 -usage realtime -cpu-used 8 -g 16",
+    "h264-422": f"-pix_fmt yuv422p {_X264} keyint=8:bframes=2:b-adapt=0:b-pyramid=none",
+    "h264-10bit": f"-pix_fmt yuv420p10le {_X264} keyint=8:bframes=2:b-adapt=0:b-pyramid=none",
+}
+
+
+@dataclass(frozen=True)
+class Video:
+    """An MP4 in memory with its packet table."""
+
+    path: Path
+
+    @cached_property
+    def data(self) -> bytes:
+        """The file."""
+        return self.path.read_bytes()
+
+    @cached_property
+    def _indexed(self) -> tuple[StreamInfo, np.ndarray]:
+        return index_mp4(self.data, conforms=True)
+
+    @property
+    def info(self) -> StreamInfo:
+        """What a decoder must know."""
+        return self._indexed[0]
+
+    @property
+    def records(self) -> np.ndarray:
+        """PACKET_DTYPE records [P]."""
+        return self._indexed[1]
+
+    @cached_property
+    def table(self) -> PacketTable:
+        """The packets."""
+        return PacketTable(self.records, whole=bool(self.info.flags & 2))
+
+    @property
+    def full(self) -> Box:
+        """The whole picture."""
+        return Box(0, 0, self.info.height, self.info.width)
+
+    def clip(self, frames, *, box=None, size=None, flip=False, packets=None, info=None) -> EncodedClip:
+        """Frames of this video, ready for a decoder; `packets` overrides the plan."""
+        wanted = np.asarray(frames, dtype=np.int64)
+        box = box or self.full
+        request = ClipRequest(0, wanted, box, size or (box.height, box.width), flip)
+        records = self.records[self.table.plan(wanted).packets if packets is None else packets]
+        sizes = records["size"].astype(np.int64)
+        starts = np.cumsum(sizes) - sizes
+        data = bytearray(int(sizes.sum()) + INPUT_PADDING)
+        for offset, size_, start in zip(records["offset"].tolist(), sizes.tolist(), starts.tolist(), strict=True):
+            data[start : start + size_] = self.data[offset : offset + size_]
+        return EncodedClip(
+            request=request,
+            info=info or self.info,
+            data=memoryview(data),
+            starts=starts,
+            sizes=sizes,
+            shows=records["frame"].astype(np.int64),
+            keys=(records["flags"] & PacketFlag.KEY) != 0,
+            key=self.path.stem,
+            shard="made",
+        )
+
+    @cached_property
+    def framemd5(self) -> list[str]:
+        """MD5 of every frame's planes by ffmpeg's decoder: the oracle outside fastvid."""
+        return framemd5(self.path)
+
+    @cached_property
+    def planes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Every frame by ffmpeg's decoder: Y [N, H, W], U and V [N, H/2, W/2]; 4:2:0 only."""
+        command = [ffmpeg(), "-v", "error", "-i", str(self.path), "-fps_mode", "passthrough", "-f", "rawvideo", "-"]
+        raw = np.frombuffer(subprocess.run(command, check=True, capture_output=True).stdout, np.uint8)
+        height, width = self.info.height, self.info.width
+        frames = raw.reshape(self.info.num_frames, height * width * 3 // 2)
+        luma, chroma = height * width, height * width // 4
+        half = (-1, height // 2, width // 2)
+        return (
+            frames[:, :luma].reshape(-1, height, width),
+            frames[:, luma : luma + chroma].reshape(half),
+            frames[:, luma + chroma :].reshape(half),
+        )
+
+
+class Videos:
+    """Makes videos once and keeps them in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._made: dict[str, Video] = {}
+
+    def painted(self, encoding: str, *, frames: int = 70, size: tuple[int, int] = (96, 160)) -> Video:
+        """Frame numbers over a moving texture. Sizes are height and width, multiples of 16, the width at least 160."""
+        return self._make(f"painted-{encoding}-{frames}-{size[0]}x{size[1]}", encoding, paint(frames, size))
+
+    def textured(self, encoding: str, *, frames: int = 70, size: tuple[int, int] = (96, 160)) -> Video:
+        """A moving texture with strong colours and no numbers."""
+        return self._make(f"textured-{encoding}-{frames}-{size[0]}x{size[1]}", encoding, texture(frames, size))
+
+    def lines(self, encoding: str, *, size: tuple[int, int] = (96, 160)) -> Video:
+        """Black and white lines one pixel apart, in both directions: a fine chequer."""
+        y = np.full((2, *size), WHITE, np.uint8)
+        y[:, ::2, ::2] = y[:, 1::2, 1::2] = BLACK
+        grey = np.full((2, size[0] // 2, size[1] // 2), 128, np.uint8)
+        return self._make(f"lines-{encoding}-{size[0]}x{size[1]}", encoding, (y, grey, grey))
+
+    def _make(self, name: str, encoding: str, planes: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Video:
+        if name not in self._made:
+            path = self.folder / f"{name}.mp4"
+            encode(path, planes, ENCODINGS[encoding].split())
+            self._made[name] = Video(path)
+        return self._made[name]
+
+
+def ffmpeg() -> str:
+    """The ffmpeg program."""
+    return find_ffmpeg().path
+
+
+def framemd5(path: Path) -> list[str]:
+    """MD5 of every frame's planes, in display order, by ffmpeg's decoder."""
+    command = [ffmpeg(), "-v", "error", "-i", str(path), "-map", "0:v:0", "-fps_mode", "passthrough", "-f", "framemd5"]
+    lines = subprocess.run([*command, "-"], check=True, capture_output=True, text=True).stdout.splitlines()
+    return [line.split(",")[-1].strip() for line in lines if not line.startswith("#")]
+
+
+def encode(path: Path, planes: tuple[np.ndarray, np.ndarray, np.ndarray], arguments: list[str]) -> None:
+    """Encodes planes Y [N, H, W], U and V [N, H/2, W/2]."""
+    y, u, v = planes
+    raw = b"".join(frame.tobytes() for triple in zip(y, u, v, strict=True) for frame in triple)
+    source = ["-f", "rawvideo", "-pix_fmt", "yuv420p", "-s", f"{y.shape[2]}x{y.shape[1]}", "-r", "25", "-i", "-"]
+    command = [ffmpeg(), "-v", "error", *source, *arguments, "-fps_mode", "passthrough", "-y", str(path)]
+    subprocess.run(command, input=raw, check=True)
+
+
+def texture(frames: int, size: tuple[int, int], seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Blobs of colour that drift by three pixels a frame and brighten: every frame differs from every other."""
+    height, width = size
+    rng = np.random.default_rng(seed)
+    planes = []
+    for scale, low, high in ((1, 40, 200), (2, 70, 190), (2, 70, 190)):
+        field = _blobs(rng, height // scale, width // scale)
+        drifted = np.stack([np.roll(field, (-t // scale, 3 * t // scale), (0, 1)) for t in range(frames)])
+        swing = np.linspace(-10, 10, frames)[:, None, None]
+        planes.append(np.clip(low + (high - low) * drifted + swing, 0, 255).round().astype(np.uint8))
+    return planes[0], planes[1], planes[2]
+
+
+def paint(frames: int, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The texture with the frame number painted along the top, most significant bit first."""
+    y, u, v = texture(frames, size)
+    block = size[1] // BITS // 2 * 2
+    for number in range(frames):
+        for bit in range(BITS):
+            level = WHITE if number >> (BITS - 1 - bit) & 1 else BLACK
+            y[number, :block, bit * block : (bit + 1) * block] = level
+    u[:, : block // 2], v[:, : block // 2] = 128, 128
+    return y, u, v
+
+
+def read_numbers(pictures: np.ndarray) -> list[int]:
+    """The numbers painted on pictures [T, H, W] of luma, or any of R, G and B, showing the whole width."""
+    width = pictures.shape[2]
+    block = width // BITS // 2 * 2
+    inner = slice(block // 4, block - block // 4)
+    numbers = []
+    for picture in pictures:
+        number = 0
+        for bit in range(BITS):
+            number = number << 1 | int(picture[inner, bit * block : (bit + 1) * block][:, inner].mean() > 127)
+        numbers.append(number)
+    return numbers
+
+
+def _blobs(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Smooth noise in [0, 1] that wraps around, [height, width]."""
+    spectrum = np.fft.rfft2(rng.standard_normal((height, width)))
+    rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
+    field = np.fft.irfft2(spectrum * np.exp(-((rows**2 + columns**2) * 300)), (height, width))
+    return (field - field.min()) / (field.max() - field.min())
