@@ -4,6 +4,7 @@
     ├── UsageError (ValueError)              an argument, a key or a configuration value is wrong
     ├── MissingDependency (ImportError)      an optional package is absent, or present and does not load
     ├── StorageError (OSError)               bytes cannot be listed, read or written
+    │   └── ConflictError                    someone else has changed the dataset in the meantime
     ├── FormatError                          what is on disk is not what the format promises
     │   ├── VersionError                     written by a newer major version of the format
     │   └── ChecksumError                    bytes read differ from the bytes that were indexed
@@ -71,6 +72,10 @@ class StorageError(FastvidError, OSError):
 
     # OSError.__str__ reads errno and strerror; ours prints the message.
     __str__ = FastvidError.__str__
+
+
+class ConflictError(StorageError):
+    """Someone else has changed the dataset in the meantime; nothing was done."""
 
 
 class FormatError(FastvidError):

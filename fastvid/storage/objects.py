@@ -1,0 +1,226 @@
+"""Folders in object stores and on web servers: ``s3://``, ``gs://`` and, to read, ``http://`` and ``https://``.
+
+Credentials and endpoints come from the usual variables of the environment, such as AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE and GOOGLE_APPLICATION_CREDENTIALS, or from the
+machine's role.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import IO, Final
+
+from fastvid.errors import StorageError
+from fastvid.storage.cache import NodeCache
+from fastvid.storage.client import Client, Version, missing, replaced
+from fastvid.storage.options import RemoteOptions
+from fastvid.storage.pool import Pool
+from fastvid.storage.protocol import check_name, ends_inside
+
+PIECE_BYTES: Final = 16 * 2**20
+"""Longer ranges are read as pieces of this size, side by side."""
+
+MEMORY_BYTES: Final = 256 * 2**20
+"""Mapped files that one storage remembers without a cache folder; those in use stay as long as they are."""
+
+_Part = tuple[memoryview, Version | None]
+
+
+class ObjectStorage:
+    """A folder in an object store, or on a web server, which neither lists nor writes.
+
+    Args:
+        url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
+        options: See `RemoteOptions`.
+
+    Raises:
+        UsageError: The URL or a setting of the environment is wrong.
+    """
+
+    gap = 32 * 1024
+    """On loopback without TLS a request costs 90 to 110 us of CPU and a byte 0.5 ns (measured, 20 kB to 2 MB), so CPU
+    alone would break even near 180 kB; but bytes have to cross a network that others use, too. For eight frames of a
+    `compact` clip 8 kB gives 6.0 requests and 54 % of the video's bytes, 32 kB 2.2 and 72 %, 128 kB 1.0 and 94 %, at
+    1.07, 0.68 and 0.54 ms of CPU; for an `intra` clip 8.0 and 4 %, 5.9 and 9 %, 3.7 and 23 %."""
+
+    def __init__(self, url: str, options: RemoteOptions | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.options = options or RemoteOptions()
+        self._is_http = self.url.startswith("http")
+        self._client = Client(self.url, self.options)
+        folder = self.options.cache_folder()
+        self._cache = NodeCache(folder, self.options.cache_limit()) if folder else None
+        self._lock = threading.Lock()
+        self._pool: Pool | None = None
+        self._versions: dict[str, Version] = {}
+        self._memory: OrderedDict[str, memoryview] = OrderedDict()
+        self._memory_bytes = 0
+        self._fetching: dict[str, threading.Lock] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.url, self.options)
+
+    def list(self, prefix: str = "") -> list[str]:
+        if self._is_http:
+            raise StorageError("storage over HTTP cannot be listed", file=self.url, hint="name the files")
+        folder = prefix.rpartition("/")[0]
+        return sorted(name for name in self._client.list(folder) if name.startswith(prefix))
+
+    def exists(self, name: str) -> bool:
+        return self._client.head(check_name(name, self.url)) is not None
+
+    def size(self, name: str) -> int:
+        return self._head(name).size
+
+    def read(self, name: str) -> bytes:
+        data, version = self._client.get(check_name(name, self.url), PIECE_BYTES)
+        if data is not None:
+            return bytes(data)
+        whole = bytearray(version.size)
+        self._fill(name, [(0, memoryview(whole))], version)
+        return bytes(whole)
+
+    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        check_name(name, self.url)
+        with self._lock:
+            version = self._versions.get(name)
+        found = self._fill(name, ranges, version)
+        if version is None and found is not None:
+            with self._lock:
+                version = self._versions.setdefault(name, found)
+            if not version.same(found):
+                raise replaced(self._client.file(name))
+
+    def map(self, name: str) -> memoryview:
+        check_name(name, self.url)
+        with self._lock:
+            fetching = self._fetching.setdefault(name, threading.Lock())
+        with fetching:
+            with self._lock:
+                if name in self._memory:
+                    self._memory.move_to_end(name)
+                    return self._memory[name]
+            data = memoryview(self.read(name)) if self._cache is None else self._cached(self._cache, name)
+            with self._lock:
+                self._memory[name] = data
+                self._memory_bytes += len(data)
+                while self._memory_bytes > MEMORY_BYTES:
+                    self._memory_bytes -= len(self._memory.popitem(last=False)[1])
+            return data
+
+    def write(self, name: str, data: bytes) -> None:
+        self._client.put(self._writing(name), data)
+        self._forget(name)
+
+    def swap(self, name: str, data: bytes, expected: bytes | None) -> bool:
+        self._writing(name)
+        version = None
+        if expected is not None:
+            try:
+                found, version = self._client.get(name, len(expected))
+            except StorageError as error:
+                if missing(error):
+                    return False
+                raise
+            if found is None or bytes(found) != expected:
+                return False
+        done = self._client.put_if(name, data, version)
+        self._forget(name)
+        return done
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        with self._client.upload(self._writing(name)) as file:
+            yield file
+        self._forget(name)
+
+    def delete(self, name: str) -> None:
+        self._client.delete(self._writing(name))
+        self._forget(name)
+
+    def sweep(self) -> None:
+        """Does nothing: what an interrupted writer leaves is invisible, and a rule of the bucket removes its parts."""
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._memory.clear()
+            self._memory_bytes = 0
+        if pool is not None:
+            pool.close()
+
+    def _head(self, name: str) -> Version:
+        version = self._client.head(check_name(name, self.url))
+        if version is None:
+            raise StorageError("file does not exist", file=self._client.file(name))
+        return version
+
+    def _cached(self, cache: NodeCache, name: str) -> memoryview:
+        version = self._head(name)
+        facts = (self.url, name, version.tag, version.modified, version.size)
+        key = hashlib.sha256(repr(facts).encode()).hexdigest()
+
+        def fetch() -> bytes:
+            data = bytearray(version.size)
+            self._fill(name, [(0, memoryview(data))], version)
+            return bytes(data)
+
+        return cache.get(key, version.size, fetch)
+
+    def _fill(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None) -> Version | None:
+        """Fills the views, all from one version, which is returned."""
+        pieces = [
+            (offset + at, view[at : at + PIECE_BYTES])
+            for offset, view in ranges
+            for at in range(0, len(view), PIECE_BYTES)
+        ]
+        if len(pieces) < 2:
+            parts: Sequence[_Part] = [
+                self._client.get_range(name, offset, len(view), version) for offset, view in pieces
+            ]
+        else:
+            parts = self._side_by_side(name, pieces, version)
+        for (offset, view), (data, found) in zip(pieces, parts, strict=True):
+            version = version or found
+            # Not every server keeps preconditions, and none can without tags.
+            if version is not None and found is not None and not version.same(found):
+                raise replaced(self._client.file(name))
+            if len(data) != len(view):
+                raise ends_inside(offset, len(view), len(data), self._client.file(name))
+            view[:] = data
+        return version
+
+    def _side_by_side(
+        self, name: str, pieces: Sequence[tuple[int, memoryview]], version: Version | None
+    ) -> Sequence[_Part]:
+        # The workers return bytes rather than fill views: a caller that is interrupted leaves no one writing to them.
+        futures: list[Future[_Part]] = []
+        try:
+            with self._lock:
+                if self._pool is None:
+                    self._pool = Pool(self.options.concurrency)
+                for offset, view in pieces:
+                    futures.append(self._pool.submit(partial(self._client.get_range, name, offset, len(view), version)))
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._versions.pop(name, None)
+            self._memory_bytes -= len(self._memory.pop(name, b""))
+
+    def _writing(self, name: str) -> str:
+        if self._is_http:
+            raise StorageError("storage over HTTP cannot be written", file=self.url, hint="use s3:// or gs://")
+        return check_name(name, self.url)

@@ -1,0 +1,46 @@
+"""Servers and the environment that points to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.storage.ceph import ceph_gateway, missing_programs
+from tests.storage.servers import find_nginx, s3_server, web_server
+
+
+@pytest.fixture(scope="session")
+def obstore():
+    """The library for remote storages, or a skip."""
+    return pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+
+
+@pytest.fixture(scope="session")
+def s3(obstore, tmp_path_factory):
+    """An S3 endpoint; the environment names it and holds credentials, as a user's would."""
+    pytest.importorskip("moto", reason="moto, whose server speaks S3, is not installed")
+    with s3_server(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_REGION", "us-east-1")
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph(obstore, tmp_path_factory):
+    """The address of Ceph's S3 gateway."""
+    if absent := missing_programs():
+        pytest.skip(f"Ceph is not installed ({', '.join(absent)}): apt-get install radosgw ceph-mon ceph-osd")
+    with ceph_gateway(tmp_path_factory.mktemp("ceph"), key="test", secret="test") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory):
+    """A web server that millions use."""
+    if find_nginx() is None:
+        pytest.skip("nginx is not installed: apt-get install nginx-light")
+    with web_server(tmp_path_factory.mktemp("nginx")) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        yield server

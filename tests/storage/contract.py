@@ -1,0 +1,249 @@
+"""What every storage must do. A test class inherits a contract and says how to open a storage and place files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import threading
+
+import pytest
+
+from fastvid.errors import StorageError, UsageError
+
+ODD_NAMES = (
+    "a b+c.bin",
+    "50%.bin",
+    "a%20b.bin",
+    "sub/é ü.bin",
+    "x#y?z=1&w.bin",
+    "~t'()!*,;@$.bin",
+    "sub/more/x.bin",
+)
+
+
+class StorageContract:
+    """Reading.
+
+    Fixtures of the class that inherits: `storage` is a storage open on an empty folder; `place` is a function
+    (name, data) that puts a file there, or replaces it, without that storage.
+    """
+
+    refuses_replaced = True
+    """Whether a file that was replaced cannot be read on; else the old one is."""
+
+    def test_ranges_are_exact_in_any_order_and_number(self, storage, place):
+        data = os.urandom(100_000)
+        place("a/b.bin", data)
+        draw = random.Random(0)
+        ranges = [(draw.randrange(90_000), draw.randrange(10_000)) for _ in range(100)]
+        ranges += [(0, 100_000), (0, 0), (99_999, 1), (0, 1)]
+        views = [memoryview(bytearray(length)) for _, length in ranges]
+        storage.read_into("a/b.bin", [(offset, view) for (offset, _), view in zip(ranges, views, strict=True)])
+        assert [bytes(view) for view in views] == [data[offset : offset + length] for offset, length in ranges]
+        storage.read_into("a/b.bin", [])
+
+    def test_a_file_that_ends_inside_a_range_is_an_error(self, storage, place):
+        place("a.bin", bytes(1000))
+        for offset, length, got in ((990, 20, 10), (1000, 5, 0), (5000, 5, 0)):
+            with pytest.raises(
+                StorageError, match=rf"ends inside the range {offset}\+{length} after {got} bytes.*a.bin"
+            ):
+                storage.read_into("a.bin", [(0, memoryview(bytearray(10))), (offset, memoryview(bytearray(length)))])
+
+    def test_whole_files(self, storage, place):
+        for name, data in (("full", os.urandom(70_000)), ("empty", b"")):
+            place(name, data)
+            assert storage.exists(name)
+            assert storage.size(name) == len(data)
+            assert storage.read(name) == data
+            mapped = storage.map(name)
+            assert mapped.readonly
+            assert bytes(mapped) == data
+
+    def test_missing_files_are_named(self, storage):
+        assert not storage.exists("nothing")
+        for call in (storage.read, storage.size, storage.map):
+            with pytest.raises(StorageError, match=r"does not exist.*nothing"):
+                call("nothing")
+        with pytest.raises(StorageError, match=r"does not exist.*nothing"):
+            storage.read_into("nothing", [(0, memoryview(bytearray(1)))])
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    def test_odd_names_are_taken_as_they_are(self, storage, place, name):
+        place(name, name.encode())
+        assert storage.read(name) == name.encode()
+        assert storage.size(name) == len(name.encode())
+
+    def test_names_cannot_leave_the_folder(self, storage):
+        for name in ("../x", "a/../../x", "/etc/passwd"):
+            with pytest.raises(UsageError, match="leaves its folder"):
+                storage.read(name)
+            with pytest.raises(UsageError, match="leaves its folder"):
+                storage.read_into(name, [])
+
+    def test_a_replaced_file_is_never_mixed_with_the_old_one(self, storage, place):
+        old, new = b"o" * 50_000, b"n" * 50_000
+        place("a.bin", old)
+        part = memoryview(bytearray(100))
+        storage.read_into("a.bin", [(0, part)])
+        place("a.bin", new)
+        views = [memoryview(bytearray(1000)) for _ in range(20)]
+        ranges = [(number * 2000, view) for number, view in enumerate(views)]
+        if self.refuses_replaced:
+            with pytest.raises(StorageError, match="replaced"):
+                storage.read_into("a.bin", ranges)
+        else:
+            storage.read_into("a.bin", ranges)
+            assert {bytes(view) for view in views} == {b"o" * 1000}
+        assert storage.read("a.bin") == new
+
+    def test_many_threads_read_at_once(self, storage, place):
+        data = [os.urandom(5000) for _ in range(4)]
+        for number, content in enumerate(data):
+            place(f"{number}.bin", content)
+        wrong = []
+
+        def read(start):
+            for step in range(12):
+                number = (start + step) % 4
+                views = [memoryview(bytearray(500)) for _ in range(4)]
+                storage.read_into(f"{number}.bin", [(at * 1100, view) for at, view in enumerate(views)])
+                good = [data[number][at * 1100 : at * 1100 + 500] for at in range(4)]
+                if [bytes(view) for view in views] != good or bytes(storage.map(f"{number}.bin")) != data[number]:
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=read, args=(start,)) for start in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+    def test_it_travels_by_pickle_and_reopens_after_close(self, storage, place):
+        place("a.bin", b"abc")
+        copy = pickle.loads(pickle.dumps(storage))
+        assert copy.url == storage.url
+        assert copy.read("a.bin") == storage.read("a.bin") == b"abc"
+        storage.close()
+        view = memoryview(bytearray(1))
+        storage.read_into("a.bin", [(0, view), (1, view), (2, view)])
+        assert bytes(view) == b"c"
+        copy.close()
+
+    def test_close_ranges_are_worth_reading_as_one(self, storage):
+        assert 0 < storage.gap < 2**20
+
+
+class WritingContract(StorageContract):
+    """Reading and writing. Writes what reading tests need by a second storage of the same folder."""
+
+    @pytest.fixture
+    def place(self, storage):
+        other = pickle.loads(pickle.dumps(storage))
+        yield other.write
+        other.close()
+
+    def test_a_write_replaces_the_file_whole(self, storage):
+        storage.write("a/x", b"old")
+        storage.write("a/x", b"newer")
+        assert storage.read("a/x") == b"newer"
+        assert bytes(storage.map("a/x")) == b"newer"
+        view = memoryview(bytearray(5))
+        storage.read_into("a/x", [(0, view)])
+        storage.write("a/x", b"third")
+        storage.read_into("a/x", [(0, view)])
+        assert bytes(view) == bytes(storage.map("a/x")) == b"third"
+
+    @pytest.mark.parametrize("size", [0, 3, 12 * 2**20])
+    def test_a_created_file_appears_when_the_block_ends(self, storage, size):
+        block, piece = os.urandom(size // 3), bytearray(size // 3)
+        with storage.create("a/new.bin") as file:
+            for _ in range(3):
+                piece[:] = block
+                file.write(memoryview(piece))
+                # What was written is not what the buffer holds later.
+                piece[:] = bytes(len(piece))
+            assert not storage.exists("a/new.bin")
+            assert storage.list() == []
+        assert storage.size("a/new.bin") == 3 * len(block)
+        assert storage.read("a/new.bin") == block * 3
+
+    @pytest.mark.parametrize("size", [3, 12 * 2**20])
+    def test_a_block_that_raises_leaves_the_old_file(self, storage, size):
+        storage.write("x", b"old")
+
+        def write_half(kind):
+            with storage.create("x") as file:
+                file.write(bytes(size))
+                raise kind("half way")
+
+        for kind in (ValueError, FileNotFoundError, KeyboardInterrupt):
+            with pytest.raises(kind, match="half way"):
+                write_half(kind)
+        assert storage.read("x") == b"old"
+        assert storage.list() == ["x"]
+
+    def test_lists_are_sorted_and_take_any_prefix(self, storage):
+        names = sorted(["data-000000.tar", "data-000001.tar", "dataset.json", "generations/000001.json", *ODD_NAMES])
+        for name in reversed(names):
+            storage.write(name, b"x")
+        assert storage.list() == names
+        for prefix in (
+            "data-0",
+            "data",
+            "generations/",
+            "generations/0000",
+            "sub",
+            "sub/more/x.bin",
+            "none",
+            "no/ne",
+        ):
+            assert storage.list(prefix) == [name for name in names if name.startswith(prefix)]
+
+    def test_deleting_is_fine_twice(self, storage):
+        storage.write("x", b"x")
+        storage.delete("x")
+        storage.delete("x")
+        assert not storage.exists("x")
+        assert storage.list() == []
+
+    def test_a_swap_needs_what_was_expected(self, storage):
+        assert not storage.swap("d.json", b"one", b"zero")
+        assert not storage.exists("d.json")
+        assert storage.swap("d.json", b"one", None)
+        assert not storage.swap("d.json", b"two", None)
+        assert not storage.swap("d.json", b"two", b"zero")
+        assert not storage.swap("d.json", b"two", b"one and more")
+        assert storage.read("d.json") == b"one"
+        assert storage.swap("d.json", b"two", b"one")
+        assert storage.read("d.json") == b"two"
+
+    @pytest.mark.parametrize("start", [None, b"start"])
+    def test_of_many_swaps_at_once_one_succeeds(self, storage, start):
+        for turn in range(5):
+            name = f"{turn}.json"
+            if start is not None:
+                storage.write(name, start)
+            others = [pickle.loads(pickle.dumps(storage)) for _ in range(4)]
+            gate, done = threading.Barrier(len(others)), []
+
+            def commit(other, mine, gate=gate, done=done, name=name):
+                gate.wait()
+                if other.swap(name, mine, start):
+                    done.append(mine)
+
+            threads = [threading.Thread(target=commit, args=(s, b"%d" % n)) for n, s in enumerate(others)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(done) == 1
+            assert storage.read(name) == done[0]
+            for other in others:
+                other.close()
+
+    def test_a_sweep_removes_no_file(self, storage):
+        storage.write("x", b"x")
+        storage.sweep()
+        assert storage.read("x") == b"x"

@@ -1,0 +1,202 @@
+"""A small HTTP server that misbehaves on request, for tests of remote reading.
+
+It keeps files in memory, answers GET and HEAD with ranges and preconditions as a good server does, logs every request,
+and spends one planned fault on each request that meets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import socket
+import struct
+import threading
+import urllib.parse
+from collections import deque
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Seen:
+    """One request as the server saw it.
+
+    Attributes:
+        method: GET or HEAD.
+        name: File asked for.
+        range: First byte and the byte after the last, None for all of it.
+        if_match: The tag that was asked for.
+        status: The answer; 0 when the connection was cut without one.
+        body: Bytes of the body that were sent.
+    """
+
+    method: str
+    name: str
+    range: tuple[int, int] | None
+    if_match: str | None
+    status: int = 0
+    body: int = 0
+
+
+class FaultyServer(ThreadingHTTPServer):
+    """Serves `files` and spends `faults`, each on one GET.
+
+    Faults are a status code to answer, or one of: ``reset`` (no answer), ``reset-body`` (cut in the middle of the
+    body), ``stall`` (no answer, connection open), ``stall-body`` (half of the body, connection open), ``short`` (an
+    orderly end in the middle of the body), ``short-range`` (fewer bytes than asked, said so), ``shifted-range`` (other
+    bytes than asked, said so), ``whole`` (ignores the range), ``old-tag`` (ignores the precondition), ``none``.
+
+    Args:
+        tags: Whether answers carry tags.
+        dates: Whether they carry dates.
+        delay: Seconds before each answer.
+        meet: Requests that must be waiting before any is answered; a request that waits too long gets 400.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, *, tags: bool = True, dates: bool = True, delay: float = 0.0, meet: int = 1) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files: dict[str, bytes] = {}
+        self.faults: deque[int | str] = deque()
+        self.tags, self.dates, self.delay = tags, dates, delay
+        self.log: list[Seen] = []
+        self.lock = threading.Lock()
+        self.most_at_once = self._now = 0
+        self.over = threading.Event()
+        self.gate = threading.Barrier(meet)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/set"
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def __enter__(self) -> FaultyServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    @contextlib.contextmanager
+    def counted(self):
+        """Counts requests that are answered at the same time."""
+        with self.lock:
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._now -= 1
+
+    def tag(self, data: bytes) -> str:
+        return f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+
+    def gets(self) -> list[Seen]:
+        """GET requests so far."""
+        return [seen for seen in self.log if seen.method == "GET"]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # clients go away in the middle on purpose
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FaultyServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        server = self.server
+        name = urllib.parse.unquote(self.path).removeprefix("/set/")
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if_match = self.headers.get("If-Match")
+        with server.lock:
+            data = server.files.get(name)
+            fault = server.faults.popleft() if body and server.faults else None
+            size = len(data or b"")
+            bounds = (int(asked[1]), int(asked[2] or size - 1) + 1) if asked else None
+            seen = Seen(self.command, name, bounds, if_match)
+            server.log.append(seen)
+        with server.counted():
+            server.over.wait(server.delay)
+            try:
+                server.gate.wait(10)
+            except threading.BrokenBarrierError:
+                fault = 400
+            self._send(seen, data, fault, body=body)
+
+    def _send(self, seen: Seen, data: bytes | None, fault: int | str | None, *, body: bool) -> None:
+        if fault == "reset":
+            return self._cut()
+        if fault == "stall":
+            return self._stall()
+        if isinstance(fault, int):
+            return self._plain(seen, fault)
+        if data is None:
+            return self._plain(seen, 404)
+        tag = self.server.tag(data)
+        if seen.if_match not in (None, tag, "*") and self.server.tags and fault != "old-tag":
+            return self._plain(seen, 412)
+        start, stop = seen.range or (0, len(data))
+        if seen.range and start >= len(data):
+            return self._plain(seen, 416)
+        stop = min(stop, len(data))
+        if fault == "short-range":
+            stop = (start + stop) // 2
+        if fault == "shifted-range":
+            start, stop = start + 1, stop + 1
+        ranged = seen.range is not None and fault != "whole"
+        part = data[start:stop] if ranged else data
+        seen.status = 206 if ranged else 200
+        self.send_response(seen.status)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Accept-Ranges", "bytes")
+        if self.server.tags:
+            self.send_header("ETag", tag)
+        if self.server.dates:
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        if ranged:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.end_headers()
+        if not body:
+            return None
+        half = fault in ("reset-body", "stall-body", "short")
+        sent = part[: len(part) // 2] if half else part
+        seen.body = len(sent)
+        self.wfile.write(sent)
+        self.wfile.flush()
+        if fault == "stall-body":
+            self._stall()
+        elif fault == "reset-body":
+            self._cut()
+        elif fault == "short":
+            self.close_connection = True
+        return None
+
+    def _plain(self, seen: Seen, status: int) -> None:
+        seen.status = status
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _stall(self) -> None:
+        self.server.over.wait(30)
+        self.close_connection = True
+
+    def _cut(self) -> None:
+        # A zero linger turns the close into a reset.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True

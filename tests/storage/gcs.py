@@ -1,0 +1,164 @@
+"""As much of the XML interface of Google Cloud Storage as a client needs, in memory, with numbered versions.
+
+moto has none. The server keeps preconditions strictly: one lock holds for a whole request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+MOVED_BY_PUT = "x-goog-if-generation-match"
+
+
+@dataclass
+class Stored:
+    """One version of an object."""
+
+    data: bytes
+    number: int
+    meta: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tag(self) -> str:
+        return f'"{hashlib.sha256(self.data + b"%d" % self.number).hexdigest()[:12]}"'
+
+
+class GcsServer(ThreadingHTTPServer):
+    """Objects by ``bucket/name``."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.objects: dict[str, Stored] = {}
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.numbers = itertools.count(1000)
+        self.lock = threading.Lock()
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def __enter__(self) -> GcsServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a client that has seen enough goes away
+
+    def account(self, path: Path) -> Path:
+        """Writes the service account that sends a client here without a login."""
+        url = f"http://127.0.0.1:{self.server_address[1]}"
+        facts = {
+            "gcs_base_url": url,
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
+        path.write_text(json.dumps(facts))
+        return path
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: GcsServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _do(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urlsplit(self.path)
+        name, query = unquote(parts.path).lstrip("/"), parse_qs(parts.query, keep_blank_values=True)
+        with self.server.lock:
+            status, headers, data = getattr(self, f"_{self.command.lower()}")(name, query, body)
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815
+
+    def _get(self, name, query, _body):
+        if "list-type" in query:
+            return self._list(name, query.get("prefix", [""])[0])
+        found = self.server.objects.get(name)
+        if found is None:
+            return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
+        headers = _headers(found)
+        if self.headers.get("If-Match") not in (None, found.tag):
+            return 412, headers, b""
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not asked:
+            return 200, headers, found.data
+        part = found.data[int(asked[1]) : int(asked[2]) + 1]
+        if not part:
+            return 416, headers, b""
+        headers["Content-Range"] = f"bytes {asked[1]}-{int(asked[1]) + len(part) - 1}/{len(found.data)}"
+        return 206, headers, part
+
+    _head = _get
+
+    def _list(self, bucket, prefix):
+        entries = "".join(
+            f"<Contents><Key>{escape(name.removeprefix(bucket + '/'))}</Key><Size>{len(found.data)}</Size>"
+            f"<LastModified>2024-01-01T00:00:00Z</LastModified><ETag>{escape(found.tag)}</ETag></Contents>"
+            for name, found in sorted(self.server.objects.items())
+            if name.startswith(f"{bucket}/{prefix}")
+        )
+        return 200, {}, f"<ListBucketResult>{entries}</ListBucketResult>".encode()
+
+    def _put(self, name, query, body):
+        if "uploadId" in query:
+            self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = body
+            return 200, {"ETag": f'"{len(body)}"'}, b""
+        expected, found = self.headers.get(MOVED_BY_PUT), self.server.objects.get(name)
+        if expected is not None and int(expected) != (found.number if found else 0):
+            return 412, {}, b""
+        return 200, self._store(name, body), b""
+
+    def _post(self, name, query, _body):
+        if "uploads" in query:
+            upload = f"upload-{next(self.server.numbers)}"
+            self.server.uploads[upload] = {}
+            return 200, {}, _upload_xml("InitiateMultipartUploadResult", "UploadId", upload)
+        parts = self.server.uploads.pop(query["uploadId"][0])
+        headers = self._store(name, b"".join(parts[number] for number in sorted(parts)))
+        return 200, headers, _upload_xml("CompleteMultipartUploadResult", "ETag", escape(headers["ETag"]))
+
+    def _delete(self, name, query, _body):
+        if "uploadId" in query:
+            self.server.uploads.pop(query["uploadId"][0], None)
+            return 204, {}, b""
+        return (204 if self.server.objects.pop(name, None) else 404), {}, b""
+
+    def _store(self, name, data):
+        meta = {key: value for key, value in self.headers.items() if key.lower().startswith("x-goog-meta-")}
+        self.server.objects[name] = Stored(data, next(self.server.numbers), meta)
+        return _headers(self.server.objects[name])
+
+
+def _headers(found: Stored) -> dict[str, str]:
+    date = "Mon, 01 Jan 2024 00:00:00 GMT"
+    return {"ETag": found.tag, "x-goog-generation": str(found.number), "Last-Modified": date, **found.meta}
+
+
+def _upload_xml(kind: str, field_name: str, value: str) -> bytes:
+    rest = "<Bucket>b</Bucket><Key>k</Key>"
+    return f"<{kind}>{rest}<{field_name}>{value}</{field_name}></{kind}>".encode()

@@ -1,0 +1,102 @@
+"""A proxy that passes requests on and loses answers on request, as a network that fails at the worst moment."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "date", "server"}
+
+
+class LossyProxy(ThreadingHTTPServer):
+    """Stands before `endpoint`.
+
+    Attributes:
+        lose: Called with method and path of a request that the server has carried out; says whether to lose the answer.
+        garble: Sends nonsense in place of what `lose` picks, rather than nothing.
+        lost: Requests whose answers were lost.
+        compares_quotes: Refuses puts on the condition of a tag in quotes, and passes on those without, as Ceph 16.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = urlsplit(endpoint).netloc
+        self.lose: Callable[[str, str], bool] = lambda _method, _path: False
+        self.garble = self.compares_quotes = False
+        self.lost: list[tuple[str, str]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def __enter__(self) -> LossyProxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a client that has seen enough goes away
+
+    def lose_next(self, method: str, within: str = "") -> None:
+        """Loses the answer to the next request of a method that has `within` in its path."""
+        left = [None]
+        self.lose = lambda made, path: made == method and within in path and bool(left) and left.pop() is None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LossyProxy
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _do(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        expected = self.headers.get("If-Match", "")
+        if self.command == "PUT" and expected and self.server.compares_quotes:
+            if expected.startswith('"'):
+                self.send_response(412)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.headers.replace_header("If-Match", f'"{expected}"')
+        upstream = http.client.HTTPConnection(self.server.upstream, timeout=30)
+        try:
+            upstream.request(self.command, self.path, body, dict(self.headers.items()))
+            answer = upstream.getresponse()
+            data = answer.read()
+        finally:
+            upstream.close()
+        if self.server.lose(self.command, self.path):
+            self.server.lost.append((self.command, self.path))
+            if self.server.garble:
+                self.send_response(200)
+                self.send_header("Content-Length", "9")
+                self.end_headers()
+                self.wfile.write(b"<nonsense")
+                return
+            # A zero linger turns the close into a reset.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.close_connection = True
+            return
+        self.send_response(answer.status)
+        for key, value in answer.getheaders():
+            if key.lower() not in HOP_BY_HOP:
+                self.send_header(key, value)
+        size = answer.getheader("Content-Length") if self.command == "HEAD" else len(data)
+        self.send_header("Content-Length", str(size or 0))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815

@@ -1,0 +1,140 @@
+"""Real server processes for tests, on loopback, stopped by the handle that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 60
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def started(command: list[str], port: int | None, log: Path) -> Iterator[None]:
+    """Runs a server while the block does; its output goes to `log`. Without a port nobody waits for it to listen."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + START_SECONDS
+        while port is not None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{command[0]} did not start:\n{log.read_text()}")
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@dataclass
+class S3Server:
+    """An S3 endpoint with one bucket for each test.
+
+    Attributes:
+        endpoint: Its address.
+        log: What it writes, a line a request.
+    """
+
+    endpoint: str
+    log: Path
+    buckets: int = 0
+
+    def bucket(self) -> str:
+        """A new, empty bucket."""
+        self.buckets += 1
+        name = f"bucket-{self.buckets}"
+        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")).close()
+        return name
+
+    def requests(self, bucket: str) -> list[tuple[str, str, int]]:
+        """Method, path inside the bucket and status of every request to a bucket so far."""
+        text = re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_text())
+        found = re.findall(rf'"(\w+) /{bucket}/(\S*) HTTP/1.1" (\d+)', text)
+        return [(method, path, int(status)) for method, path, status in found]
+
+    def uploads(self, bucket: str) -> int:
+        """Uploads that were begun and neither finished nor aborted."""
+        with urllib.request.urlopen(f"{self.endpoint}/{bucket}?uploads") as answer:
+            return answer.read().count(b"<UploadId>")
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path) -> Iterator[S3Server]:
+    """moto's server."""
+    port, log = free_port(), folder / "moto.log"
+    with started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, log):
+        yield S3Server(f"http://127.0.0.1:{port}", log)
+
+
+@dataclass
+class WebServer:
+    """nginx.
+
+    Attributes:
+        url: Of the folder.
+        folder: What it serves.
+        log: Its access log.
+    """
+
+    url: str
+    folder: Path
+    log: Path
+
+    def requests(self, folder: str, least: int) -> list[tuple[str, str, int, int]]:
+        """Method, path, status and bytes of the body of every request below a folder, once there are `least`."""
+        # nginx writes the line after it has sent the answer.
+        end = time.monotonic() + START_SECONDS
+        while True:
+            lines = [line.split(" ") for line in self.log.read_text().splitlines() if f" /{folder}/" in line]
+            if len(lines) >= least or time.monotonic() > end:
+                return [(method, path, int(status), int(size)) for method, path, status, size in lines]
+            time.sleep(0.01)
+
+
+def find_nginx() -> str | None:
+    """The program; Debian keeps it outside the path of ordinary users."""
+    return shutil.which("nginx", path=os.environ.get("PATH", "") + os.pathsep + "/usr/sbin")
+
+
+@contextlib.contextmanager
+def web_server(folder: Path) -> Iterator[WebServer]:
+    """nginx, one process, with an access log of its own form."""
+    port, served = free_port(), folder / "served"
+    served.mkdir()
+    paths = "".join(
+        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"user {getpass.getuser()}; daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;"
+        "events { worker_connections 512; }"
+        "http { log_format plain '$request_method $uri $status $body_bytes_sent';"
+        f"access_log {folder}/access.log plain; {paths}"
+        f"server {{ listen 127.0.0.1:{port}; root {served}; }} }}"
+    )
+    program = find_nginx()
+    assert program is not None
+    with started([program, "-c", str(config), "-e", f"{folder}/error.log"], port, folder / "nginx.out"):
+        yield WebServer(f"http://127.0.0.1:{port}", served, folder / "access.log")

@@ -1,0 +1,219 @@
+"""The node-local cache of mapped files: one fetch a node, a bounded folder, no harm from crashes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from fastvid.storage.cache import NodeCache
+
+SIZE = 1000
+
+
+def content(number: int) -> bytes:
+    return bytes([number]) * SIZE
+
+
+def key(number: int) -> str:
+    return hashlib.sha256(b"%d" % number).hexdigest()
+
+
+class Source:
+    """Bytes to fetch, counted."""
+
+    def __init__(self) -> None:
+        self.fetched: list[int] = []
+
+    def get(self, cache: NodeCache, number: int) -> bytes:
+        def fetch() -> bytes:
+            self.fetched.append(number)
+            return content(number)
+
+        view = cache.get(key(number), SIZE, fetch)
+        assert view.readonly
+        return bytes(view)
+
+
+@pytest.fixture
+def source():
+    return Source()
+
+
+def used(folder) -> int:
+    return sum(path.stat().st_size for path in folder.glob("??/*"))
+
+
+def age(cache, number, seconds):
+    """Makes a file's last use `seconds` after the epoch."""
+    os.utime(cache.folder / key(number)[:2] / key(number), (seconds, seconds))
+
+
+def test_a_file_is_fetched_once_and_mapped_then(tmp_path, source):
+    first, second = (NodeCache(tmp_path / "cache", 10_000) for _ in range(2))
+    assert [source.get(cache, 1) for cache in (first, second, first)] == [content(1)] * 3
+    assert source.fetched == [1]
+    assert bytes(first.get(key(2), 0, lambda: b"")) == b""
+
+
+def test_the_folder_keeps_its_limit_and_those_used_last(tmp_path, source):
+    cache = NodeCache(tmp_path, 5 * SIZE)
+    held = cache.get(key(0), SIZE, lambda: content(0))
+    for number in range(1, 5):
+        source.get(cache, number)
+    for number in range(5):
+        age(cache, number, 1_000_000 + number)
+    source.get(cache, 1)  # used again, so 0, 2 and 3 are now the oldest
+    source.get(cache, 5)
+    assert used(tmp_path) <= 5 * SIZE
+    source.fetched.clear()
+    for number in (5, 1, 4):
+        source.get(cache, number)
+    assert source.fetched == []
+    source.get(cache, 0)
+    assert source.fetched == [0]
+    assert bytes(held) == content(0)
+    for number in range(200):
+        source.get(cache, number)
+        assert used(tmp_path) <= 5 * SIZE
+
+
+def test_a_file_larger_than_the_limit_is_not_kept(tmp_path, source):
+    cache = NodeCache(tmp_path, SIZE - 1)
+    assert source.get(cache, 1) == source.get(cache, 1) == content(1)
+    assert source.fetched == [1, 1]
+    assert used(tmp_path) == 0
+
+
+def test_threads_that_want_one_file_fetch_it_once(tmp_path):
+    caches, fetched, got = [NodeCache(tmp_path, 10_000) for _ in range(6)], [], []
+    gate = threading.Barrier(6)
+
+    def fetch():
+        fetched.append(1)
+        return content(7)
+
+    def want(cache):
+        gate.wait()
+        got.append(bytes(cache.get(key(7), SIZE, fetch)))
+
+    threads = [threading.Thread(target=want, args=(cache,)) for cache in caches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [content(7)] * 6
+    assert fetched == [1]
+
+
+def test_a_cut_file_is_fetched_again(tmp_path, source):
+    cache = NodeCache(tmp_path, 10_000)
+    source.get(cache, 1)
+    path = tmp_path / key(1)[:2] / key(1)
+    path.write_bytes(b"cut")
+    assert source.get(cache, 1) == content(1)
+    assert path.read_bytes() == content(1)
+    assert source.fetched == [1, 1]
+
+
+@pytest.mark.parametrize("book", [b"", b"nonsense", b"0", b"999999999"])
+def test_a_wrong_account_of_what_is_used_mends_itself(tmp_path, source, book):
+    cache = NodeCache(tmp_path, 5 * SIZE)
+    for number in range(4):
+        source.get(cache, number)
+    (tmp_path / ".used").write_bytes(book)
+    for number in range(20):
+        assert source.get(cache, number) == content(number)
+    # An account of nothing lets at most one limit more in before files are counted.
+    assert used(tmp_path) <= (9 if book == b"0" else 5) * SIZE
+    for number in range(20, 40):
+        source.get(cache, number)
+    assert used(tmp_path) <= 5 * SIZE
+
+
+def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path, source):
+    cache = NodeCache(tmp_path, 10_000)
+
+    def fail():
+        raise ValueError("no bytes")
+
+    with pytest.raises(ValueError, match="no bytes"):
+        cache.get(key(1), SIZE, fail)
+    assert source.get(cache, 1) == content(1)
+
+
+def test_a_process_killed_in_the_middle_blocks_nobody(tmp_path, source):
+    # Killed once while it fetches, and once when half of the file is in the folder.
+    code = (
+        "import os, signal, sys; from pathlib import Path; from fastvid.storage.cache import NodeCache\n"
+        "die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if sys.argv[3] == 'write': os.replace = die\n"
+        "fetch = die if sys.argv[3] == 'fetch' else lambda: bytes([1]) * 1000\n"
+        "NodeCache(Path(sys.argv[1]), 2500).get(sys.argv[2], 1000, fetch)\n"
+    )
+    neighbour = key(1)[:2] + "0" * 62  # in the same drawer
+    for moment, name in (("fetch", key(1)), ("write", key(1)), ("write", neighbour)):
+        run = subprocess.run([sys.executable, "-c", code, tmp_path, name, moment], check=False, timeout=60)
+        assert run.returncode == -9
+    # The neighbour's writer has cleared the other's remains away, and was killed itself.
+    assert [path.name for path in tmp_path.glob("??/*.tmp")] == [f"{neighbour}.tmp"]
+    cache = NodeCache(tmp_path, 2500)
+    assert source.get(cache, 1) == content(1)
+    assert list(tmp_path.glob("??/*.tmp")) == []
+    for number in range(6):
+        assert source.get(cache, number) == content(number)
+        assert used(tmp_path) <= 2500
+
+
+def test_a_folder_that_cannot_be_used_costs_a_warning_and_no_bytes(tmp_path, source, caplog):
+    (tmp_path / "file").write_bytes(b"")
+    cache = NodeCache(tmp_path / "file" / "cache", 10_000)
+    with caplog.at_level(logging.WARNING, "fastvid.storage"):
+        assert source.get(cache, 1) == content(1)
+    assert "cache is not used: Not a directory" in caplog.text
+
+
+def test_a_full_disk_costs_a_warning_and_no_bytes(tmp_path, source, caplog, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    cache = NodeCache(tmp_path, 10_000)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "fastvid.storage"):
+        patch.setattr(os, "fsync", full)
+        assert source.get(cache, 1) == content(1)
+    assert "No space left" in caplog.text
+    assert used(tmp_path) == 0
+    assert source.get(cache, 1) == content(1)
+    assert source.fetched == [1, 1]
+
+
+def test_processes_of_a_node_share_it_by_the_environment(tmp_path):
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+    from fastvid.storage import RemoteOptions, open_storage
+    from tests.storage.faulty import FaultyServer
+
+    code = (
+        "import sys; from fastvid.storage import open_storage\n"
+        "s = open_storage(sys.argv[1]); print(sum(s.map('a.pkt')), sum(s.map('a.pkt')))"
+    )
+    data = os.urandom(50_000)
+    environment = os.environ | {"FASTVID_CACHE": str(tmp_path / "cache"), "FASTVID_CACHE_BYTES": "200K"}
+    with FaultyServer(delay=0.2) as server:
+        server.files["a.pkt"] = data
+        command = [sys.executable, "-c", code, server.url]
+        ranks = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        assert [rank.communicate(timeout=60)[0] for rank in ranks] == [f"{sum(data)} {sum(data)}\n"] * 3
+        assert sorted(seen.method for seen in server.log) == ["GET", "HEAD", "HEAD", "HEAD"]
+        # Another version on the server is another file in the cache; what is mapped stays as it was.
+        options = RemoteOptions(cache=tmp_path / "cache", cache_bytes=200 * 1024)
+        before = open_storage(server.url, options=options)
+        old = before.map("a.pkt")
+        server.files["a.pkt"] = data[::-1]
+        assert bytes(open_storage(server.url, options=options).map("a.pkt")) == data[::-1]
+        assert bytes(old) == bytes(before.map("a.pkt")) == data
+        assert sum(seen.method == "GET" for seen in server.log) == 2

@@ -1,0 +1,149 @@
+"""A dataset in an object store and on a web server: the clips of the local one, for the bytes that were planned."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+
+from fastvid.decode.request import Box, ClipRequest
+from fastvid.errors import ChecksumError, ConflictError, StorageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.generations import commit_generation, read_annotations, read_generation, read_head
+from fastvid.format.shard import sample_members, write_shard
+from fastvid.load.fetch import fetch
+from fastvid.storage import LocalStorage, RemoteOptions, open_storage
+from tests.datasets import make_clip, pack
+from tests.storage.faulty import FaultyServer
+
+FRAMES = [3, 17, 30, 44]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """Keys with MP4s."""
+    folder = tmp_path_factory.mktemp("clips")
+    return [(f"clip{n}", make_clip(folder / f"{n}.mp4", frames=48 + n, size="192x128")) for n in range(4)]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory, clips):
+    """The dataset on the disk: two shards of two clips."""
+    samples = [(key, data, number % 2) for number, (key, data) in enumerate(clips)]
+    return pack(tmp_path_factory.mktemp("dataset") / "set", [samples[:2], samples[2:]])
+
+
+def copy(source, target):
+    """All files, the commit record last."""
+    for name in sorted(source.list(), key=lambda name: name == "dataset.json"):
+        target.write(name, source.read(name))
+
+
+def fetch_all(dataset, gap=0):
+    """The clip of every sample of a dataset."""
+    fetched = []
+    for sample, (shard, row) in enumerate(zip(*dataset.locate(range(len(dataset))), strict=True)):
+        shard = dataset.shard(int(shard))
+        info = shard.info(int(row))
+        box = Box(0, 0, info.height, info.width)
+        request = ClipRequest(sample, np.array(FRAMES), box, (box.height, box.width), False)
+        fetched.append(fetch(shard, int(row), request, key=dataset.key(sample), gap=gap))
+    return fetched
+
+
+def test_a_dataset_in_an_object_store_gives_the_clips_of_the_local_one(s3, local):
+    url = f"s3://{s3.bucket()}/sets/one"
+    copy(local, open_storage(url))
+    remote = Dataset(url)
+    assert remote.annotations.equals(Dataset(local.url).annotations)
+    for there, here in zip(fetch_all(remote), fetch_all(Dataset(local.url)), strict=True):
+        assert bytes(there.clip.data) == bytes(here.clip.data)
+        assert there.requests == here.requests > 1
+
+
+def test_shards_are_written_to_an_object_store_byte_for_byte(s3, local, clips):
+    storage = open_storage(f"s3://{s3.bucket()}/set")
+    members = [(key, sample_members({"source_id": f"{key}.avi", "conforms": True}, {"rgb": mp4})) for key, mp4 in clips]
+    write_shard(storage, "data-000000", members[:2])
+    assert storage.list() == [f"data-000000.{kind}" for kind in ("idx", "parquet", "pkt", "tar")]
+    for name in ("data-000000.tar", "data-000000.idx", "data-000000.pkt"):
+        assert storage.read(name) == local.read(name)
+
+
+def test_of_two_commits_to_an_object_store_one_is_refused(s3, local):
+    url = f"s3://{s3.bucket()}/set"
+    copy(local, open_storage(url))
+    rivals = [open_storage(url) for _ in range(2)]
+    heads = [read_head(rival) for rival in rivals]
+    dataset_id, first = read_generation(rivals[0])
+    annotations = read_annotations(rivals[0], 1)
+
+    def commit(number):
+        change = type(first)(2, first.shards, classes=("left", "right", f"rival {number}"))
+        commit_generation(rivals[number], dataset_id, change, annotations, head=heads[number])
+
+    commit(1)
+    with pytest.raises(ConflictError, match="nothing was done"):
+        commit(0)
+    assert Dataset(url).classes == ("left", "right", "rival 1")
+
+
+def test_the_server_sees_the_planned_requests_and_bytes_and_no_others(nginx, local):
+    copy(local, LocalStorage(nginx.folder / "counted"))
+    dataset = Dataset(f"{nginx.url}/counted")
+    for shard in range(2):
+        dataset.shard(shard)
+    # The record and its generation are looked for and read; the annotations and two sidecars are read.
+    opened = nginx.requests("counted", 7)
+    assert [method for method, *_ in opened] == ["HEAD", "GET", "HEAD", "GET", "GET", "GET", "GET"]
+    total = len(opened)
+    for gap in (0, 1000, dataset.storage.gap):
+        fetched = fetch_all(dataset, gap)
+        expected = sum(clip.requests for clip in fetched)
+        seen = nginx.requests("counted", total + expected)[total:]
+        total += expected
+        assert [(method, status) for method, _, status, _ in seen] == [("GET", 206)] * expected
+        assert sum(size for *_, size in seen) == sum(clip.bytes_read for clip in fetched)
+
+
+def test_a_shard_that_is_replaced_cut_or_gone_is_an_error_that_names_it(local):
+    with FaultyServer() as server:
+        for name in local.list():
+            server.files[name] = local.read(name)
+        whole = server.files["data-000000.tar"]
+        for change, says in ((whole[::-1], "replaced"), (whole[:-20_000], "replaced"), (None, "does not exist")):
+            server.files["data-000000.tar"] = whole
+            dataset = Dataset(server.url)
+            fetch_all(dataset)
+            if change is None:
+                del server.files["data-000000.tar"]
+            else:
+                server.files["data-000000.tar"] = change
+            with pytest.raises(StorageError, match=rf"{says}.*data-000000.tar.*shard=data-000000, key=clip0"):
+                fetch_all(dataset)
+
+
+def test_what_no_tag_or_date_betrays_the_checksum_does(local):
+    with FaultyServer(tags=False) as server:
+        for name in local.list():
+            server.files[name] = local.read(name)
+        dataset = Dataset(server.url)
+        fetch_all(dataset)
+        server.files["data-000000.tar"] = os.urandom(len(server.files["data-000000.tar"]))
+        with pytest.raises(ChecksumError, match="shard=data-000000, key=clip0"):
+            fetch_all(dataset)
+
+
+def test_sidecars_come_from_the_cache_of_the_node(local, tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTVID_CACHE", str(tmp_path / "cache"))
+    with FaultyServer() as server:
+        for name in local.list():
+            server.files[name] = local.read(name)
+        for _ in range(2):
+            fetch_all(Dataset(server.url))
+        sidecars = [seen.method for seen in server.log if seen.name.endswith(".pkt")]
+        assert sidecars == ["HEAD", "GET", "HEAD", "GET", "HEAD", "HEAD"]
+        assert RemoteOptions().cache_folder() == tmp_path / "cache"

@@ -1,0 +1,285 @@
+"""Reading from servers that fail: the right bytes or an error that says what is wrong, and never a hang."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+
+from fastvid.errors import MissingDependency, StorageError, UsageError
+from fastvid.storage import RemoteOptions, objects, open_storage
+from tests.storage.faulty import FaultyServer
+from tests.storage.servers import free_port
+
+DATA = random.Random(1).randbytes(200_000)
+QUICK = {"stall_seconds": 0.3, "patience_seconds": 20.0, "cache": ""}
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def read_six(storage, name="a.bin"):
+    """Six ranges in one call, compared with what is right."""
+    ranges = [(number * 30_000, memoryview(bytearray(2000))) for number in range(6)]
+    storage.read_into(name, ranges)
+    assert [bytes(view) for _, view in ranges] == [DATA[offset : offset + 2000] for offset, _ in ranges]
+
+
+@pytest.mark.parametrize("tags", [True, False])
+@pytest.mark.parametrize(
+    "fault", [500, 503, 429, 408, "reset", "reset-body", "stall", "stall-body", "short", "short-range", "shifted-range"]
+)
+def test_passing_faults_cost_another_request_and_nothing_else(fault, tags):
+    with FaultyServer(tags=tags) as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        server.faults.extend([fault, fault, fault])
+        read_six(storage)
+        assert len(server.gets()) == 9
+        server.faults.append(fault)
+        assert storage.read("a.bin") == DATA
+        storage.close()
+
+
+@pytest.mark.parametrize("fault", [500, "reset", "stall", "short-range"])
+def test_a_fault_that_lasts_ends_in_an_error_within_the_patience(fault, caplog):
+    options = RemoteOptions(stall_seconds=0.2, patience_seconds=1.5, cache="")
+    with FaultyServer() as server, caplog.at_level(logging.INFO, "fastvid.storage"):
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=options)
+        server.faults.extend([fault] * 1000)
+        with pytest.raises(StorageError, match=r"\d+ tries in [12] s\) \[file=http://127.0.0.1:\d+/set/a.bin\]"):
+            storage.read_into("a.bin", [(0, memoryview(bytearray(10)))])
+        tries = len(server.gets())
+        assert 3 <= tries <= 20
+        # Each failure is logged once, those of a passing hiccup below the level that is shown by default.
+        levels = [record.levelno for record in caplog.records]
+        assert levels[:3] == [logging.INFO, logging.INFO, logging.WARNING]
+        assert len(levels) == tries - 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (400, "the server answered 400"),
+        (403, "access is denied"),
+        (401, "access is denied"),
+        (404, "file does not exist"),
+        ("whole", "does not keep to byte ranges"),
+    ],
+)
+def test_lasting_faults_are_told_at_once(fault, says):
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        server.faults.append(fault)
+        with pytest.raises(StorageError, match=rf"{says}.*a\.bin"):
+            storage.read_into("a.bin", [(0, memoryview(bytearray(10)))])
+        assert len(server.gets()) == 1
+
+
+@pytest.mark.parametrize("keeps_preconditions", [True, False])
+def test_a_replaced_file_is_refused_by_the_precondition_and_by_the_answer(keeps_preconditions):
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        read_six(storage)
+        tag = server.tag(DATA)
+        server.files["a.bin"] = DATA[::-1]
+        if not keeps_preconditions:
+            server.faults.extend(["old-tag"] * 6)
+        with pytest.raises(StorageError, match=r"replaced while it was being read.*a\.bin"):
+            read_six(storage)
+        late = server.gets()[6:]
+        assert {seen.if_match for seen in late} == {tag}
+        # The first refusal ends the call; the others may not have been answered yet.
+        assert {seen.status for seen in late} - {0} == ({412} if keeps_preconditions else {206})
+        # The first calls knew no tag yet.
+        assert {seen.if_match for seen in server.gets()[:6]} == {None}
+
+
+def test_a_file_replaced_inside_the_first_call_is_not_mixed():
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(concurrency=1, **QUICK))
+        send, seen = server.tag, []
+
+        def replace_after_three(data):
+            seen.append(data)
+            if len(seen) == 3:
+                server.files["a.bin"] = DATA[::-1]
+            return send(data)
+
+        server.tag = replace_after_three
+        with pytest.raises(StorageError, match="replaced"):
+            read_six(storage)
+
+
+def test_a_body_is_not_continued_with_another_version():
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        read_six(storage)
+        server.faults.append("reset-body")
+        send = server.tag
+        # Replaced between the cut answer and the next try.
+        server.tag = lambda data: (server.files.__setitem__("a.bin", DATA[::-1]), send(data))[1]
+        with pytest.raises(StorageError, match="replaced"):
+            storage.read_into("a.bin", [(0, memoryview(bytearray(50_000)))])
+
+
+def test_many_ranges_are_in_flight_at_once_and_no_more_than_allowed():
+    with FaultyServer(meet=5) as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(concurrency=5, cache=""))
+        views = [memoryview(bytearray(100)) for _ in range(20)]
+        # The server answers only when five requests are there, so fewer at once would end in its refusal.
+        storage.read_into("a.bin", [(number * 1000, view) for number, view in enumerate(views)])
+        assert [bytes(view) for view in views] == [DATA[n * 1000 : n * 1000 + 100] for n in range(20)]
+        assert server.most_at_once == 5
+        assert len(server.gets()) == 20
+
+
+def test_a_call_asks_for_its_ranges_and_nothing_more():
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        read_six(storage)
+        assert [seen.method for seen in server.log] == ["GET"] * 6
+        assert sorted(seen.range for seen in server.log) == [(n * 30_000, n * 30_000 + 2000) for n in range(6)]
+        assert sum(seen.body for seen in server.log) == 12_000
+
+
+def test_large_ranges_and_files_are_read_in_pieces(monkeypatch):
+    monkeypatch.setattr(objects, "PIECE_BYTES", 30_000)
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        view = memoryview(bytearray(100_000))
+        storage.read_into("a.bin", [(5, view)])
+        assert bytes(view) == DATA[5:100_005]
+        assert max(seen.body for seen in server.log) == 30_000
+        assert storage.read("a.bin") == DATA
+        assert bytes(storage.map("a.bin")) == DATA
+
+
+def test_a_mapped_file_is_fetched_once_also_by_threads_at_once():
+    with FaultyServer(delay=0.05) as server:
+        server.files["a.pkt"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        maps = []
+        threads = [threading.Thread(target=lambda: maps.append(storage.map("a.pkt"))) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [bytes(data) for data in maps] == [DATA] * 6
+        assert [seen.method for seen in server.log] == ["GET"]
+
+
+def test_the_memory_for_mapped_files_is_bounded(monkeypatch):
+    monkeypatch.setattr(objects, "MEMORY_BYTES", 450_000)
+    with FaultyServer() as server:
+        for number in range(4):
+            server.files[f"{number}"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        for name in "010201":
+            assert bytes(storage.map(name)) == DATA
+        # Two files fit. When 2 comes, 1 is the one longest unused.
+        assert "".join(seen.name for seen in server.log) == "0121"
+
+
+def test_an_address_where_nobody_listens_is_an_error():
+    storage = open_storage(f"http://127.0.0.1:{free_port()}/x", options=RemoteOptions(patience_seconds=0.3))
+    with pytest.raises(StorageError, match=r"Connection refused.*\[file=http://127.0.0.1:\d+/x/a.bin\]"):
+        storage.exists("a.bin")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:secret@host/x", "s3://bucket/x?token=secret", "https://host/x#secret", "s3://", "gs:///x"]
+)
+def test_addresses_that_carry_secrets_or_no_host_are_refused(url):
+    with pytest.raises(UsageError) as caught:
+        open_storage(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_bad_settings_are_refused(monkeypatch):
+    with pytest.raises(UsageError, match="concurrency is 0"):
+        RemoteOptions(concurrency=0)
+    monkeypatch.setenv("FASTVID_CACHE", "somewhere")
+    monkeypatch.setenv("FASTVID_CACHE_BYTES", "much")
+    with pytest.raises(UsageError, match="FASTVID_CACHE_BYTES is 'much'"):
+        open_storage("http://host/x")
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for name in ("fastvid.storage.objects", "fastvid.storage.client"):
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MissingDependency, match=r"fastvid-toolkit\[object-stores\]"):
+        open_storage("s3://bucket/x")
+
+
+def test_local_storage_loads_no_library_for_remote_ones():
+    code = "import sys, fastvid.storage as s; s.open_storage('x').list(); print('obstore' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "False\n"
+
+
+def test_a_forked_child_is_told_instead_of_waiting_for_ever():
+    code = (
+        "import os, sys; from fastvid.storage import open_storage\n"
+        "storage = open_storage(sys.argv[1]); storage.read('a.bin')\n"
+        "child = os.fork()\n"
+        "if child: sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "try: storage.read('a.bin')\n"
+        "except Exception as error: print(error, flush=True); os._exit(7)\n"
+    )
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        command = [sys.executable, "-W", "ignore", "-c", code, server.url]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 7, run.stderr
+    assert "used before this process was forked" in run.stdout
+    assert "spawn or forkserver" in run.stdout
+
+
+def test_the_users_random_numbers_are_left_alone():
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        server.faults.extend([500, 500])
+        random.seed(5)
+        state = random.getstate()
+        storage.read("a.bin")
+        assert random.getstate() == state
+        assert len(server.log) == 3
+
+
+def test_reading_is_not_kept_alive_by_a_program_that_ends():
+    # The server never answers and patience is long; the program must end although its pool is still trying.
+    code = (
+        "import sys, threading, time; from fastvid.storage import open_storage, RemoteOptions\n"
+        "s = open_storage(sys.argv[1], options=RemoteOptions(stall_seconds=1, patience_seconds=1000))\n"
+        "s.read('ok'); ranges = [(0, memoryview(bytearray(1))) for _ in range(4)]\n"
+        "t = threading.Thread(target=s.read_into, args=('a.bin', ranges), daemon=True); t.start(); time.sleep(0.5)\n"
+    )
+    with FaultyServer() as server:
+        server.files |= {"a.bin": DATA, "ok": b"ok"}
+        server.faults.extend(["none", *["stall"] * 100])
+        run = subprocess.run(
+            [sys.executable, "-c", code, server.url], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert run.returncode == 0, run.stderr
+        assert len(server.gets()) >= 5
+    assert os.environ["NO_PROXY"] == "127.0.0.1"

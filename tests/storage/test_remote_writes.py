@@ -1,0 +1,176 @@
+"""Writing to an object store: whole or nothing, also when answers are lost and writers are killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+
+from fastvid.errors import StorageError
+from fastvid.storage import RemoteOptions, client, open_storage
+from tests.storage.lossy import LossyProxy
+
+OPTIONS = RemoteOptions(patience_seconds=20, cache="")
+PART = 5 * 2**20  # the least that S3 takes
+
+
+@pytest.fixture
+def bucket(s3):
+    return s3.bucket()
+
+
+@pytest.fixture
+def storage(bucket, monkeypatch):
+    monkeypatch.setattr(client, "PART_BYTES", PART)
+    store = open_storage(f"s3://{bucket}/set", options=OPTIONS)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def lossy(s3, bucket, monkeypatch):
+    """A storage of the bucket behind a proxy, and the proxy."""
+    with LossyProxy(s3.endpoint) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = open_storage(f"s3://{bucket}/set", options=OPTIONS)
+        yield store, proxy
+        store.close()
+
+
+def test_a_write_is_one_request(s3, bucket, storage):
+    storage.write("a.bin", bytes(2 * PART))
+    assert s3.requests(bucket) == [("PUT", "set/a.bin", 200)]
+
+
+def test_a_large_file_goes_up_in_parts_and_appears_by_the_last_request(s3, bucket, storage):
+    with storage.create("a.bin") as file:
+        for _ in range(3):
+            file.write(bytes(PART))
+        assert s3.uploads(bucket) == 1
+    assert s3.uploads(bucket) == 0
+    made = [(method, path.partition("?")[0], "partNumber" in path) for method, path, _ in s3.requests(bucket)]
+    assert made.count(("PUT", "set/a.bin", True)) == 3
+    assert made[-1] == ("POST", "set/a.bin", False)
+
+
+def test_a_block_that_raises_aborts_its_upload(s3, bucket, storage):
+    def write_half():
+        with storage.create("a.bin") as file:
+            file.write(bytes(2 * PART + 1))
+            raise ValueError("half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        write_half()
+    assert any(method == "POST" and "uploads" in path for method, path, _ in s3.requests(bucket))
+    assert s3.uploads(bucket) == 0
+    assert storage.list() == []
+
+
+def test_a_killed_writer_leaves_the_old_file(s3, bucket, storage):
+    storage.write("a.bin", b"old")
+    code = (
+        "import os, signal, sys; from fastvid.storage import client, open_storage\n"
+        f"client.PART_BYTES = {PART}\n"
+        "with open_storage(sys.argv[1]).create('a.bin') as file:\n"
+        f"    file.write(bytes({3 * PART})); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, f"s3://{bucket}/set"], check=False, timeout=60)
+    assert run.returncode == -9
+    assert s3.uploads(bucket) == 1
+    assert storage.read("a.bin") == b"old"
+    assert storage.list() == ["a.bin"]
+
+
+def test_a_swap_whose_answer_was_lost_has_succeeded(lossy):
+    storage, proxy = lossy
+    for data, expected in ((b"one", None), (b"two", b"one")):
+        proxy.lose_next("PUT")
+        assert storage.swap("d.json", data, expected)
+        assert storage.read("d.json") == data
+    assert len(proxy.lost) == 2
+
+
+def test_without_the_mark_such_a_swap_would_be_taken_for_lost(lossy, monkeypatch):
+    storage, proxy = lossy
+    look = client.Client._look
+    monkeypatch.setattr(client.Client, "_look", lambda self, name: (None, look(self, name)[1]))
+    proxy.lose_next("PUT")
+    assert not storage.swap("d.json", b"one", None)
+    assert storage.read("d.json") == b"one"
+
+
+def test_a_swap_does_not_take_a_rivals_equal_bytes_for_its_own(lossy, storage):
+    behind, proxy = lossy
+    # Both want to write the same record. The rival is first, and the answer that says so is lost once.
+    storage.write("d.json", b"start")
+    reading = behind._client.get
+
+    def overtaken(name, most):
+        found = reading(name, most)
+        assert storage.swap("d.json", b"commit 2", b"start")
+        return found
+
+    behind._client.get = overtaken
+    proxy.lose_next("PUT")
+    assert not behind.swap("d.json", b"commit 2", b"start")
+    assert len(proxy.lost) == 1
+
+
+def test_a_store_that_compares_quotes_can_be_swapped_on(lossy, storage):
+    behind, proxy = lossy
+    proxy.compares_quotes = True
+    assert behind.swap("d.json", b"one", None)
+    assert behind.swap("d.json", b"two", b"one")
+    assert not behind.swap("d.json", b"three", b"one")
+    assert behind.read("d.json") == b"two"
+
+
+@pytest.mark.parametrize(
+    ("method", "within"),
+    [("PUT", "a.bin"), ("PUT", "partNumber=1"), ("POST", "uploads"), ("POST", "uploadId"), ("POST", "delete")],
+)
+def test_lost_answers_to_writes_cost_a_repetition(lossy, monkeypatch, method, within):
+    monkeypatch.setattr(client, "PART_BYTES", PART)
+    storage, proxy = lossy
+    proxy.lose_next(method, within)
+    storage.write("a.bin", b"a")
+    with storage.create("b.bin") as file:
+        file.write(bytes(PART + 1))
+    storage.write("c.bin", b"c")
+    storage.delete("c.bin")
+    assert storage.read("a.bin") == b"a"
+    assert storage.size("b.bin") == PART + 1
+    assert storage.list() == ["a.bin", "b.bin"]
+    assert len(proxy.lost) == 1
+
+
+def test_an_upload_that_cannot_be_finished_is_finished_once_and_is_an_error(lossy, monkeypatch):
+    monkeypatch.setattr(client, "PART_BYTES", PART)
+    storage, proxy = lossy
+    proxy.garble = True
+    proxy.lose_next("POST", "uploadId")
+
+    def create():
+        with storage.create("a.bin") as file:
+            file.write(bytes(PART + 1))
+
+    with pytest.raises(StorageError, match=r"a\.bin") as caught:
+        create()
+    assert "closed" not in str(caught.value)
+    assert len(proxy.lost) == 1
+
+
+def test_a_bucket_that_does_not_exist_is_named(s3):
+    storage = open_storage("s3://no-such-bucket/x", options=OPTIONS)
+
+    def create():
+        with storage.create("a.bin") as file:
+            file.write(b"x")
+
+    calls = (lambda: storage.read("a"), lambda: storage.write("a", b"x"), storage.list, create)
+    for call in calls:
+        with pytest.raises(StorageError, match=r"bucket does not exist|NoSuchBucket"):
+            call()

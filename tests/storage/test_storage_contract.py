@@ -1,0 +1,140 @@
+"""Every storage keeps the same contract."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+
+from fastvid.errors import StorageError
+from fastvid.storage import LocalStorage, RemoteOptions, open_storage
+from tests.storage.contract import StorageContract, WritingContract
+from tests.storage.faulty import FaultyServer
+from tests.storage.gcs import GcsServer
+
+QUICK = RemoteOptions(stall_seconds=5, patience_seconds=10, cache="")
+
+
+class ReadOnlyContract(StorageContract):
+    """Plain HTTP."""
+
+    def test_writing_and_listing_are_refused(self, storage, place):
+        place("x", b"x")
+
+        def create():
+            with storage.create("x"):
+                pass
+
+        calls = (lambda: storage.write("x", b""), lambda: storage.swap("x", b"", None), lambda: storage.delete("x"))
+        for call in (*calls, create):
+            with pytest.raises(StorageError, match="over HTTP cannot be written"):
+                call()
+        with pytest.raises(StorageError, match="over HTTP cannot be listed"):
+            storage.list()
+        assert storage.read("x") == b"x"
+
+
+class TestLocal(WritingContract):
+    refuses_replaced = False  # it stays open
+
+    @pytest.fixture
+    def storage(self, tmp_path):
+        return LocalStorage(tmp_path / "folder")
+
+
+class TestS3(WritingContract):
+    @pytest.fixture
+    def storage(self, s3, monkeypatch):
+        monkeypatch.setattr("fastvid.storage.client.PART_BYTES", 5 * 2**20)  # the least that S3 takes
+        store = open_storage(f"s3://{s3.bucket()}/some folder/set", options=QUICK)
+        yield store
+        store.close()
+
+
+class TestCachedS3(WritingContract):
+    @pytest.fixture
+    def storage(self, s3, tmp_path):
+        store = open_storage(f"s3://{s3.bucket()}", options=RemoteOptions(cache=tmp_path / "cache", cache_bytes=10**8))
+        yield store
+        store.close()
+
+
+@pytest.mark.soak
+class TestCeph(WritingContract):
+    """Another implementation of S3 than Amazon's and moto's; takes half a minute to start on a busy machine."""
+
+    numbers = itertools.count()
+
+    @pytest.fixture
+    def storage(self, ceph, monkeypatch):
+        boto3 = pytest.importorskip("boto3", reason="boto3 is not installed; it makes the bucket")
+        for name, value in {"ENDPOINT_URL": ceph, "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr("fastvid.storage.client.PART_BYTES", 5 * 2**20)
+        bucket = f"bucket-{next(self.numbers)}"
+        admin = boto3.client("s3")
+        admin.create_bucket(Bucket=bucket)
+        store = open_storage(f"s3://{bucket}/some folder/set", options=QUICK)
+        yield store
+        store.close()
+        assert not admin.list_multipart_uploads(Bucket=bucket).get("Uploads")
+        admin.close()
+
+
+class TestGcs(WritingContract):
+    @pytest.fixture
+    def storage(self, obstore, tmp_path, monkeypatch):
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr("fastvid.storage.client.PART_BYTES", 5 * 2**20)
+        with GcsServer() as server:
+            monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(server.account(tmp_path / "account.json")))
+            store = open_storage("gs://bucket/some folder", options=QUICK)
+            yield store
+            store.close()
+            assert not server.uploads
+
+
+class TestHttp(ReadOnlyContract):
+    @pytest.fixture
+    def server(self):
+        with FaultyServer() as server:
+            yield server
+
+    @pytest.fixture
+    def storage(self, obstore, server, monkeypatch):
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        store = open_storage(server.url, options=QUICK)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def place(self, server):
+        return server.files.__setitem__
+
+
+class TestNginx(ReadOnlyContract):
+    folders, seconds = itertools.count(), itertools.count(1_700_000_000)
+
+    @pytest.fixture
+    def folder(self, nginx):
+        return f"set {next(self.folders)}"
+
+    @pytest.fixture
+    def storage(self, obstore, nginx, folder):
+        store = open_storage(f"{nginx.url}/{folder}/", options=QUICK)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def place(self, nginx, folder):
+        def put(name, data):
+            disk = LocalStorage(nginx.folder / folder)
+            disk.write(name, data)
+            # nginx makes the tag from the size and the second of the change.
+            os.utime(disk.path(name), (second := next(self.seconds), second))
+
+        return put
