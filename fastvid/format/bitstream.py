@@ -116,7 +116,7 @@ def _has_leading(types: Sequence[set[int]], number: int) -> bool:
 
 
 def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    frames = [[_Vp9Frame(frame) for frame in _vp9_superframe(memoryview(packet))] for packet in packets]
+    frames = [[_Vp9Frame(frame) for frame in vp9_superframe(memoryview(packet))] for packet in packets]
     flags = []
     for number, packet_frames in enumerate(frames):
         if not packet_frames:
@@ -135,7 +135,7 @@ def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     return flags
 
 
-def _vp9_superframe(packet: memoryview) -> list[memoryview]:
+def vp9_superframe(packet: memoryview) -> list[memoryview]:
     """The frames of a VP9 packet, annex B of the bitstream specification."""
     if not len(packet):
         return []

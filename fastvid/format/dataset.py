@@ -9,10 +9,8 @@ A sample's number is its row in the annotations. Rows of a shard are consecutive
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -21,135 +19,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
-from fastvid import faults
-from fastvid.errors import FormatError, StorageError, UsageError
-from fastvid.format.schema import (
-    ANNOTATION_FIELDS,
-    DATASET_JSON,
-    FORMAT,
-    FORMAT_VERSION,
-    annotations_file,
-    check_version,
-    generation_file,
-)
-from fastvid.format.shard import Shard, to_parquet
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.generations import Generation as Generation
+from fastvid.format.generations import ShardRecord as ShardRecord
+from fastvid.format.generations import commit_generation as commit_generation
+from fastvid.format.generations import read_annotations, read_generation
+from fastvid.format.schema import ANNOTATION_FIELDS
+from fastvid.format.shard import Shard
 from fastvid.format.where import parse_where
-from fastvid.storage import Storage, open_storage
+from fastvid.storage import open_storage
 
 IntArray = npt.NDArray[np.int64]
 
 _SPLIT: Final = "split"
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRecord:
-    """One shard as a generation records it.
-
-    Attributes:
-        name: Stem of its files, such as ``data-000000``.
-        bytes: Size of the tar.
-        sha256: Of the tar, hex.
-        samples: Samples in the tar.
-        profile: The encode profile with its parameters.
-        encoder: Build of the encoder that wrote it.
-    """
-
-    name: str
-    bytes: int
-    sha256: str
-    samples: int
-    profile: Mapping[str, Any] = field(default_factory=dict)
-    encoder: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """An immutable state of a dataset.
-
-    Attributes:
-        number: Counts from 1.
-        shards: In the order of the annotations' rows.
-        streams: Video streams of every sample.
-        classes: Class names; a label is an index into them.
-        note: What made the generation, such as the command.
-    """
-
-    number: int
-    shards: tuple[ShardRecord, ...]
-    streams: tuple[str, ...] = ("rgb",)
-    classes: tuple[str, ...] = ()
-    note: str = ""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in all shards, removed ones included."""
-        return sum(shard.samples for shard in self.shards)
-
-
-def commit_generation(storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table) -> None:
-    """Makes `generation` the current one. Until the last write, readers see the one before.
-
-    Args:
-        storage: The dataset's folder.
-        dataset_id: Stays the same over generations.
-        generation: The record to add; its number must be new.
-        annotations: One row a sample in the order of the shards, with the columns of ANNOTATION_FIELDS.
-
-    Raises:
-        FormatError: Rows and shards disagree, a column is missing, a key comes twice, or the number is taken.
-    """
-    if annotations.num_rows != generation.num_samples:
-        raise FormatError(f"{annotations.num_rows} annotations for {generation.num_samples} samples")
-    missing = [name for name in ANNOTATION_FIELDS if name not in annotations.column_names]
-    if missing:
-        raise FormatError(f"annotations lack the columns {', '.join(missing)}")
-    keys = annotations["key"]
-    if pc.count_distinct(keys).as_py() != len(keys):
-        counts = pc.value_counts(keys)
-        twice = next(c["values"] for c in counts.to_pylist() if c["counts"] > 1)
-        raise FormatError("key stands in the annotations twice", key=twice)
-    for name, kind in ANNOTATION_FIELDS.items():
-        if annotations.schema.field(name).type != kind:
-            raise FormatError(f"column {name!r} is {annotations.schema.field(name).type}, expected {kind}")
-    if storage.exists(DATASET_JSON) and _current(storage)[1] >= generation.number:
-        raise FormatError(f"generation {generation.number} exists already", file=storage.url)
-    storage.write(annotations_file(generation.number), to_parquet(annotations))
-    storage.write(generation_file(generation.number), _json(asdict(generation)))
-    faults.reach("manifest")
-    version = ".".join(map(str, FORMAT_VERSION))
-    record = {"format": FORMAT, "version": version, "dataset_id": dataset_id, "generation": generation.number}
-    storage.write(DATASET_JSON, _json(record))
-
-
-def read_generation(storage: Storage, number: int | None = None) -> tuple[str, Generation]:
-    """The dataset's id and a generation, the current one by default.
-
-    Raises:
-        StorageError: There is no dataset here, or no such generation.
-        VersionError: It is of a newer major version.
-        FormatError: A record is broken.
-    """
-    dataset_id, current = _current(storage)
-    number = current if number is None else number
-    name = generation_file(number)
-    if not storage.exists(name):
-        raise StorageError(
-            f"dataset has no generation {number}", file=storage.url, hint=f"the current one is {current}"
-        )
-    try:
-        record = json.loads(storage.read(name))
-        generation = Generation(
-            number=record["number"],
-            shards=tuple(ShardRecord(**_known(shard)) for shard in record["shards"]),
-            streams=tuple(record["streams"]),
-            classes=tuple(record["classes"]),
-            note=record.get("note", ""),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"generation record is broken: {error!r}", file=name) from error
-    return dataset_id, generation
 
 
 class Dataset:
@@ -202,11 +85,7 @@ class Dataset:
     @cached_property
     def annotations(self) -> pa.Table:
         """All rows of the generation's annotations, whatever is selected."""
-        name = annotations_file(self.generation.number)
-        try:
-            return pq.read_table(pa.BufferReader(self.storage.read(name)))
-        except pa.ArrowInvalid as error:
-            raise FormatError(f"annotations do not parse: {error}", file=name) from error
+        return read_annotations(self.storage, self.generation.number)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of the selected rows.
@@ -328,28 +207,3 @@ def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             # A column of mixed types is kept as text: a filter on it then needs quotes, but nothing is lost.
             columns[name] = pa.array([None if value is None else str(value) for value in values], pa.string())
     return pa.table(columns)
-
-
-def _current(storage: Storage) -> tuple[str, int]:
-    if not storage.exists(DATASET_JSON):
-        raise StorageError(
-            f"there is no dataset: no {DATASET_JSON}",
-            file=storage.url,
-            hint="make one with `fastvid shard`; a job that was interrupted goes on when run again",
-        )
-    try:
-        record = json.loads(storage.read(DATASET_JSON))
-        check_version(record["version"], file=DATASET_JSON)
-        if record["format"] != FORMAT:
-            raise FormatError(f"format {record['format']!r} is not {FORMAT!r}", file=DATASET_JSON)
-        return str(record["dataset_id"]), int(record["generation"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{DATASET_JSON} is broken: {error!r}", file=storage.url) from error
-
-
-def _known(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name in ShardRecord.__dataclass_fields__}
-
-
-def _json(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()

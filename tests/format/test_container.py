@@ -14,6 +14,9 @@ from fastvid.format.bitstream import nal_length_size, nal_units, packet_flags
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
+from fastvid.shard.ffmpeg import find_ffmpeg
+
+FFMPEG = find_ffmpeg().path
 
 X264 = ["-c:v", "libx264", "-threads", "1", "-preset", "veryfast"]
 ENCODINGS = {
@@ -22,7 +25,12 @@ ENCODINGS = {
     "intra": [*X264, "-x264-params", "keyint=1"],
     "open-gop": [*X264, "-x264-params", "keyint=12:min-keyint=12:scenecut=0:bframes=3:open-gop=1"],
     "no-b": [*X264, "-x264-params", "bframes=0:keyint=16"],
-    "hevc": ["-c:v", "libx265", "-x265-params", "log-level=none:keyint=16:bframes=4:b-adapt=0:b-pyramid=0:open-gop=0:pools=1"],
+    "hevc": [
+        "-c:v",
+        "libx265",
+        "-x265-params",
+        "log-level=none:keyint=16:bframes=4:b-adapt=0:b-pyramid=0:open-gop=0:pools=1",
+    ],
     "hevc-open": ["-c:v", "libx265", "-x265-params", "log-level=none:keyint=12:bframes=4:open-gop=1:pools=1"],
     "vp9": ["-c:v", "libvpx-vp9", "-g", "12", "-auto-alt-ref", "0", "-lag-in-frames", "0", "-cpu-used", "8"],
     "vp9-altref": ["-c:v", "libvpx-vp9", "-g", "20", "-b:v", "300k", "-cpu-used", "5", "-lag-in-frames", "16"],
@@ -34,7 +42,7 @@ ENCODINGS = {
 def encoded(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("encoded") / f"{request.param}.mp4"
     source = "testsrc2=s=160x96:r=30000/1001:d=1.5,noise=alls=20:allf=t"
-    command = ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", source, "-pix_fmt", "yuv420p", *ENCODINGS[request.param]]
+    command = [FFMPEG, "-v", "error", "-f", "lavfi", "-i", source, "-pix_fmt", "yuv420p", *ENCODINGS[request.param]]
     subprocess.run([*command, str(path)], check=True)
     return request.param, path
 
@@ -133,7 +141,16 @@ def test_footage_is_indexed_like_ffmpeg_or_refused(footage):
         PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
         agreed += 1
     assert agreed >= 60
-    allowed = ("fragmented", "codec", "same time", "edit list", "packet count", "no H.264 slice", "lacks its", "NAL unit")
+    allowed = (
+        "fragmented",
+        "codec",
+        "same time",
+        "edit list",
+        "packet count",
+        "no H.264 slice",
+        "lacks its",
+        "NAL unit",
+    )
     assert all(any(word in message for word in allowed) for _, message in refused), refused
 
 
@@ -160,7 +177,7 @@ def test_truncated_files_are_refused(encoded, cut):
 def test_every_flipped_header_byte_gives_a_table_or_a_format_error(tmp_path):
     path = tmp_path / "pattern.mp4"
     source = "testsrc2=s=160x96:r=25:d=1"
-    subprocess.run(["ffmpeg", "-v", "error", "-f", "lavfi", "-i", source, *ENCODINGS["pattern"], str(path)], check=True)
+    subprocess.run([FFMPEG, "-v", "error", "-f", "lavfi", "-i", source, *ENCODINGS["pattern"], str(path)], check=True)
     data = bytearray(path.read_bytes())
     start = data.find(b"moov")
     for position in range(start - 4, len(data), 3):

@@ -18,7 +18,7 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastvid.errors import FormatError, StorageError, UsageError, VersionError
+from fastvid.errors import ConflictError, FormatError, StorageError, UsageError, VersionError
 from fastvid.format.dataset import (
     Dataset,
     Generation,
@@ -31,7 +31,10 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.schema import KEY_PATTERN, PKT_HEADER_DTYPE, StreamFlag, check_key
 from fastvid.format.shard import Shard, index_shard, sample_members, write_shard
 from fastvid.format.tar import read_members, wds2idx, write_tar
+from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
+
+FFMPEG = find_ffmpeg().path
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def clips(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clips")
     for name, frames in (("long", 40), ("short", 7)):
         source = f"testsrc2=s=96x64:r=25:d={frames / 25}"
-        command = ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", source, "-c:v", "libx264", "-threads", "1"]
+        command = [FFMPEG, "-v", "error", "-f", "lavfi", "-i", source, "-c:v", "libx264", "-threads", "1"]
         subprocess.run([*command, "-pix_fmt", "yuv420p", str(folder / f"{name}.mp4")], check=True)
     return {path.stem: path.read_bytes() for path in folder.glob("*.mp4")}
 
@@ -86,7 +89,9 @@ def test_tars_are_plain_and_a_pure_function_of_their_samples(tmp_path, clips):
     data = store.read("data-000000.tar")
     assert hashlib.sha256(data).hexdigest() == one.sha256
     assert len(data) == one.bytes
-    listed = subprocess.run(["tar", "tf", str(tmp_path / "data-000000.tar")], capture_output=True, check=True, text=True)
+    listed = subprocess.run(
+        ["tar", "tf", str(tmp_path / "data-000000.tar")], capture_output=True, check=True, text=True
+    )
     assert listed.stdout.split() == [f"c/{n}.{suffix}" for n in range(4) for suffix in ("json", "mp4")]
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         expected = [(m.name, m.offset_data, m.size) for m in archive]
@@ -173,7 +178,7 @@ def test_a_generation_is_pinned_and_never_overwritten(dataset, clips):
     changed = annotation_table([row | {"label": 1 - row["label"]} for row in rows])
     commit_generation(store, dataset_id, Generation(2, first.shards, classes=first.classes), changed)
     assert (Dataset(str(dataset)).labels == 1 - Dataset(str(dataset), generation=1).labels).all()
-    with pytest.raises(FormatError, match="exists already"):
+    with pytest.raises(ConflictError, match="exists already"):
         commit_generation(store, dataset_id, Generation(2, first.shards), changed)
     with pytest.raises(StorageError, match="no generation 9"):
         Dataset(str(dataset), generation=9)

@@ -1,0 +1,237 @@
+"""Any frame of any sample, for people: notebooks, pages, checks.
+
+    dataset = fastvid.open("shards/mine", split="train")
+    video = dataset["some_key"]
+    video.frames([0, 8]).data        # uint8 [2, H, W, 3]
+
+Reads and decodes the planned packets only, checked against their checksums, like the loader.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Box, ClipRequest, Decoder, EncodedClip, FrameBatch, Rgb
+from fastvid.errors import ChecksumError, FastvidError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.packets import PacketTable, StreamInfo
+from fastvid.format.schema import INPUT_PADDING, PacketFlag
+from fastvid.format.shard import Shard
+
+Read = Callable[[Sequence[tuple[int, memoryview]]], None]
+"""Fills each writable view with the stream's bytes from the offset beside it."""
+
+_local = threading.local()
+
+
+class Video:
+    """One video stream of a sample.
+
+    Args:
+        shard: Where it lies.
+        row: Row of the sample in the shard.
+        key: The sample's key.
+        label: The sample's label, -1 without one.
+        stream: Which stream.
+    """
+
+    def __init__(self, shard: Shard, row: int, *, key: str, label: int, stream: str = "rgb") -> None:
+        self.key = key
+        self.label = label
+        self.stream = stream
+        self.info: StreamInfo = shard.info(row, stream)
+        self._shard, self._row = shard, row
+
+    def __len__(self) -> int:
+        return self.info.num_frames
+
+    def __repr__(self) -> str:
+        info = self.info
+        rate = f"{float(info.fps):.6g} fps"
+        return (
+            f"Video({self.key!r}, {info.num_frames} frames of {info.width}x{info.height}, {rate}, {info.codec.label})"
+        )
+
+    @property
+    def num_frames(self) -> int:
+        """Frames shown."""
+        return self.info.num_frames
+
+    @property
+    def fps(self) -> Fraction:
+        """Frames per second, exact."""
+        return self.info.fps
+
+    @property
+    def width(self) -> int:
+        """Pixels."""
+        return self.info.width
+
+    @property
+    def height(self) -> int:
+        """Pixels."""
+        return self.info.height
+
+    @property
+    def table(self) -> PacketTable:
+        """Its packets."""
+        return self._shard.table(self._row, self.stream)
+
+    def frames(self, frames: Sequence[int] | npt.ArrayLike) -> FrameBatch:
+        """Decodes frames.
+
+        Args:
+            frames: Indices in display order, 0 <= f < num_frames; any order, repeats allowed.
+
+        Raises:
+            UsageError: No frame is asked for, or one lies outside the video.
+            StorageError: The shard cannot be read.
+            ChecksumError: The shard's bytes are not those that were indexed.
+            DecodeError: The packets do not give the frames.
+        """
+        shard = self._shard
+        start, _ = shard.member(self._row, self.stream)
+
+        def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
+            shard.storage.read_into(shard.tar, [(start + offset, view) for offset, view in ranges])
+
+        try:
+            return decode_frames(self.info, self.table, read, frames)
+        except FastvidError as error:
+            error.at(shard=shard.stem, key=self.key)
+            raise
+
+
+class VideoDataset(Dataset):
+    """A `Dataset` whose samples are videos: ``dataset["key"]``, ``dataset[7]``, ``for video in dataset``."""
+
+    def __getitem__(self, sample: str | int) -> Video:
+        """A sample by key or by number.
+
+        Raises:
+            UsageError: The selection has no such sample.
+        """
+        number = self.find(sample) if isinstance(sample, str) else int(sample)
+        if not 0 <= number < len(self):
+            raise UsageError(f"sample {number} is outside the selection of {len(self)}", file=self.storage.url)
+        shards, rows = self.locate([number])
+        shard = self.shard(int(shards[0]))
+        return Video(shard, int(rows[0]), key=self.key(number), label=int(self.labels[number]))
+
+    def __iter__(self) -> Iterator[Video]:
+        return (self[number] for number in range(len(self)))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+
+def open(  # noqa: A001 - what users type is fastvid.open
+    path: str | os.PathLike[str], split: str | None = None, where: str | None = None, generation: int | None = None
+) -> VideoDataset:
+    """Opens a dataset.
+
+    Args:
+        path: Folder or URL of the dataset.
+        split: Value of the column ``split``, or ``column:value`` for another split column; all samples by default.
+        where: Filter over the annotations' columns, such as ``"num_frames >= 64"``.
+        generation: Which one; the current one by default.
+
+    Raises:
+        StorageError: There is no dataset.
+        VersionError: It is of a newer major version.
+        UsageError: The split, the filter or its result is wrong; nothing matches.
+    """
+    return VideoDataset(os.fspath(path), split=split, where=where, generation=generation)
+
+
+def decode_frames(
+    info: StreamInfo,
+    table: PacketTable,
+    read: Read,
+    frames: Sequence[int] | npt.ArrayLike,
+    *,
+    decoder: Decoder | None = None,
+) -> FrameBatch:
+    """Decodes whole frames of a stream to RGB. A stream of odd size loses its last row or column.
+
+    Args:
+        info: The stream.
+        table: Its packets.
+        read: Reads its bytes.
+        frames: Indices in display order; any order, repeats allowed.
+        decoder: Any that writes `Rgb`; by default PyAV, kept open for the calling thread.
+
+    Raises:
+        UsageError: No frame is asked for, or one lies outside the stream.
+        ChecksumError: Bytes are not those that were indexed.
+        DecodeError: The packets do not give the frames.
+    """
+    wanted = np.atleast_1d(np.asarray(frames, dtype=np.int64))
+    size = (info.height & ~1, info.width & ~1)
+    clip = read_clip(ClipRequest(0, wanted, Box(0, 0, *size), size), info, table, read)
+    rgb = np.empty((3, len(wanted), *size), dtype=np.uint8)
+    (error,) = (decoder or _decoder()).decode([clip], [Rgb(rgb)])
+    if error is not None:
+        raise error
+    seconds = wanted * info.fps.denominator / info.fps.numerator
+    return FrameBatch(np.ascontiguousarray(rgb.transpose(1, 2, 3, 0)), wanted, seconds)
+
+
+def read_clip(request: ClipRequest, info: StreamInfo, table: PacketTable, read: Read) -> EncodedClip:
+    """The planned packets of a request, read one by one and checked.
+
+    Raises:
+        UsageError: A frame or the crop lies outside the stream.
+        ChecksumError: A packet is not the one that was indexed.
+    """
+    plan = table.plan(request.frames)
+    records = table.records[plan.packets]
+    offsets, sizes = records["offset"].astype(np.int64), records["size"].astype(np.int64)
+    starts = np.cumsum(sizes) - sizes
+    data = memoryview(bytearray(int(sizes.sum()) + INPUT_PADDING))
+    packets = [data[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+    read(list(zip(offsets.tolist(), packets, strict=True)))
+    for number, packet, crc32 in zip(plan.packets.tolist(), packets, records["crc32"].tolist(), strict=True):
+        if zlib.crc32(packet) != crc32:
+            raise ChecksumError(
+                f"packet {number} differs from the one that was indexed",
+                hint="the shard was damaged or replaced; `fastvid verify` says how much of it",
+            )
+    return EncodedClip(
+        request=request,
+        info=info,
+        data=data,
+        starts=starts,
+        sizes=sizes,
+        shows=records["frame"].astype(np.int64),
+        keys=(records["flags"] & np.uint32(PacketFlag.KEY)) != 0,
+    )
+
+
+def reader_of(data: bytes | memoryview) -> Read:
+    """Reads a stream that is in memory, such as an MP4 just written."""
+    view = memoryview(data)
+
+    def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
+        for offset, target in ranges:
+            source = view[offset : offset + len(target)]
+            if len(source) != len(target):
+                raise ChecksumError(f"bytes end at {len(view)}, a packet lies at {offset}+{len(target)}")
+            target[:] = source
+
+    return read
+
+
+def _decoder() -> PyAvDecoder:
+    decoder: PyAvDecoder | None = getattr(_local, "decoder", None)
+    if decoder is None:
+        decoder = _local.decoder = PyAvDecoder(max_contexts=4)
+    return decoder

@@ -1,0 +1,248 @@
+"""YUV planes, or finished RGB, to what the model gets: convert, resize, flip, normalise, lay out. On any device.
+
+This file defines what fastvid's colours are. The reference: nearest chroma, coefficients from the standards,
+antialiased bilinear resize over unrounded RGB, values rounded once to whole levels 0..255, then normalised. Every
+back-end states how far it is from that.
+
+Shape letters: B clips, T frames, h and w crop, H and W output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fastvid.errors import UsageError
+from fastvid.format.schema import Matrix, Range
+
+Layout = Literal["BCTHW", "BTCHW"]
+
+# Kr and Kb of each matrix, ITU-T H.273 table 4. Unknown is taken for BT.601, as FFmpeg and DALI take it.
+_KR_KB: Final = {
+    Matrix.BT709: (0.2126, 0.0722),
+    Matrix.UNKNOWN: (0.299, 0.114),
+    Matrix.FCC: (0.30, 0.11),
+    Matrix.BT470BG: (0.299, 0.114),
+    Matrix.SMPTE170M: (0.299, 0.114),
+    Matrix.SMPTE240M: (0.212, 0.087),
+    Matrix.BT2020_NCL: (0.2627, 0.0593),
+}
+
+# ImageNet statistics over RGB in [0, 1], as torchvision's pretrained models expect them.
+IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
+IMAGENET_STD: Final = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """What the model gets: ``(rgb / 255 - mean) / std``, computed in float32, in a dtype and a layout.
+
+    Attributes:
+        mean: Of R, G and B in [0, 1].
+        std: Of R, G and B in [0, 1]; none is zero.
+        dtype: A floating dtype.
+        layout: "BCTHW" or "BTCHW".
+    """
+
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    dtype: torch.dtype = torch.float32
+    layout: Layout = "BCTHW"
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != 3 or len(self.std) != 3 or 0 in self.std:
+            raise UsageError(f"mean {self.mean} and std {self.std} must be three numbers each, std not zero")
+        if not self.dtype.is_floating_point:
+            raise UsageError(f"dtype {self.dtype} is not a floating dtype")
+        if self.layout not in ("BCTHW", "BTCHW"):
+            raise UsageError(f"layout {self.layout!r} is not known", hint="known are BCTHW and BTCHW")
+
+    def empty(self, clips: int, frames: int, size: tuple[int, int], device: torch.device | str) -> Tensor:
+        """An uninitialised batch [B, C, T, H, W] or [B, T, C, H, W]."""
+        order = (3, frames) if self.layout == "BCTHW" else (frames, 3)
+        return torch.empty((clips, *order, *size), dtype=self.dtype, device=device)
+
+    def channels(self) -> list[tuple[float, float]]:
+        """Scale and bias of each channel: ``level * scale + bias``."""
+        return [(1 / (255 * std), -mean / std) for mean, std in zip(self.mean, self.std, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipPlanes:
+    """One clip as a decoder leaves it on a device: cropped 4:2:0 planes, neither resized nor flipped.
+
+    Attributes:
+        y: uint8 [T, h, w].
+        u: uint8 [T, h/2, w/2].
+        v: uint8 [T, h/2, w/2].
+        flip: Mirror left and right.
+        matrix: Luma coefficients.
+        range: Sample range.
+    """
+
+    y: Tensor
+    u: Tensor
+    v: Tensor
+    flip: bool = False
+    matrix: Matrix = Matrix.SMPTE170M
+    range: Range = Range.LIMITED
+
+    @classmethod
+    def packed(
+        cls,
+        buffer: Tensor,
+        num_frames: int,
+        height: int,
+        width: int,
+        *,
+        flip: bool = False,
+        matrix: Matrix = Matrix.SMPTE170M,
+        sample_range: Range = Range.LIMITED,
+    ) -> ClipPlanes:
+        """Views of a flat uint8 buffer laid out as `fastvid.decode.request.Planes.packed` lays it out."""
+        luma, chroma = num_frames * height * width, num_frames * (height // 2) * (width // 2)
+        half = (num_frames, height // 2, width // 2)
+        return cls(
+            buffer[:luma].view(num_frames, height, width),
+            buffer[luma : luma + chroma].view(half),
+            buffer[luma + chroma : luma + 2 * chroma].view(half),
+            flip,
+            matrix,
+            sample_range,
+        )
+
+
+def yuv_to_rgb(
+    y: Tensor,
+    u: Tensor,
+    v: Tensor,
+    *,
+    matrix: Matrix = Matrix.SMPTE170M,
+    sample_range: Range = Range.LIMITED,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Converts 4:2:0 planes with nearest chroma.
+
+    Args:
+        y: uint8 [..., T, h, w], h and w even.
+        u: uint8 [..., T, h/2, w/2].
+        v: uint8 [..., T, h/2, w/2].
+        matrix: Luma coefficients.
+        sample_range: Range of the samples; unknown means limited.
+        dtype: Of the arithmetic and the result.
+
+    Returns:
+        RGB [..., 3, T, h, w], 0 to 255, not rounded.
+
+    Raises:
+        UsageError: The matrix is not one of YUV.
+    """
+    if matrix not in _KR_KB:
+        raise UsageError(f"matrix {matrix.name} is not one of YUV")
+    kr, kb = _KR_KB[matrix]
+    kg = 1 - kr - kb
+    if sample_range is Range.FULL:
+        black, luma_scale, chroma_scale = 0.0, 1.0, 1.0
+    else:
+        black, luma_scale, chroma_scale = 16.0, 255 / 219, 255 / 224
+    *lead, height, width = y.shape
+    blue = (u.to(dtype) - 128) * chroma_scale
+    red = (v.to(dtype) - 128) * chroma_scale
+    luma = ((y.to(dtype) - black) * luma_scale).view(*lead, height // 2, 2, width // 2, 2)
+    rgb = torch.empty((*lead[:-1], 3, lead[-1], height, width), dtype=dtype, device=y.device)
+    shares = (
+        2 * (1 - kr) * red,
+        -2 * (kb * (1 - kb) * blue + kr * (1 - kr) * red) / kg,
+        2 * (1 - kb) * blue,
+    )
+    for channel, share in enumerate(shares):
+        # Nearest chroma: one chroma sample is broadcast over two rows and two columns.
+        target = rgb.select(-4, channel).view(luma.shape)
+        torch.add(luma, share[..., :, None, :, None], out=target)
+    return rgb.clamp_(0, 255)
+
+
+def resize(rgb: Tensor, size: tuple[int, int]) -> Tensor:
+    """Antialiased bilinear resize of floating [..., h, w] to [..., H, W]; the input itself when nothing changes."""
+    if tuple(rgb.shape[-2:]) == size:
+        return rgb
+    pictures = rgb.reshape(-1, 1, *rgb.shape[-2:])
+    resized = functional.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
+    return resized.view(*rgb.shape[:-2], *size)
+
+
+def clip_to_rgb(clip: ClipPlanes, size: tuple[int, int]) -> Tensor:
+    """The reference: uint8 [3, T, H, W] in double precision, converted, resized, rounded and flipped."""
+    rgb = yuv_to_rgb(clip.y, clip.u, clip.v, matrix=clip.matrix, sample_range=clip.range, dtype=torch.float64)
+    rgb = resize(rgb, size).round_().to(torch.uint8)
+    return rgb.flip(-1) if clip.flip else rgb
+
+
+def finish_planes(
+    clips: Sequence[ClipPlanes], size: tuple[int, int], pixels: Pixels, *, out: Tensor | None = None
+) -> Tensor:
+    """Clips of planes to a batch. Clips whose crops have one size are done together.
+
+    Args:
+        clips: All with T frames, on one device.
+        size: H and W.
+        pixels: What the model gets.
+        out: Where to write; by default a new tensor.
+
+    Returns:
+        The batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of `pixels.dtype`.
+    """
+    device = clips[0].y.device
+    if out is None:
+        out = pixels.empty(len(clips), len(clips[0].y), size, device)
+    target = _channels_first(out, pixels)
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, clip in enumerate(clips):
+        groups.setdefault((clip.y.shape, clip.flip, clip.matrix, clip.range), []).append(number)
+    for members in groups.values():
+        first = clips[members[0]]
+        planes = [torch.stack([getattr(clips[member], name) for member in members]) for name in ("y", "u", "v")]
+        rgb = resize(yuv_to_rgb(*planes, matrix=first.matrix, sample_range=first.range), size).round_()
+        if first.flip:
+            rgb = rgb.flip(-1)
+        for channel, (scale, bias) in enumerate(pixels.channels()):
+            rgb[:, channel].mul_(scale).add_(bias)
+        if len(members) == len(clips):
+            target.copy_(rgb)
+        else:
+            for row, member in enumerate(members):
+                target[member].copy_(rgb[row])
+    return out
+
+
+def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Tensor:
+    """Finished uint8 RGB to a batch: normalise and lay out.
+
+    Args:
+        rgb: uint8 [B, 3, T, H, W], cropped, resized and flipped.
+        pixels: What the model gets.
+        out: Where to write; by default a new tensor, which on a CPU costs six times the arithmetic (page faults).
+
+    Returns:
+        The batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of `pixels.dtype`.
+    """
+    if out is None:
+        out = pixels.empty(rgb.shape[0], rgb.shape[2], (rgb.shape[3], rgb.shape[4]), rgb.device)
+    target = _channels_first(out, pixels)
+    channels = pixels.channels()
+    # bias + scale * level in one pass over each channel of each clip, which stays in the cache: 0.3 ms for 8 frames of
+    # 224x224 in float32 on one core, against 8.7 ms for (rgb.float() / 255 - mean) / std.
+    bias = torch.tensor([bias for _, bias in channels], dtype=torch.float32, device=rgb.device)
+    for source, clip in zip(rgb, target, strict=True):
+        for channel, (scale, _) in enumerate(channels):
+            torch.add(bias[channel], source[channel], alpha=scale, out=clip[channel])
+    return out
+
+
+def _channels_first(out: Tensor, pixels: Pixels) -> Tensor:
+    return out if pixels.layout == "BCTHW" else out.transpose(1, 2)

@@ -1,0 +1,157 @@
+"""A minimal MP4 around chosen packets, for decoders that only eat containers.
+
+One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC 14496-12 and 14496-15). Packets stand in decode order;
+the frame with the n-th lowest index among those given is shown n-th, at n frame times.
+
+What readers demand, each point seen to break one of them: unique presentation times from 0 (DALI leaves earlier frames
+out of its index), signed composition offsets (version 1, no edit list), every key packet in ``stss`` (a seek lands
+elsewhere otherwise), and the true size in ``stsd`` (DALI decodes frames to find it otherwise).
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import FormatError
+from fastvid.format.packets import StreamInfo
+from fastvid.format.schema import Codec, Matrix, Range
+
+IntArray = npt.NDArray[np.int64]
+
+# Sample entry and configuration box of each codec (14496-15; VP codecs: "VP Codec ISO Media File Format Binding").
+_ENTRIES: Final = {
+    Codec.H264: (b"avc1", b"avcC"),
+    Codec.HEVC: (b"hvc1", b"hvcC"),
+    Codec.VP9: (b"vp09", b"vpcC"),
+    Codec.MJPEG: (b"mp4v", b"esds"),
+}
+_ESDS_JPEG: Final = 0x6C  # object type of the MP4 registration authority
+
+
+def minimal_mp4(
+    info: StreamInfo,
+    data: memoryview | bytes,
+    starts: IntArray,
+    sizes: IntArray,
+    shows: IntArray,
+    keys: npt.NDArray[np.bool_],
+) -> bytes:
+    """Puts packets into an MP4.
+
+    Args:
+        info: The stream that they come from.
+        data: Their bytes.
+        starts: First byte of each in `data`, int64 [P], P > 0.
+        sizes: Bytes of each, int64 [P].
+        shows: Frame index that each shows, int64 [P], in decode order.
+        keys: Whether each is a key packet, bool [P].
+
+    Raises:
+        FormatError: The codec or its extradata does not fit, a packet shows no frame, or two show the same.
+    """
+    count = len(shows)
+    order = np.argsort(shows, kind="stable")
+    if shows[order[0]] < 0:
+        raise FormatError("a minimal MP4 cannot hold packets that show no frame")
+    if (np.diff(shows[order]) == 0).any():
+        raise FormatError(f"two packets show frame {int(shows[order][np.argmin(np.diff(shows[order]))])}")
+    ranks = np.empty(count, dtype=np.int64)
+    ranks[order] = np.arange(count)
+    scale, delta = info.fps.numerator, info.fps.denominator
+    ftyp, stsd, size = _constant(info)
+
+    tables = [stsd, _full(b"stts", struct.pack(">III", 1, count, delta))]
+    offsets = (ranks - np.arange(count)) * delta
+    if offsets.any():
+        pairs = np.ones((count, 2), dtype=">i4")
+        pairs[:, 1] = offsets
+        tables.append(_full(b"ctts", struct.pack(">I", count) + pairs.tobytes(), version=1))
+    if not keys.all():
+        numbers = (np.flatnonzero(keys) + 1).astype(">u4")
+        tables.append(_full(b"stss", struct.pack(">I", len(numbers)) + numbers.tobytes()))
+    tables.append(_full(b"stsc", struct.pack(">IIII", 1, 1, count, 1)))
+    tables.append(_full(b"stsz", struct.pack(">II", 0, count) + sizes.astype(">u4").tobytes()))
+    tables.append(_full(b"stco", struct.pack(">II", 1, 0)))
+
+    times = struct.pack(">II", scale, count * delta)
+    mdhd = _full(b"mdhd", bytes(8), times, struct.pack(">HH", _LANGUAGE, 0))
+    tkhd = _full(b"tkhd", bytes(8), struct.pack(">III", 1, 0, count * delta), bytes(16), _MATRIX, size, flags=3)
+    media = _box(b"mdia", mdhd, _HDLR, _box(b"minf", _VMHD, _DINF, _box(b"stbl", *tables)))
+    moov = _box(b"moov", _full(b"mvhd", bytes(8), times, _MVHD_REST), _box(b"trak", tkhd, media))
+    view = memoryview(data)
+    return b"".join(
+        (
+            ftyp,
+            # The chunk's offset stands last in moov; the chunk begins behind mdat's own header.
+            moov[:-4],
+            struct.pack(">I", len(ftyp) + len(moov) + 8),
+            struct.pack(">I4s", 8 + int(sizes.sum()), b"mdat"),
+            *(view[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)),
+        )
+    )
+
+
+def _box(name: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack(">I4s", 8 + len(body), name) + body
+
+
+def _full(name: bytes, *parts: bytes, version: int = 0, flags: int = 0) -> bytes:
+    return _box(name, struct.pack(">I", version << 24 | flags), *parts)
+
+
+@lru_cache(maxsize=256)
+def _constant(info: StreamInfo) -> tuple[bytes, bytes, bytes]:
+    """What depends on the stream alone: ftyp, stsd and the size fields of tkhd."""
+    if info.codec not in _ENTRIES:
+        raise FormatError(f"a minimal MP4 cannot hold {info.codec.label}")
+    entry, configuration = _ENTRIES[info.codec]
+    if info.codec is Codec.VP9:
+        config = _full(configuration, _vpcc(info), version=1)
+    elif info.codec is Codec.MJPEG:
+        config = _full(configuration, _esds())
+    else:
+        if info.extradata[:1] != b"\x01":
+            raise FormatError(f"extradata of {info.codec.label} is no {configuration.decode()} record")
+        config = _box(configuration, info.extradata)
+    # Reserved, data reference 1; pre-defined and reserved; size; 72 dpi twice; one frame a sample; no name; depth 24.
+    visual = (
+        struct.pack(">6xH16xHHIIIH", 1, info.width, info.height, 0x480000, 0x480000, 0, 1)
+        + bytes(32)
+        + struct.pack(">Hh", 24, -1)
+    )
+    colour = _box(b"colr", b"nclx", struct.pack(">HHHB", *_colour(info), (info.range is Range.FULL) << 7))
+    stsd = _full(b"stsd", struct.pack(">I", 1), _box(entry, visual, config, colour))
+    ftyp = _box(b"ftyp", b"isom", struct.pack(">I", 0x200), b"isomiso2mp41")
+    return ftyp, stsd, struct.pack(">II", info.width << 16, info.height << 16)
+
+
+def _colour(info: StreamInfo) -> tuple[int, int, int]:
+    """Primaries, transfer and matrix as in ITU-T H.273; the first two follow the matrix, since nothing reads them."""
+    known = info.matrix if info.matrix in (Matrix.BT709, Matrix.SMPTE170M, Matrix.SMPTE240M) else Matrix.UNKNOWN
+    return int(known), int(known), int(info.matrix)
+
+
+def _vpcc(info: StreamInfo) -> bytes:
+    # Profile 0, level 3, 8 bits, 4:2:0 with chroma beside luma.
+    return struct.pack(">BBBBBBH", 0, 30, 8 << 4 | 1 << 1 | (info.range is Range.FULL), *_colour(info), 0)
+
+
+def _esds() -> bytes:
+    # 14496-1: ES descriptor (3) with a decoder configuration (4) of a visual stream (type 4), and an SL (6) of MP4.
+    decoder = struct.pack(">BBBBB3xII", 0x04, 13, _ESDS_JPEG, 4 << 2 | 1, 0, 0, 0)
+    return struct.pack(">BBHB", 0x03, 3 + len(decoder) + 3, 1, 0) + decoder + b"\x06\x01\x02"
+
+
+_LANGUAGE: Final = 0x55C4  # "und"
+_MATRIX: Final = struct.pack(">9i", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
+# Rate 1, volume 1, reserved, the unit matrix, pre-defined, next track 2.
+_MVHD_REST: Final = struct.pack(">IHH8x", 0x10000, 0x100, 0) + _MATRIX + bytes(24) + struct.pack(">I", 2)
+_HDLR: Final = _full(b"hdlr", bytes(4), b"vide", bytes(12), b"\0")
+_VMHD: Final = _full(b"vmhd", bytes(8), flags=1)
+_DINF: Final = _box(b"dinf", _full(b"dref", struct.pack(">I", 1), _full(b"url ", flags=1)))

@@ -1,0 +1,13 @@
+"""Runs a back-end's tests once for each kind of output that it writes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("tests.conformance.suite")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames:
+        kinds = metafunc.cls.kinds
+        metafunc.parametrize("kind", kinds, ids=[kind.__name__.lower() for kind in kinds])

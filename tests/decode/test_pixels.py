@@ -1,0 +1,192 @@
+"""pixels.py against arithmetic written from the standards in NumPy, and against PyTorch's own resize."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fastvid.decode.pixels import ClipPlanes, Pixels, clip_to_rgb, finish_planes, finish_rgb, resize, yuv_to_rgb
+from fastvid.errors import UsageError
+from fastvid.format.schema import Matrix, Range
+
+# ITU-R BT.601, BT.709, BT.2020 and the rest of ITU-T H.273 table 4, as the standards print Kr and Kb.
+COEFFICIENTS = {
+    Matrix.BT709: (0.2126, 0.0722),
+    Matrix.UNKNOWN: (0.299, 0.114),
+    Matrix.FCC: (0.30, 0.11),
+    Matrix.BT470BG: (0.299, 0.114),
+    Matrix.SMPTE170M: (0.299, 0.114),
+    Matrix.SMPTE240M: (0.212, 0.087),
+    Matrix.BT2020_NCL: (0.2627, 0.0593),
+}
+
+
+def planes(frames=3, height=8, width=12, seed=0):
+    rng = np.random.default_rng(seed)
+    half = (frames, height // 2, width // 2)
+    return (
+        torch.from_numpy(rng.integers(0, 256, (frames, height, width), dtype=np.uint8)),
+        torch.from_numpy(rng.integers(0, 256, half, dtype=np.uint8)),
+        torch.from_numpy(rng.integers(0, 256, half, dtype=np.uint8)),
+    )
+
+
+def clip(seed=0, **options):
+    flip = options.pop("flip", False)
+    return ClipPlanes(*planes(seed=seed, **options), flip=flip)
+
+
+def forwards(rgb: np.ndarray, kr: float, kb: float, full: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """R'G'B' in 0..1 to Y'CbCr levels, H.273 equations (1) to (12)."""
+    r, g, b = rgb
+    luma = kr * r + (1 - kr - kb) * g + kb * b
+    blue, red = (b - luma) / (2 * (1 - kb)), (r - luma) / (2 * (1 - kr))
+    if full:
+        return 255 * luma, 255 * blue + 128, 255 * red + 128
+    return 219 * luma + 16, 224 * blue + 128, 224 * red + 128
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("matrix", COEFFICIENTS)
+def test_conversion_inverts_the_standard(matrix, full):
+    # Colours on a grid, encoded by the standard's forward equations; rounding to levels loses at most 2 levels of RGB.
+    steps = np.linspace(0, 1, 6)
+    rgb = np.stack(np.meshgrid(steps, steps, steps)).reshape(3, -1)
+    levels = [np.round(level).clip(0, 255).astype(np.uint8) for level in forwards(rgb, *COEFFICIENTS[matrix], full)]
+    y, u, v = (torch.from_numpy(level) for level in levels)
+    y = y.view(1, 1, -1).repeat(1, 2, 1).repeat_interleave(2, -1)
+    got = yuv_to_rgb(
+        y, u.view(1, 1, -1), v.view(1, 1, -1), matrix=matrix, sample_range=Range.FULL if full else Range.LIMITED
+    )
+    assert got.shape == (3, 1, 2, 432)
+    assert (got[:, 0, :, ::2] == got[:, 0, :, 1::2]).all()
+    assert np.abs(got[:, 0, 0, ::2].numpy() - 255 * rgb).max() < 2.1
+
+
+def test_black_white_and_grey():
+    grey = torch.full((1, 1, 1), 128, dtype=torch.uint8)
+    for level, expected in ((16, 0), (235, 255), (126, 128), (0, 0), (255, 255)):
+        y = torch.full((1, 2, 2), level, dtype=torch.uint8)
+        assert (yuv_to_rgb(y, grey, grey).round() == expected).all()
+
+
+def test_unknown_range_and_matrix_mean_limited_601():
+    y, u, v = planes()
+    expected = yuv_to_rgb(y, u, v, matrix=Matrix.SMPTE170M, sample_range=Range.LIMITED)
+    assert torch.equal(yuv_to_rgb(y, u, v, matrix=Matrix.UNKNOWN, sample_range=Range.UNKNOWN), expected)
+
+
+def test_matrix_of_rgb_is_refused():
+    with pytest.raises(UsageError, match="RGB"):
+        yuv_to_rgb(*planes(), matrix=Matrix.RGB)
+
+
+def test_float32_is_the_reference_in_double_precision():
+    source = planes(frames=16, height=128, width=128)
+    for matrix in COEFFICIENTS:
+        single = yuv_to_rgb(*source, matrix=matrix).round()
+        double = yuv_to_rgb(*source, matrix=matrix, dtype=torch.float64).round()
+        difference = (single - double).abs()
+        # Only values within float32's error of a half may round to the other side.
+        assert difference.max() <= 1
+        assert difference.mean() < 1e-4
+
+
+def test_resize_is_torchs_antialiased_bilinear():
+    rgb = torch.rand(3, 2, 20, 30) * 255
+    expected = functional.interpolate(rgb, (9, 14), mode="bilinear", antialias=True)
+    assert torch.equal(resize(rgb, (9, 14)), expected)
+    assert resize(rgb, (20, 30)) is rgb
+
+
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [(8, 12), (5, 7), (16, 16)])
+def test_planes_and_rgb_finish_alike(layout, dtype, size):
+    pixels = Pixels(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), dtype=dtype, layout=layout)
+    clips = [clip(seed=1), clip(seed=2, flip=True), clip(seed=3), clip(seed=4, height=10, width=8)]
+    rgb = torch.stack([clip_to_rgb(c, size) for c in clips])
+    from_planes = finish_planes(clips, size, pixels)
+    from_rgb = finish_rgb(rgb, pixels)
+    assert from_planes.shape == (4, 3, 3, *size)
+    assert from_planes.dtype == from_rgb.dtype == dtype
+    assert from_planes.is_contiguous()
+    # One level of RGB may round differently; in units of the output that is 1 / (255 * 0.2).
+    difference = (from_planes.double() - from_rgb.double()).abs()
+    coarse = torch.finfo(dtype).eps * 4
+    assert difference.max() <= 1 / 51 + coarse
+    assert (difference > coarse).float().mean() < 0.01
+
+
+def test_normalisation_is_the_formula():
+    rgb = torch.arange(256, dtype=torch.uint8).repeat(3).view(1, 3, 1, 16, 16)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    got = finish_rgb(rgb, Pixels(mean, std))
+    axes = (1, 3, 1, 1, 1)
+    expected = (rgb.double() / 255 - torch.tensor(mean).double().view(axes)) / torch.tensor(std).double().view(axes)
+    assert (got.double() - expected).abs().max() < 1e-6
+
+
+def test_layouts_hold_the_same_values():
+    rgb = torch.randint(0, 256, (2, 3, 4, 6, 8), dtype=torch.uint8)
+    one, other = finish_rgb(rgb, Pixels()), finish_rgb(rgb, Pixels(layout="BTCHW"))
+    assert torch.equal(one, other.transpose(1, 2))
+    clips = [clip(seed=seed) for seed in range(2)]
+    one = finish_planes(clips, (8, 12), Pixels())
+    assert torch.equal(one, finish_planes(clips, (8, 12), Pixels(layout="BTCHW")).transpose(1, 2))
+
+
+def test_flip_mirrors_left_and_right():
+    plain, flipped = clip(seed=5), clip(seed=5, flip=True)
+    for size in ((8, 12), (6, 9)):
+        assert torch.equal(clip_to_rgb(flipped, size), clip_to_rgb(plain, size).flip(-1))
+        pixels = Pixels()
+        both = finish_planes([plain, flipped], size, pixels)
+        assert torch.equal(both[1], both[0].flip(-1))
+
+
+def test_a_batch_is_its_clips():
+    clips = [
+        clip(seed=1),
+        clip(seed=2, height=6, width=6),
+        ClipPlanes(*planes(seed=3), matrix=Matrix.BT709),
+        ClipPlanes(*planes(seed=4), range=Range.FULL),
+        clip(seed=6),
+    ]
+    batch = finish_planes(clips, (8, 8), Pixels())
+    for number, one in enumerate(clips):
+        assert torch.equal(batch[number], finish_planes([one], (8, 8), Pixels())[0])
+
+
+def test_packed_planes_are_views_in_the_order_of_the_decoder():
+    from fastvid.decode.request import Box, Planes
+
+    buffer = np.zeros(Planes.nbytes(3, Box(0, 0, 8, 12)), np.uint8)
+    written = Planes.packed(buffer, 3, Box(0, 0, 8, 12))
+    y, u, v = planes()
+    written.y[...], written.u[...], written.v[...] = y.numpy(), u.numpy(), v.numpy()
+    seen = ClipPlanes.packed(torch.from_numpy(buffer), 3, 8, 12)
+    assert torch.equal(seen.y, y)
+    assert torch.equal(seen.u, u)
+    assert torch.equal(seen.v, v)
+
+
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
+def test_out_is_written_and_returned(layout):
+    pixels = Pixels(layout=layout)
+    out = pixels.empty(2, 3, (8, 12), "cpu").fill_(99)
+    assert finish_planes([clip(seed=1), clip(seed=2)], (8, 12), pixels, out=out) is out
+    assert (out != 99).all()
+    rgb = torch.zeros(2, 3, 3, 8, 12, dtype=torch.uint8)
+    assert finish_rgb(rgb, pixels, out=out) is out
+    assert (out < 0).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"std": (0.2, 0.0, 0.2)}, {"mean": (0.5, 0.5)}, {"dtype": torch.uint8}, {"layout": "CTHW"}]
+)
+def test_wrong_settings_are_refused(options):
+    with pytest.raises(UsageError):
+        Pixels(**options)

@@ -1,0 +1,104 @@
+"""Planned decoding is decoding everything: bit for bit, against ffmpeg's own decoder, and with no packet to spare."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Planes
+from tests.conformance.suite import decoded, empty
+from tests.makers import ENCODINGS, Video, ffmpeg
+
+PROFILES = ("compact", "intra", "vp9")
+
+_SCALED = "scale=-2:256:flags=bicubic,crop=trunc(iw/16)*16:256,setsar=1,format=yuv420p"
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    decoder = PyAvDecoder()
+    yield decoder
+    decoder.close()
+
+
+def digests(out: Planes) -> list[str]:
+    """MD5 of each frame's planes, as ffmpeg's framemd5 computes it."""
+    frames = zip(out.y, out.u, out.v, strict=True)
+    return [hashlib.md5(b"".join(np.ascontiguousarray(p).tobytes() for p in planes)).hexdigest() for planes in frames]
+
+
+@pytest.mark.parametrize("encoding", PROFILES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_frames_of_a_profile(decoder, videos, encoding, data):
+    video = videos.textured(encoding)
+    frames = data.draw(st.lists(st.integers(0, video.info.num_frames - 1), min_size=1, max_size=12))
+    got = digests(decoded(decoder, video.clip(frames), Planes))
+    assert got == [video.framemd5[frame] for frame in frames]
+
+
+@pytest.mark.parametrize("encoding", PROFILES)
+def test_no_planned_packet_can_be_left_out(decoder, videos, encoding):
+    video = videos.textured(encoding)
+    frames = [5, 18, 37, 63]
+    clip = video.clip(frames)
+    expected = digests(decoded(decoder, clip, Planes))
+    plan = video.table.plan(frames).packets
+    for packet in plan.tolist():
+        shorter = video.clip(frames, packets=plan[plan != packet])
+        out = empty(shorter, Planes)
+        (error,) = decoder.decode([shorter], [out])
+        assert error is not None or digests(out) != expected, f"packet {packet} of {len(plan)} was not needed"
+
+
+def segments(num_frames: int, rng: np.random.Generator) -> np.ndarray:
+    """One frame out of each of eight equal parts."""
+    edges = np.linspace(0, num_frames, 9)
+    return np.minimum((edges[:-1] + rng.random(8) * np.diff(edges)).astype(np.int64), num_frames - 1)
+
+
+def check_footage(decoder, footage, folder, encoding: str, count: int | None) -> tuple[int, int]:
+    """Compares random requests of real videos with ffmpeg; returns packets fed and fed without a plan."""
+    rng = np.random.default_rng(5)
+    fed = from_keys = 0
+    sources = sorted((footage / "clean").iterdir())
+    for source in sources if count is None else sources[:: len(sources) // count]:
+        path = folder / f"{source.stem}.mp4"
+        command = [ffmpeg(), "-v", "error", "-i", str(source), "-map", "0:v:0", "-vf", _SCALED]
+        subprocess.run([*command, *ENCODINGS[encoding].split(), "-y", str(path)], check=True)
+        video = Video(path)
+        total = video.info.num_frames
+        start = int(rng.integers(0, max(1, total - 61)))
+        for frames in (
+            segments(total, rng),
+            np.minimum(start + np.arange(16) * 4, total - 1),
+            rng.integers(0, total, 5),
+            np.asarray([total - 1, 0]),
+        ):
+            clip = video.clip(frames)
+            got = digests(decoded(decoder, clip, Planes))
+            assert got == [video.framemd5[frame] for frame in frames.tolist()], path.name
+            if len(frames) == 8:
+                fed += len(clip.sizes)
+                from_keys += len(video.table.from_keys(frames))
+        path.unlink()
+    return fed, from_keys
+
+
+def test_real_footage(decoder, footage, tmp_path):
+    fed, from_keys = check_footage(decoder, footage, tmp_path, "compact", 4)
+    assert fed < from_keys
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("encoding", PROFILES)
+def test_all_real_footage(decoder, footage, tmp_path, encoding):
+    fed, from_keys = check_footage(decoder, footage, tmp_path, encoding, None)
+    if encoding == "compact":
+        assert fed <= 0.30 * from_keys

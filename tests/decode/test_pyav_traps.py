@@ -1,0 +1,231 @@
+"""Each trap of libavcodec and PyAV that the back-end avoids, with a control: without the cure the harm is seen."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fastvid.decode import swscale
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Box, Planes, Rgb
+from fastvid.errors import DecodeError, UsageError
+from tests.conformance.suite import decoded, empty, numbers, pictures, reference
+
+
+@pytest.fixture
+def decoder():
+    decoder = PyAvDecoder()
+    yield decoder
+    decoder.close()
+
+
+class KeepsContexts(PyAvDecoder):
+    """Never throws a context away: drains and flushes it after an error, as one would think is enough."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def _open(self, info):
+        key = (info.codec, info.extradata, info.width, info.height)
+        if key in self.kept:
+            self.kept[key].decode(None)
+            self.kept[key].flush_buffers()
+        else:
+            self.kept[key] = super()._open(info)
+        return self.kept[key]
+
+
+def after_foreign_packets(decoder, videos) -> int:
+    """How many of ten clean clips are wrong that follow a clip whose packets belong to another stream."""
+    video, other = videos.textured("compact"), videos.textured("compact", size=(64, 176))
+    clean = video.clip([11, 12, 30, 66])
+    expected = pictures(decoded(decoder, clean, Planes))
+    wrong = 0
+    for seed in range(10):
+        frames = np.sort(np.random.default_rng(seed).integers(0, 70, 4))
+        foreign = other.clip(frames)
+        mixed = replace(foreign, info=video.info, request=replace(clean.request, frames=frames))
+        assert decoder.decode([mixed], [empty(mixed, Planes)]) != [None]
+        out = empty(clean, Planes)
+        errors = decoder.decode([clean], [out])
+        wrong += errors != [None] or not (pictures(out) == expected).all()
+    return wrong
+
+
+def test_a_context_is_not_used_again_after_an_error(decoder, videos):
+    assert after_foreign_packets(decoder, videos) == 0
+    assert after_foreign_packets(KeepsContexts(), videos) > 0
+
+
+class SharesContexts(PyAvDecoder):
+    """Changes the extradata of one open context instead of keeping a context for each."""
+
+    context = None
+
+    def _open(self, info):
+        if self.context is None:
+            self.context = super()._open(info)
+        self.context.extradata = info.extradata
+        return self.context
+
+
+def test_streams_with_different_headers_have_contexts_of_their_own(decoder, videos):
+    clips = [videos.painted("pyramid").clip([3, 40]), videos.painted("compact").clip([3, 40])] * 2
+    assert [numbers(decoder, clip, Planes) for clip in clips] == [[3, 40]] * 4
+    sharing = SharesContexts()
+    errors = [sharing.decode([clip], [empty(clip, Planes)])[0] for clip in clips]
+    assert any(errors)
+
+
+class GuessesReorderDepth(PyAvDecoder):
+    """Without strict=1."""
+
+    def _open(self, info):
+        context = super()._open(info)
+        context.options = {}
+        return context
+
+
+def test_reordering_without_a_stated_depth(decoder, videos):
+    video = videos.painted("pyramid")
+    info = replace(video.info, extradata=without_vui(video.info.extradata))
+    rng = np.random.default_rng(1)
+    clips = [video.clip(np.sort(rng.integers(0, 70, 8)), info=info) for _ in range(20)]
+    for clip in clips:
+        assert numbers(decoder, clip, Planes) == clip.request.frames.tolist()
+    guessing = GuessesReorderDepth()
+    assert any(guessing.decode([clip], [empty(clip, Planes)])[0] for clip in clips)
+
+
+def test_key_packets_that_are_none(decoder, videos):
+    # Decoding from a packet that is no key "works" in libavcodec: it conceals what is missing.
+    video = videos.painted("compact")
+    starts = np.flatnonzero(video.records["frame"] > 40)[:3]
+    for start in starts.tolist():
+        packets = np.arange(start, start + 4)
+        clip = video.clip([int(video.records["frame"][start])], packets=packets)
+        (error,) = decoder.decode([replace(clip, keys=np.arange(4) == 0)], [empty(clip, Planes)])
+        assert isinstance(error, DecodeError)
+
+
+@pytest.mark.parametrize("padded", [16, 2])
+def test_narrow_rows_of_the_rgb_converter(decoder, videos, monkeypatch, padded):
+    monkeypatch.setattr(swscale, "_ROW", padded)
+    video = videos.textured("intra")
+    clip = video.clip([0], box=Box(0, 0, 96, 102))
+    wrong = np.abs(decoded(decoder, clip, Rgb).data - reference(video, clip)).max() > 3
+    assert wrong == (padded == 2)
+
+
+def test_packets_need_padding(videos):
+    clip = videos.textured("intra").clip([0])
+    end = int(clip.starts[-1] + clip.sizes[-1])
+    with pytest.raises(UsageError, match="spare"):
+        replace(clip, data=clip.data[: end + 8])
+
+
+_GUARDED = """
+import ctypes, mmap, sys
+from pathlib import Path
+import numpy as np
+from dataclasses import replace
+from fastvid.decode import request
+from fastvid.decode.pyav import PyAvDecoder
+from tests.makers import Video
+
+spare = int(sys.argv[2])
+request.INPUT_PADDING = 0
+clip = Video(Path(sys.argv[1])).clip([0])
+used = int(clip.sizes[0]) + spare
+size = -(-used // 4096) * 4096
+memory = mmap.mmap(-1, size + 4096)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + size), 4096, 0)
+start = size - used
+memory[start : start + int(clip.sizes[0])] = bytes(clip.data[: int(clip.sizes[0])])
+view = memoryview(memory)[:size]
+guarded = replace(clip, data=view, starts=np.array([start]))
+box = clip.request.box
+out = request.Planes.packed(np.empty(request.Planes.nbytes(1, box), np.uint8), 1, box)
+print(PyAvDecoder().decode([guarded], [out]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("spare", [64, 0])
+def test_packets_are_not_copied_and_read_past_their_end(videos, spare):
+    path = videos.textured("intra").path
+    run = subprocess.run([sys.executable, "-c", _GUARDED, str(path), str(spare)], capture_output=True, text=True)
+    if spare:
+        assert run.stdout.strip() == "[None]", run.stderr
+    else:
+        assert run.returncode == -signal.SIGSEGV
+
+
+def test_contexts_are_bounded(videos):
+    decoder = PyAvDecoder(max_contexts=2)
+    clips = [videos.painted(name).clip([3, 40]) for name in ("compact", "intra", "vp9", "mjpeg")] * 2
+    for clip in clips:
+        assert numbers(decoder, clip, Planes) == [3, 40]
+        assert len(decoder._contexts) <= 2
+    with pytest.raises(UsageError, match="max_contexts"):
+        PyAvDecoder(max_contexts=0)
+
+
+@pytest.mark.parametrize("encoding", ["h264-422", "h264-10bit"])
+@pytest.mark.parametrize("kind", [Planes, Rgb])
+def test_other_yuv_formats_become_420(decoder, videos, encoding, kind):
+    clip = videos.painted(encoding).clip([3, 40, 40, 7])
+    assert numbers(decoder, clip, kind) == [3, 40, 40, 7]
+
+
+def test_hidden_packets_are_decoded_and_not_shown(decoder, videos):
+    # As behind an edit list: packets that must be fed, and whose pictures the sample does not show.
+    video = videos.painted("compact")
+    clip = video.clip([20, 23])
+    shows = clip.shows.copy()
+    for hidden in range(len(shows)):
+        if shows[hidden] not in (20, 23):
+            shows[hidden] = -1
+    assert (shows < 0).sum() > 1
+    assert numbers(decoder, replace(clip, shows=shows), Planes) == [20, 23]
+
+
+def without_vui(avcc: bytes) -> bytes:
+    """An avcC record whose SPS carries no video usability information, and so no reorder depth."""
+    length = int.from_bytes(avcc[6:8], "big")
+    sps = avcc[8 : 8 + length].replace(b"\x00\x00\x03", b"\x00\x00")
+    bits = "".join(f"{byte:08b}" for byte in sps)
+    position = 32  # NAL header, profile, constraints, level
+
+    def number() -> int:
+        nonlocal position
+        zeros = bits.index("1", position) - position
+        position += 2 * zeros + 1
+        return int(bits[position - zeros - 1 : position], 2) - 1
+
+    number()  # seq_parameter_set_id
+    if sps[1] == 100:
+        number(), number(), number()  # chroma format, bit depths
+        position += 2
+    number()  # log2_max_frame_num
+    if number() == 0:  # pic_order_cnt_type
+        number()
+    number()  # max_num_ref_frames
+    position += 1
+    number(), number()  # width, height
+    position += 2  # frame_mbs_only, direct_8x8_inference
+    position += 1
+    if bits[position - 1] == "1":  # frame_cropping
+        number(), number(), number(), number()
+    assert bits[position] == "1"
+    cut = bits[:position] + "0" + "1"
+    cut += "0" * (-len(cut) % 8)
+    short = bytes(int(cut[i : i + 8], 2) for i in range(0, len(cut), 8))
+    assert b"\x00\x00" not in short
+    return avcc[:6] + len(short).to_bytes(2, "big") + short + avcc[8 + length :]

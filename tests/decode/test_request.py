@@ -1,0 +1,103 @@
+"""Value objects refuse what cannot be; the registry finds back-ends and says what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+from fastvid.decode import backends
+from fastvid.decode.backends import Backend, backend
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Box, ClipRequest, Planes, Rgb
+from fastvid.errors import MissingDependency, UsageError
+from fastvid.format.schema import Codec
+
+ABSENT = Backend("absent", "fastvid_absent.module:Decoder", "cpu", frozenset({Codec.H264}), "absent-package")
+
+
+@pytest.mark.parametrize("box", [(1, 0, 2, 2), (0, 3, 2, 2), (0, 0, 5, 2), (0, 0, 2, 7), (-2, 0, 2, 2), (0, 0, 0, 2)])
+def test_boxes(box):
+    with pytest.raises(UsageError):
+        Box(*box)
+
+
+def test_requests(videos):
+    frames = np.array([1, 2])
+    for wrong in (frames[:0], frames[None], frames.astype(np.int32), frames.astype(float)):
+        with pytest.raises(UsageError, match="frames"):
+            ClipRequest(0, wrong, Box(0, 0, 2, 2), (2, 2))
+    with pytest.raises(UsageError, match="size"):
+        ClipRequest(0, frames, Box(0, 0, 2, 2), (0, 2))
+    clip = videos.painted("intra").clip(frames)
+    with pytest.raises(UsageError, match="leaves"):
+        replace(clip, request=replace(clip.request, box=Box(0, 2, 96, 160)))
+    with pytest.raises(UsageError, match="one entry"):
+        replace(clip, shows=clip.shows[:1])
+
+
+def test_planes_are_views_of_one_buffer():
+    box = Box(0, 0, 4, 6)
+    buffer = np.zeros(Planes.nbytes(2, box), np.uint8)
+    planes = Planes.packed(buffer, 2, box)
+    planes.y[...], planes.u[...], planes.v[...] = 1, 2, 3
+    assert buffer.tolist() == [1] * 48 + [2] * 12 + [3] * 12
+    with pytest.raises(UsageError, match="chroma"):
+        Planes(planes.y, planes.y, planes.v)
+    with pytest.raises(UsageError, match="RGB"):
+        Rgb(np.zeros((4, 2, 4, 6), np.uint8))
+
+
+def test_known_backends():
+    assert list(backends.backends()) == sorted(backends.backends())
+    assert backend("pyav").load() is PyAvDecoder
+    assert backend("pyav").why_unavailable() is None
+    decoder = backend("pyav").open(max_contexts=3)
+    decoder.close()
+    with pytest.raises(UsageError, match="known are dali-cpu, pyav"):
+        backend("nvdec")
+
+
+def test_a_missing_package_is_named_with_its_remedy():
+    why = ABSENT.why_unavailable()
+    assert "fastvid_absent" in why
+    assert "pip install 'absent-package'" in why
+    with pytest.raises(MissingDependency):
+        ABSENT.open()
+
+
+class Point:
+    """An entry point of a third party's package."""
+
+    value = "package:thing"
+
+    def __init__(self, thing):
+        self.thing = thing
+
+    def load(self):
+        return self.thing
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    def register(*things):
+        monkeypatch.setattr(metadata, "entry_points", lambda group: [Point(thing) for thing in things])
+        backends.backends.cache_clear()
+
+    yield register
+    backends.backends.cache_clear()
+
+
+def test_third_parties_register_by_entry_point(registered):
+    registered(ABSENT)
+    assert backend("absent") is ABSENT
+    assert backend("pyav").load() is PyAvDecoder
+
+
+@pytest.mark.parametrize("thing", [PyAvDecoder, replace(ABSENT, name="pyav")])
+def test_wrong_registrations_are_refused(registered, thing):
+    registered(thing)
+    with pytest.raises(UsageError):
+        backends.backends()

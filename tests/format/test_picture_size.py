@@ -1,0 +1,43 @@
+"""declared_size against the sizes that ffmpeg was told to encode."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastvid.errors import FormatError
+from fastvid.format.picture_size import declared_size
+from fastvid.format.schema import Codec
+
+
+def packets(video):
+    view = memoryview(video.data)
+    return [
+        view[o : o + s] for o, s in zip(video.records["offset"].tolist(), video.records["size"].tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("size", [(96, 160), (64, 176), (256, 336)])
+@pytest.mark.parametrize("encoding", ["vp9", "vp9-intra", "mjpeg"])
+def test_sizes(videos, encoding, size):
+    video = videos.textured(encoding, size=size, frames=20)
+    found = [declared_size(video.info.codec, packet) for packet in packets(video)]
+    expected = size[::-1]
+    if encoding == "vp9":
+        # Inter pictures take the size of their reference.
+        assert found == [expected if key else None for key in (video.records["flags"] & 1).tolist()]
+    else:
+        assert found == [expected] * 20
+
+
+def test_broken_headers(videos):
+    vp9, jpeg = packets(videos.textured("vp9", frames=20))[0], packets(videos.textured("mjpeg", frames=20))[0]
+    for codec, packet in (
+        (Codec.VP9, b"\0" * 20),
+        (Codec.VP9, bytes(vp9[:1]) + b"\0" + bytes(vp9[2:])),
+        (Codec.VP9, bytes([0x92]) + bytes(vp9[1:])),  # profile 1
+        (Codec.MJPEG, bytes(jpeg[:12])),
+        (Codec.MJPEG, b"\xff\xd8\xff\xda" + bytes(20)),
+        (Codec.MJPEG, b""),
+    ):
+        with pytest.raises(FormatError):
+            declared_size(codec, memoryview(packet))
