@@ -17,6 +17,13 @@ from fastvid.errors import FastvidError, UsageError
 
 COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
+    "add": ("fastvid.cli.add", "encode new videos into a dataset that exists"),
+    "inspect": ("fastvid.cli.inspect", "what is in a dataset, in the terminal or as one HTML page"),
+    "verify": ("fastvid.cli.verify", "prove a dataset: hashes, checksums, index, every frame"),
+    "remove": ("fastvid.cli.remove", "take samples out, at once"),
+    "relabel": ("fastvid.cli.relabel", "give samples other labels, splits or captions"),
+    "compact": ("fastvid.cli.compact", "rewrite shards without their removed samples"),
+    "gc": ("fastvid.cli.gc", "delete old generations and what only they refer to"),
     "doctor": ("fastvid.cli.doctor", "what this machine can decode and encode with, and why not"),
     "demo": ("fastvid.cli.demo", "make a motion dataset, shard it, train on it, write a report"),
     "train": ("fastvid.cli.train", "train a recipe; under torchrun for more than one process"),

@@ -1,0 +1,59 @@
+"""Adds new videos to a dataset, in its own profile.
+
+Sources that the dataset knows already are left alone, also those that were rejected (unless --again) or removed. The
+new samples stand in shards of their own; old shards are not touched. Killed or interrupted, the command goes on when it
+is run again with the same arguments.
+
+Exit codes: 0 everything new was packed, 1 the job failed, 2 wrong usage, 3 the samples are added and sources were
+rejected.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fastvid.cli.shard import EXIT_REJECTED, summary
+from fastvid.shard.add import add_sources
+from fastvid.shard.job import MAX_SECONDS
+from fastvid.shard.plan import SAMPLES_PER_SHARD
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``fastvid add``."""
+    parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder of videos, or a video")
+    parser.add_argument(
+        "--annotations", action="append", default=[], metavar="FORMAT:PATH", help="as for `fastvid shard`"
+    )
+    parser.add_argument("--prefix", metavar="NAME", help="put NAME/ in front of the names of all these sources")
+    parser.add_argument("--again", action="store_true", help="try sources again that were rejected before")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--samples-per-shard", type=int, default=SAMPLES_PER_SHARD, metavar="N", help="%(default)s")
+    parser.add_argument(
+        "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order in the new shards (default: %(default)s)")
+    parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
+    parser.add_argument("--other-build", action="store_true", help="encode with another ffmpeg than the dataset's")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Adds the sources and prints what became of them."""
+    done = add_sources(
+        args.dataset,
+        args.sources,
+        annotations=args.annotations,
+        prefix=args.prefix,
+        again=args.again,
+        workers=args.workers,
+        samples_per_shard=args.samples_per_shard,
+        max_seconds=args.max_seconds,
+        seed=args.seed,
+        follow_links=args.follow_links,
+        other_build=args.other_build,
+    )
+    print(f"{done.known:8} known already")
+    if done.report.ledger.num_rows:
+        print(summary(done.report))
+    print(f"generation {done.generation}")
+    return EXIT_REJECTED if done.report.rejected else 0

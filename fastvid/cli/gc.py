@@ -1,0 +1,42 @@
+"""Deletes old generations and the shards that only they refer to.
+
+Shows what would go, and does nothing, unless --yes is given. Jobs that have pinned a generation that goes can no longer
+read it. Files that fastvid did not name are never touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fastvid.shard.compact import Garbage, collect_garbage, find_garbage
+from fastvid.storage import open_storage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``fastvid gc``."""
+    parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
+    parser.add_argument(
+        "--keep-generations", type=int, default=1, metavar="N", help="newest generations to keep (default 1)"
+    )
+    parser.add_argument("--yes", action="store_true", help="delete; without it, only show what would be deleted")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Deletes, or says what would be deleted."""
+    storage = open_storage(args.dataset)
+    act = collect_garbage if args.yes else find_garbage
+    print(_text(act(storage, keep_generations=args.keep_generations), deleted=args.yes))
+    return 0
+
+
+def _text(garbage: Garbage, *, deleted: bool) -> str:
+    kept = f"generations kept: {', '.join(map(str, garbage.kept))}"
+    if not garbage.files:
+        return f"{kept}\nnothing to delete"
+    lines = [f"{name}  {size}" for name, size in garbage.files.items()]
+    lines.append(kept)
+    if garbage.dropped:
+        lines.append(f"generations {'deleted' if deleted else 'to delete'}: {', '.join(map(str, garbage.dropped))}")
+    verb = "deleted" if deleted else "to delete; --yes deletes them"
+    lines.append(f"{len(garbage.files)} files, {garbage.bytes / 1e6:.1f} MB {verb}")
+    return "\n".join(lines)

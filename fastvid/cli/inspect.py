@@ -1,0 +1,140 @@
+"""Shows what is in a dataset: samples, classes, durations, sizes, colour, packets, and why sources were rejected.
+
+--html FILE writes one page that needs no network: histograms, clips of every class that play when pointed at, and the
+ledger with filters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import unicodedata
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fastvid.errors import UsageError
+from fastvid.shard.reasons import MEANING, Reason
+from fastvid.shard.summary import ClassCount, Summary, summarize
+from fastvid.shard.units import count, duration, percent, shares, size
+
+_NAME: Final = 12  # columns of the names at the left
+_BLOCKS: Final = " ▏▎▍▌▋▊▉█"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``fastvid inspect``."""
+    parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
+    parser.add_argument("--html", metavar="FILE", help="write a page")
+    parser.add_argument(
+        "--max-bytes", type=int, default=8_000_000, metavar="N", help="bytes of the page (default %(default)s)"
+    )
+    parser.add_argument("--top", type=int, default=12, metavar="N", help="classes to list (default %(default)s)")
+    parser.add_argument("--generation", type=int, metavar="N", help="which generation; the current one by default")
+    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the summary and writes the page if asked to."""
+    summary = summarize(args.dataset, generation=args.generation)
+    print(json.dumps(summary.to_json(), indent=1) if args.json else _text(summary, args.top))
+    if args.html is not None:
+        from fastvid.shard.page import render_page
+
+        page = render_page(summary, max_bytes=args.max_bytes)
+        try:
+            Path(args.html).write_bytes(page)
+        except OSError as error:
+            raise UsageError(f"page cannot be written: {error.strerror}", file=args.html) from error
+        if not args.json:
+            print(f"\n{args.html}: {size(len(page))}")
+    return 0
+
+
+def _text(summary: Summary, top: int) -> str:
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    lines = [f"{summary.url}, generation {summary.generation.number}" + _note(summary.generation.note), ""]
+    removed = f", {count(summary.removed)} removed and hidden" if summary.removed else ""
+    shards = len(summary.generation.shards)
+    lines.append(_row("samples", f"{count(summary.num_samples)} in {count(shards)} shards{removed}"))
+    if summary.num_samples:
+        lines += _videos(summary)
+    for name, values in summary.split_columns.items():
+        lines.append(_row(name, shares(values, top=8)))
+    if any(c.count for c in summary.class_counts):
+        lines += ["", *_classes(summary.class_counts, top, width)]
+    if summary.sources:
+        lines += ["", *_ledger(summary)]
+    return "\n".join(lines)
+
+
+def _videos(summary: Summary) -> list[str]:
+    seconds = summary.seconds
+    quartiles = np.quantile(seconds, [0, 0.5, 1])
+    mean_rate = 8 * summary.bytes.sum() / max(seconds.sum(), 1e-9) / 1000
+    lines = [
+        _row("video", f"{duration(float(seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames"),
+        _row("duration", "{} shortest, {} median, {} longest".format(*map(duration, quartiles.tolist()))),
+        _row(
+            "bytes", f"{size(summary.tar_bytes)} of tars, {size(summary.bytes.mean())} a clip, {mean_rate:.0f} kbit/s"
+        ),
+        _row("size", shares(summary.sizes)),
+        _row("rate", shares(summary.rates) + " frames a second"),
+        _row("colour", shares(summary.colours)),
+        _row("codec", f"{shares(summary.codecs)}; profile {', '.join(sorted(summary.profiles))}"),
+        _row(
+            "packets",
+            f"{summary.packets_per_key:.1f} a key frame, {percent(summary.droppable_share, 1)} that nothing refers to",
+        ),
+    ]
+    if summary.conforming < summary.num_samples:
+        lines.append(_row("conforming", percent(summary.conforming, summary.num_samples)))
+    if summary.whole:
+        lines.append(_row("whole", f"{count(summary.whole)} samples are decoded from their first packet"))
+    return lines
+
+
+def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]:
+    counts = [c.count for c in classes]
+    line = f"{count(len(classes))}, of {min(counts)} to {max(counts)} samples, median {np.median(counts):.0f}"
+    shown = classes[:top]
+    names = [_plain(c.name) for c in shown]
+    column = min(max(map(len, names)), 32)
+    room = max(8, width - _NAME - column - 10)
+    lines = [_row("classes", line)]
+    for name, c in zip(names, shown, strict=True):
+        short = name if len(name) <= column else name[: column - 1] + "…"
+        lines.append(" " * _NAME + f"{short:{column}} {_bar(c.count / max(counts), room)} {count(c.count)}")
+    if len(classes) > top:
+        lines.append(" " * _NAME + f"and {count(len(classes) - top)} more; --top N lists N")
+    return lines
+
+
+def _ledger(summary: Summary) -> list[str]:
+    rejected = summary.rejected.total()
+    packed = summary.sources - rejected
+    lines = [_row("sources", f"{count(summary.sources)}: {count(packed)} packed, {count(rejected)} rejected")]
+    for reason, number in summary.rejected.most_common():
+        meaning = MEANING[Reason(reason)] if reason in set(Reason) else ""
+        lines.append(" " * _NAME + f"{count(number):>6} {reason}: {meaning}")
+    return lines
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:{_NAME}}{text}"
+
+
+def _note(note: str) -> str:
+    return f" ({_plain(note)})" if note else ""
+
+
+def _bar(share: float, room: int) -> str:
+    eighths = max(round(share * room * 8), 1 if share else 0)
+    return "█" * (eighths // 8) + _BLOCKS[eighths % 8].strip()
+
+
+def _plain(text: str) -> str:
+    """Text that cannot move the cursor or turn the line around."""
+    return "".join("?" if unicodedata.category(letter) in ("Cc", "Cf") else letter for letter in text)

@@ -1,0 +1,73 @@
+"""Gives samples of a dataset other labels, splits or captions, without touching a shard.
+
+--from reads a CSV with the column key, and label (a class name or index) or any other columns; --annotations reads the
+same formats as `fastvid shard` and finds samples by the names of their sources. Samples that are not named keep what
+they have. An unknown key or class is an error, and then nothing changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastvid.errors import UsageError
+from fastvid.format.generations import read_annotations as read_table
+from fastvid.format.generations import read_head
+from fastvid.shard.annotations import read_annotations
+from fastvid.shard.labels import match_annotations, read_label_csv
+from fastvid.shard.life import relabel_samples
+from fastvid.storage import open_storage
+
+_LOG = logging.getLogger(__name__)
+_SHOWN = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``fastvid relabel``."""
+    parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--from", dest="table", metavar="CSV", help="key, and label or other columns")
+    source.add_argument(
+        "--annotations",
+        action="append",
+        metavar="FORMAT:FILE",
+        help="as for `fastvid shard`; may be given several times",
+    )
+    parser.add_argument("--new-classes", action="store_true", help="add class names that the dataset does not have")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Relabels and prints what changed."""
+    storage = open_storage(args.dataset)
+    rows: Mapping[str, Mapping[str, Any]]
+    if args.table is not None:
+        try:
+            rows = read_label_csv(Path(args.table).read_bytes(), file=args.table)
+        except OSError as error:
+            raise UsageError(f"CSV cannot be read: {error.strerror}", file=args.table) from error
+        note = "relabel from CSV"
+    else:
+        matched = match_annotations(
+            read_table(storage, read_head(storage).generation), read_annotations(args.annotations)
+        )
+        for names, why in (
+            (matched.unmatched, "name no sample"),
+            (matched.ambiguous, "name samples of several sources"),
+        ):
+            if names:
+                shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+                _LOG.warning("%d rows %s: %s", len(names), why, shown)
+        if not matched.rows:
+            raise UsageError("no row of the annotations names a sample", file=storage.url)
+        rows, note = matched.rows, f"relabel from {', '.join(args.annotations)}"
+    done = relabel_samples(storage, rows, new_classes=args.new_classes, note=note)
+    if not done.columns:
+        print(f"generation {done.generation}: {len(rows)} samples have these values already")
+        return 0
+    print(f"generation {done.generation}: {done.samples} samples changed in {', '.join(done.columns)}")
+    if done.new_classes:
+        print(f"new classes: {', '.join(done.new_classes)}")
+    return 0

@@ -1,0 +1,41 @@
+"""Takes samples out of a dataset, at once.
+
+Every later open of the dataset no longer shows them, and the shards stay as they are: a new generation is made in
+milliseconds. Their bytes are still in the tars, and in the generations before, until `fastvid compact DIR` and
+`fastvid gc DIR --yes`. An unknown key is an error, and then nothing is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from fastvid.errors import UsageError
+from fastvid.shard.life import remove_samples
+from fastvid.storage import open_storage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``fastvid remove``."""
+    parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
+    parser.add_argument("--keys", nargs="+", default=[], metavar="KEY", help="keys of samples")
+    parser.add_argument("--keys-file", metavar="FILE", help="a file with one key a line; - is stdin")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Removes the samples and prints what changed."""
+    done = remove_samples(open_storage(args.dataset), [*args.keys, *_read_keys(args.keys_file)])
+    before = f"; {done.already} were removed before" if done.already else ""
+    print(f"generation {done.generation}: {done.removed} samples removed{before}")
+    return 0
+
+
+def _read_keys(name: str | None) -> list[str]:
+    if name is None:
+        return []
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"keys cannot be read: {error}", file=name) from error
+    return [line.strip() for line in text.splitlines() if line.strip()]

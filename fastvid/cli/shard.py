@@ -1,0 +1,106 @@
+"""Encodes raw videos into an indexed WebDataset.
+
+The class of a video is the folder it lies in, unless annotations say otherwise. Killed or interrupted, the command
+goes on when it is run again with the same arguments. The summary goes to stdout; ledger.parquet says of every source
+what became of it.
+
+Exit codes: 0 everything was packed, 1 the job failed, 2 wrong usage, 3 the dataset is complete, but sources were
+rejected.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from fastvid.errors import UsageError
+from fastvid.shard.job import MAX_SECONDS, JobReport, run_job
+from fastvid.shard.plan import SAMPLES_PER_SHARD
+from fastvid.shard.profiles import PROFILES, Profile, get_profile
+from fastvid.shard.reasons import MEANING
+
+EXIT_REJECTED: Final = 3
+_SHOWN: Final = 20  # rejected sources that the summary names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``fastvid shard``."""
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder of videos, or a video")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset")
+    parser.add_argument(
+        "--annotations",
+        action="append",
+        default=[],
+        metavar="FORMAT:PATH",
+        help="csv:FILE list:FILE kinetics:FILE ucf101:DIR hmdb51:DIR sthv2:DIR; may be given more than once",
+    )
+    parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one a line")
+    parser.add_argument("--profile", default="compact", help=f"one of {', '.join(PROFILES)} (default: %(default)s)")
+    parser.add_argument("--short-side", type=int, metavar="PIXELS", help="instead of the profile's 256")
+    parser.add_argument("--crf", type=int, metavar="N", help="instead of the profile's quality; lower is better")
+    parser.add_argument("--gop", type=int, metavar="FRAMES", help="instead of the profile's distance of key frames")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--samples-per-shard", type=int, default=SAMPLES_PER_SHARD, metavar="N", help="%(default)s")
+    parser.add_argument(
+        "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order in the shards (default: %(default)s)")
+    parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
+    parser.add_argument("--other-build", action="store_true", help="go on with another ffmpeg than the job began with")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job and prints its summary."""
+    report = run_job(
+        args.sources,
+        args.out,
+        annotations=args.annotations,
+        class_names=_class_names(args.classes),
+        profile=_profile(args),
+        workers=args.workers,
+        samples_per_shard=args.samples_per_shard,
+        max_seconds=args.max_seconds,
+        seed=args.seed,
+        follow_links=args.follow_links,
+        other_build=args.other_build,
+    )
+    print(summary(report))
+    return EXIT_REJECTED if report.rejected else 0
+
+
+def summary(report: JobReport) -> str:
+    """The counts by reason, the sizes, and the first rejected sources."""
+    rows = report.ledger.to_pylist()
+    packed = [row for row in rows if row["status"] == "packed"]
+    rejected = [row for row in rows if row["status"] != "packed"]
+    lines = [f"{len(packed):8} packed"]
+    changes = Counter(warning for row in packed for warning in row["warnings"] or ())
+    lines += [f"{count:8}   {change}" for change, count in sorted(changes.items())]
+    lines.append(f"{len(rejected):8} rejected")
+    lines += [f"{count:8}   {reason.value}: {MEANING[reason]}" for reason, count in sorted(report.rejected.items())]
+    lines += [f"{count:8} ignored: {kind}" for kind, count in sorted(report.ignored.items())]
+    bytes_in, bytes_out = (sum(row[name] or 0 for row in packed) for name in ("bytes_in", "bytes_out"))
+    shards = len({row["shard"] for row in packed})
+    frames = sum(row["num_frames"] or 0 for row in packed)
+    lines.append(f"{report.dataset}: {shards} shards, {frames} frames, {bytes_out / 1e6:.1f} MB")
+    if bytes_in:
+        lines[-1] += f" from {bytes_in / 1e6:.1f} MB ({100 * bytes_out / bytes_in:.0f} %)"
+    lines += [f"rejected {row['source_id']}: {row['reason']}: {row['message']}" for row in rejected[:_SHOWN]]
+    if len(rejected) > _SHOWN:
+        lines.append(f"and {len(rejected) - _SHOWN} more in ledger.parquet")
+    return "\n".join(lines)
+
+
+def _profile(args: argparse.Namespace) -> Profile:
+    return get_profile(args.profile).changed(short_side=args.short_side, crf=args.crf, gop=args.gop)
+
+
+def _class_names(path: str | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        return [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"class names cannot be read: {error}", file=path) from error

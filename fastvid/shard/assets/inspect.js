@@ -1,0 +1,101 @@
+"use strict";
+(() => {
+  const all = (query, root = document) => [...root.querySelectorAll(query)];
+  const one = (query, root = document) => root.querySelector(query);
+
+  const root = document.documentElement;
+  const remembered = (() => { try { return localStorage.getItem("fastvid-theme"); } catch { return null; } })();
+  if (remembered) root.dataset.theme = remembered;
+  one("#theme").addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    try { localStorage.setItem("fastvid-theme", root.dataset.theme); } catch { /* a page from a file may have no storage */ }
+  });
+
+  const tip = one("#tip");
+  document.addEventListener("pointermove", (event) => {
+    const target = event.target.closest ? event.target.closest("[data-tip]") : null;
+    tip.style.opacity = target ? 1 : 0;
+    if (!target) return;
+    tip.textContent = target.dataset.tip;
+    const box = tip.getBoundingClientRect();
+    const x = Math.min(Math.max(event.clientX - box.width / 2, 8), innerWidth - box.width - 8);
+    const y = event.clientY - box.height - 14 < 8 ? event.clientY + 18 : event.clientY - box.height - 14;
+    tip.style.transform = `translate(${x}px, ${y}px)`;
+  });
+
+  const search = one("#find-class");
+  if (search) search.addEventListener("input", () => {
+    const wanted = search.value.trim().toLowerCase();
+    for (const item of all("[data-class]")) item.hidden = !item.dataset.class.toLowerCase().includes(wanted);
+  });
+
+  const dialog = one("#clip");
+  const show = (tile) => {
+    const stage = one(".stage", dialog), body = one(".body", dialog);
+    const copy = tile.cloneNode(true);
+    const height = 300, wide = Math.min(dialog.clientWidth || 880, innerWidth * 0.94);
+    const width = +tile.style.getPropertyValue("--w"), scale = Math.min(height / 120, wide / width);
+    copy.removeAttribute("tabindex");
+    copy.style.setProperty("--w", width * scale);
+    copy.style.setProperty("--h", 120 * scale + "px");
+    for (const part of all(".cap, .len, dl", copy)) part.remove();
+    stage.replaceChildren(copy);
+    const title = document.createElement("h3");
+    title.textContent = tile.dataset.key;
+    const facts = one("dl", tile).cloneNode(true);
+    const note = document.createElement("p");
+    note.className = "note";
+    note.textContent = "first packets, in decode order";
+    body.replaceChildren(title, facts, note, packets(tile.dataset.packets));
+  };
+  const svg = (name, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const key in attributes) node.setAttribute(key, attributes[key]);
+    return node;
+  };
+  const packets = (text) => {
+    const found = text.split(" ").map((part) => [part[0], +part.slice(1)]);
+    const most = Math.sqrt(Math.max(...found.map((packet) => packet[1])));
+    const chart = svg("svg", { class: "packets", viewBox: `0 0 ${found.length * 12} 60`, preserveAspectRatio: "none" });
+    found.forEach(([kind, bytes], index) => {
+      const tall = Math.max(2, 60 * Math.sqrt(bytes) / most);
+      chart.append(svg("rect", { class: "p" + kind, x: index * 12 + 1, y: 60 - tall, width: 10, height: tall }));
+    });
+    return chart;
+  };
+  for (const tile of all(".tiles .tile")) {
+    const open = () => { dialog.showModal(); show(tile); };
+    tile.addEventListener("click", open);
+    tile.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(); } });
+  }
+  if (dialog) {
+    one(".close", dialog).addEventListener("click", () => dialog.close());
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  }
+
+  const ledger = one("#ledger");
+  if (ledger) {
+    const rows = all("tbody tr", ledger), words = one("#find-source"), found = one("#found"), empty = one("#none");
+    const texts = rows.map((row) => row.textContent.toLowerCase());
+    let chosen = "";
+    const apply = () => {
+      const wanted = words.value.trim().toLowerCase();
+      let shown = 0;
+      rows.forEach((row, index) => {
+        const tags = row.dataset.tags.split(" ");
+        row.hidden = !((!chosen || tags.includes(chosen)) && texts[index].includes(wanted));
+        shown += !row.hidden;
+      });
+      found.textContent = `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")}`;
+      empty.hidden = shown > 0;
+    };
+    for (const button of all(".filters button")) button.addEventListener("click", () => {
+      chosen = button.dataset.tag;
+      for (const other of all(".filters button")) other.setAttribute("aria-pressed", String(other === button));
+      apply();
+    });
+    words.addEventListener("input", apply);
+    apply();
+  }
+})();

@@ -1,0 +1,348 @@
+"""Encode profiles, and the ffmpeg command that brings any source into a profile's form.
+
+Every profile writes: constant frame rate, upright progressive pictures with square pixels, 8-bit 4:2:0, BT.601 limited
+and tagged so, short side 256, both sides multiples of 16. A picture is scaled and then cropped around its centre, never
+stretched; a smaller one is enlarged.
+
+The bytes depend on nothing but the source, the profile and the encoder build: one thread per encode, no code paths that
+differ between CPUs, no version strings, no dates. Tone mapping of HDR sources is the exception: its floating-point
+filters promise nothing across CPU models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import ffmpeg
+
+from fastvid.errors import SourceError, UsageError
+from fastvid.shard.ffmpeg import FfmpegBuild
+from fastvid.shard.limits import Limits
+from fastvid.shard.probe import HDR_TRANSFERS, SourceInfo
+from fastvid.shard.reasons import Reason
+
+# Deterministic on every x86 CPU and equal between FFmpeg 5.1 and 9.0; the defaults are neither (measured).
+SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
+
+# A long side that hardware decoders of H.264 and VP9 take.
+_MAX_SIDE: Final = 4096
+# Pictures larger than standard definition are BT.709 when nothing is said, as players assume.
+_SD_WIDTH, _SD_HEIGHT = 1024, 576
+_MATRICES: Final = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020", 10: "bt2020"}
+_HDR_MATRICES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020_ncl", 10: "2020_cl"}
+_HDR_PRIMARIES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020", 12: "smpte432"}
+# Macroblocks that H.264 level 3.1 allows a frame (ITU-T H.264 table A-1); beyond it 5.1 is written, which has 36,864.
+_LEVEL_31_BLOCKS: Final = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How samples are encoded.
+
+    Attributes:
+        name: What users call it.
+        codec: "h264" or "vp9".
+        gop: Frames from one key frame to the next.
+        bframes: Frames that nothing refers to between two reference frames.
+        crf: Constant quality of the encoder; lower is better and larger.
+        preset: x264's preset, or libvpx's ``cpu-used``.
+        short_side: Pixels of the shorter side, a multiple of `multiple`.
+        multiple: Both sides are multiples of it, in pixels.
+    """
+
+    name: str
+    codec: str
+    gop: int
+    bframes: int
+    crf: int
+    preset: str
+    short_side: int = 256
+    multiple: int = 16
+
+    def __post_init__(self) -> None:
+        if self.codec not in _ENCODERS:
+            raise UsageError(f"codec {self.codec!r} of profile {self.name!r} is not known", hint="h264, vp9")
+        if self.gop < 1 or not 0 <= self.bframes < self.gop:
+            raise UsageError(f"gop {self.gop} with {self.bframes} B-frames cannot be", hint="0 <= bframes < gop")
+        if self.multiple < 2 or self.short_side < self.multiple or self.short_side % self.multiple:
+            raise UsageError(f"short side {self.short_side} is no multiple of {self.multiple}")
+
+    @property
+    def encoder(self) -> str:
+        """ffmpeg's name of the encoder."""
+        return _ENCODERS[self.codec]
+
+    def changed(self, *, short_side: int | None = None, crf: int | None = None, gop: int | None = None) -> Profile:
+        """This profile with other parameters; None keeps one.
+
+        Raises:
+            UsageError: The parameters do not fit each other.
+        """
+        changes = {"short_side": short_side, "crf": crf, "gop": gop}
+        values = asdict(self) | {name: value for name, value in changes.items() if value is not None}
+        return Profile(**values | {"bframes": min(self.bframes, values["gop"] - 1)})
+
+    def to_json(self) -> dict[str, Any]:
+        """All parameters, as a dataset records them."""
+        return asdict(self)
+
+
+_ENCODERS: Final = {"h264": "libx264", "vp9": "libvpx-vp9"}
+
+PROFILES: Final = {
+    profile.name: profile
+    for profile in (
+        # A third more bytes than x264's defaults at equal quality, five times the speed for sparse frames: seven of
+        # eight frames are never decoded unless asked for.
+        Profile("compact", "h264", gop=32, bframes=7, crf=23, preset="medium"),
+        # One packet per wanted frame: twice as fast again for sparse frames, at several times the bytes.
+        Profile("intra", "h264", gop=1, bframes=0, crf=23, preset="medium"),
+        # What DALI decodes on a CPU, at the quality of compact. VP9 has no cheap frames to drop: a short GOP instead.
+        Profile("vp9", "vp9", gop=12, bframes=0, crf=40, preset="4"),
+    )
+}
+
+
+def get_profile(name: str) -> Profile:
+    """A profile by name.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    if name not in PROFILES:
+        raise UsageError(f"profile {name!r} is not known", hint=f"known are {', '.join(sorted(PROFILES))}")
+    return PROFILES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of a picture on its way, in pixels, upright: scaled to, then cropped to."""
+
+    scaled: tuple[int, int]
+    cropped: tuple[int, int]
+
+
+def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -> Geometry:
+    """Sizes for an upright picture of `width` x `height` pixels whose pixels are `aspect` times as wide as high.
+
+    Raises:
+        SourceError: The long side would exceed 4096 pixels.
+    """
+    shape = Fraction(width, height) * aspect
+    side, step = profile.short_side, profile.multiple
+    long = max(shape, 1 / shape) * side
+    # Chroma has half the size; an even side keeps the scale factors of all planes equal.
+    scaled = max(side, 2 * round(long / 2))
+    cropped = scaled // step * step
+    if cropped > _MAX_SIDE:
+        raise SourceError(
+            f"a picture of {width}x{height} would become {cropped}x{side} pixels, {_MAX_SIDE} at most",
+            reason=Reason.BAD_SHAPE,
+        )
+    if shape >= 1:
+        return Geometry((scaled, side), (cropped, side))
+    return Geometry((side, scaled), (side, cropped))
+
+
+def build_command(
+    build: FfmpegBuild,
+    profile: Profile,
+    info: SourceInfo,
+    source_url: str,
+    targets: Sequence[tuple[str, tuple[int, int] | None]],
+    limits: Limits,
+) -> list[str]:
+    """The ffmpeg command that writes a source, or parts of it, as MP4.
+
+    Args:
+        build: The ffmpeg to run.
+        profile: How to encode.
+        info: What the source is.
+        source_url: Where ffmpeg finds it, as a ``file:`` URL.
+        targets: For each MP4 its URL and the frames it gets, as a half-open range at the profile's constant rate; None
+            for all. One pass over the source writes them all.
+        limits: For the size of frames, and for how many frames may come out.
+
+    Raises:
+        SourceError: The picture cannot be brought into the profile's form by this build.
+    """
+    arguments: dict[str, Any] = {
+        "f": info.container,
+        "protocol_whitelist": "file",
+        "threads": 1,
+        "max_pixels": limits.max_pixels,
+    }
+    if info.timing.input_rate is not None:
+        arguments["r"] = str(info.timing.input_rate)
+    picture = _filters(build, profile, info, ffmpeg.input(source_url, **arguments)["V:0"])
+    geometry = _upright_geometry(info, profile)
+    branches = picture.split() if len(targets) > 1 else None
+    outputs = []
+    for number, (url, frames) in enumerate(targets):
+        branch = picture if branches is None else branches[number]
+        if frames is not None:
+            branch = branch.trim(start_frame=frames[0], end_frame=frames[1]).setpts("PTS-STARTPTS")
+        outputs.append(ffmpeg.output(branch, url, **_output_options(profile, geometry, info)))
+    command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
+    quiet = ["-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-filter_complex_threads", "1", "-y"]
+    return [build.path, *quiet, *command]
+
+
+def _upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
+    width, height, aspect = info.width, info.height, info.sample_aspect
+    if info.turned:
+        width, height, aspect = height, width, 1 / aspect
+    return plan_geometry(width, height, aspect, profile)
+
+
+def _filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, picture: Any) -> Any:
+    # ffmpeg itself puts the filters that turn the picture upright in front of these. Left to us, it would copy the
+    # display matrix into the output, and players would turn the picture once more.
+    geometry = _upright_geometry(info, profile)
+    timing = info.timing
+    step = 1 if timing.input_rate is None else int(timing.input_rate / timing.rate)
+    if info.interlaced:
+        # One frame per frame keeps the count; only pictures marked interlaced are touched.
+        picture = picture.filter("yadif", mode="send_frame", parity="auto", deint="interlaced")
+    if step > 1:
+        picture = picture.filter("framestep", step)
+    width, height = geometry.scaled
+    picture = _tone_map(build, info, picture, width, height) if info.hdr else _convert(info, picture, width, height)
+    if geometry.cropped != geometry.scaled:
+        picture = picture.filter("crop", *geometry.cropped)
+    picture = picture.filter("setsar", "1").filter("format", "yuv420p")
+    picture = picture.filter(
+        "setparams", range="limited", color_primaries="smpte170m", color_trc="smpte170m", colorspace="smpte170m"
+    )
+    # With a forced input rate frames are one to one, and the fps filter would still repeat the last one up to the end
+    # that the container claims. Otherwise it repeats or drops frames, at the end of the chain, where they are small.
+    return picture if timing.input_rate is not None else picture.filter("fps", str(timing.rate))
+
+
+def _convert(info: SourceInfo, picture: Any, width: int, height: int) -> Any:
+    matrix = _MATRICES.get(info.matrix)
+    if matrix is None:
+        matrix = "bt709" if info.width > _SD_WIDTH or info.height > _SD_HEIGHT else "bt601"
+    return picture.filter(
+        "scale",
+        width,
+        height,
+        flags=SWS_FLAGS,
+        in_color_matrix=matrix,
+        in_range="full" if info.full_range else "limited",
+        out_color_matrix="bt601",
+        out_range="limited",
+    ).filter("format", "yuv420p")
+
+
+def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, height: int) -> Any:
+    if not build.zscale:
+        raise SourceError(
+            f"the picture is HDR ({HDR_TRANSFERS[info.transfer]}) and {build.path} has no zscale filter",
+            reason=Reason.HDR,
+            hint="use a build of ffmpeg with libzimg",
+        )
+    luma_range = "full" if info.full_range else "limited"
+    # Scaled first, in the source's own transfer: tone mapping then costs 256 lines, not 2160.
+    picture = picture.filter("scale", width, height, flags=SWS_FLAGS, in_range=luma_range, out_range=luma_range).filter(
+        "format", "yuv444p10le"
+    )
+    # 100 nits is diffuse white of SDR; hable without desaturation keeps faces and grass in their colours.
+    picture = picture.filter(
+        "zscale",
+        transferin=HDR_TRANSFERS[info.transfer],
+        matrixin=_HDR_MATRICES.get(info.matrix, "2020_ncl"),
+        primariesin=_HDR_PRIMARIES.get(info.primaries, "2020"),
+        rangein=luma_range,
+        transfer="linear",
+        npl=100,
+    )
+    picture = picture.filter("format", "gbrpf32le").filter("zscale", primaries="709")
+    picture = picture.filter("tonemap", "hable", desat=0)
+    return picture.filter("zscale", transfer="709", matrix="170m", range="limited").filter("format", "yuv420p")
+
+
+def _output_options(profile: Profile, geometry: Geometry, info: SourceInfo) -> dict[str, Any]:
+    common = {
+        "f": "mp4",
+        "codec:v": profile.encoder,
+        "crf": profile.crf,
+        "g": profile.gop,
+        "keyint_min": profile.gop,
+        "threads": 1,
+        "pix_fmt": "yuv420p",
+        # Timestamps lie on the grid already; other modes drop or repeat frames.
+        "fps_mode": "passthrough",
+        # A damaged clock must not make a filter repeat a frame forever.
+        "frames:v": 2 * info.timing.frames + 16,
+        # For the container's colour box; the stream's own header is written by the encoder and its bitstream filter.
+        "colorspace": "smpte170m",
+        "color_primaries": "smpte170m",
+        "color_trc": "smpte170m",
+        "color_range": "tv",
+        "map_metadata": -1,
+        "map_chapters": -1,
+        "fflags": "+bitexact",
+        "flags:v": "+bitexact",
+        "movflags": "+faststart",
+    }
+    return common | (_h264_options if profile.codec == "h264" else _vp9_options)(profile, geometry)
+
+
+def _h264_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
+    blocks = geometry.cropped[0] * geometry.cropped[1] // 256
+    x264 = {
+        "threads": 1,
+        "cpu-independent": 1,
+        "keyint": profile.gop,
+        "min-keyint": profile.gop,
+        "scenecut": 0,
+        "open-gop": 0,
+        "bframes": profile.bframes,
+        "b-adapt": 0,
+        "b-pyramid": "none",
+        # Left open, it follows from size and rate, and the vector range in the header with it.
+        "level": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
+    }
+    # Equal headers for equal sizes, whatever the rate: a decoder then stays open from clip to clip.
+    header = {
+        "tick_rate": 60,
+        "fixed_frame_rate_flag": 0,
+        "sample_aspect_ratio": "1/1",
+        "video_full_range_flag": 0,
+        "colour_primaries": 6,
+        "transfer_characteristics": 6,
+        "matrix_coefficients": 6,
+        "chroma_sample_loc_type": 0,
+    }
+    return {
+        "preset": profile.preset,
+        # No CABAC, no deblocking, no weighted prediction: what decoding costs most.
+        "tune": "fastdecode",
+        "x264-params": _pairs(x264),
+        # Type 6 is supplemental information: x264's version and settings, 700 bytes a file.
+        "bsf:v": f"h264_metadata={_pairs(header)},filter_units=remove_types=6",
+    }
+
+
+def _vp9_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
+    del geometry
+    return {
+        "b:v": 0,  # constant quality by crf alone
+        "deadline": "good",
+        "cpu-used": profile.preset,
+        # No hidden frames and no look-ahead: one packet is one frame.
+        "auto-alt-ref": 0,
+        "lag-in-frames": 0,
+        "row-mt": 0,
+        "tile-columns": 0,
+        "tile-rows": 0,
+        "frame-parallel": 0,
+    }
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    return ":".join(f"{name}={value}" for name, value in values.items())

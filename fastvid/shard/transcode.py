@@ -1,0 +1,204 @@
+"""Runs ffmpeg on one source, inside limits, and reads its verdict from what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Final
+
+from fastvid.errors import SourceError
+from fastvid.shard.ffmpeg import FfmpegBuild, environment
+from fastvid.shard.limits import Limits, confine_child
+from fastvid.shard.probe import OpenSource, SourceInfo
+from fastvid.shard.profiles import Profile, build_command
+from fastvid.shard.reasons import Reason
+
+# Damaged streams make ffmpeg print without end.
+_KEPT_LINES: Final = 200
+_LINE_BYTES: Final = 2000
+# What a message repeats of it.
+_SAID_LINES: Final = 3
+_SAID_BYTES: Final = 200
+
+_STATISTICS: Final = re.compile(r"\(video\): (\d+) packets read \(\d+ bytes\); (\d+) frames decoded;")
+_PREFIX: Final = re.compile(r"^((?:\[[^\]]*\] )*)\[(error|fatal|panic|warning)\] (.*)$")
+# Warnings that mean lost picture data, in the words of FFmpeg 5 to 9.
+_CORRUPT: Final = re.compile(r"corrupt (decoded frame|input packet)")
+# A part that is named in brackets: "[h264 @ 0x55...]", "[dec:h264 @ ...]", "[vist#0:0/h264 @ ...]".
+_PART: Final = re.compile(r"\[(?:[^\]@]*[:/])?([\w,.-]+)(?: @ [^\]]*)?\]")
+# One MPEG-4 picture more or less: a last placeholder is sometimes shown, sometimes not.
+_MPEG4_SLACK: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Transcoded:
+    """What one run of ffmpeg gave.
+
+    Attributes:
+        videos: An MP4 for each part asked for.
+        decoded: Frames that the source's decoder gave.
+        seconds: Wall time of ffmpeg.
+    """
+
+    videos: tuple[bytes, ...]
+    decoded: int
+    seconds: float
+
+
+def transcode(
+    build: FfmpegBuild,
+    profile: Profile,
+    source: OpenSource,
+    info: SourceInfo,
+    parts: Sequence[tuple[int, int] | None],
+    limits: Limits,
+    *,
+    patience: float = 1.0,
+) -> Transcoded:
+    """Encodes a source, or parts of it, in one pass.
+
+    Args:
+        build: The ffmpeg to run.
+        profile: How to encode.
+        source: The open source.
+        info: What `probe` found.
+        parts: Frames of each MP4, see `build_command`.
+        limits: What the source may cost.
+        patience: Factor on the time limit.
+
+    Raises:
+        SourceError: ffmpeg fails, takes too long or too much, or reports damage; whatever it wrote is dropped.
+    """
+    seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
+    with contextlib.ExitStack() as stack:
+        # Unlinked files: nothing is left behind, however this process ends.
+        files = [stack.enter_context(tempfile.TemporaryFile(prefix="fastvid-")) for _ in parts]
+        targets = [(f"file:/dev/fd/{file.fileno()}", part) for file, part in zip(files, parts, strict=True)]
+        command = build_command(build, profile, info, source.url, targets, limits)
+        started = time.monotonic()
+        log = _run(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
+        took = time.monotonic() - started
+        decoded = _judge(log, info, whole=all(part is None for part in parts))
+        return Transcoded(tuple(_contents(file) for file in files), decoded, took)
+
+
+class _Log:
+    """What ffmpeg printed: the first complaints, the statistics, and how it ended."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.last: deque[str] = deque(maxlen=5)
+        self.statistics: tuple[int, int] | None = None
+        self.status = 0
+
+    def read(self, stream: IO[bytes]) -> None:
+        while line := stream.readline(_LINE_BYTES):
+            text = line.decode("utf-8", "replace").strip()
+            found = _STATISTICS.search(text)
+            if found:
+                self.statistics = int(found[1]), int(found[2])
+            elif _PREFIX.match(text):
+                self.last.append(text)
+                if len(self.lines) < _KEPT_LINES:
+                    self.lines.append(text)
+
+
+def _run(command: Sequence[str], descriptors: Sequence[int], seconds: float, limits: Limits) -> _Log:
+    log = _Log()
+    # ffmpeg stays in this process's group: whoever kills the group leaves nothing running.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=tuple(descriptors),
+        env=environment(),
+    )
+    assert process.stderr is not None
+    reader = threading.Thread(target=log.read, args=(process.stderr,), daemon=True)
+    try:
+        reader.start()
+        with contextlib.suppress(ProcessLookupError):
+            # Twice the wall time: with one thread, the clock on the wall strikes first.
+            confine_child(process.pid, limits, cpu_seconds=2 * seconds)
+        log.status = process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        raise SourceError(f"ffmpeg took longer than {seconds:.0f} s", reason=Reason.TIMEOUT, transient=True) from error
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stderr.close()
+    return log
+
+
+def _judge(log: _Log, info: SourceInfo, *, whole: bool) -> int:
+    """The number of decoded frames, when ffmpeg was content.
+
+    Raises:
+        SourceError: It was not.
+    """
+    complaints = [text for line in log.lines if (text := _complaint(line, info.others)) is not None]
+    said = "; ".join(list(dict.fromkeys(complaints or log.last))[:_SAID_LINES])[:_SAID_BYTES]
+    if log.status < 0:
+        if -log.status == signal.SIGXCPU:
+            raise SourceError("ffmpeg used too much CPU time", reason=Reason.TIMEOUT, transient=True)
+        if -log.status == signal.SIGXFSZ:
+            raise SourceError("the encoded sample exceeds the size limit", reason=Reason.TOO_LONG)
+        name = signal.Signals(-log.status).name
+        raise SourceError(f"ffmpeg died of {name}: {said}", reason=Reason.CRASHED, transient=True)
+    if "Cannot allocate memory" in said:
+        raise SourceError(f"ffmpeg ran out of memory: {said}", reason=Reason.MEMORY)
+    if re.search(r"Decoder \(codec .*\) not found|Decoding requested, but no decoder found", said):
+        raise SourceError(
+            f"this ffmpeg has no decoder for {info.codec}",
+            reason=Reason.NO_DECODER,
+            hint="name a newer ffmpeg in FASTVID_FFMPEG",
+        )
+    packets, decoded = log.statistics or (0, 0)
+    if log.status and not complaints:
+        raise SourceError(f"ffmpeg exits with {log.status}: {said}", reason=Reason.ENCODE_FAILED)
+    if not decoded:
+        raise SourceError(f"no frame of {packets} packets decodes: {said}", reason=Reason.NO_FRAMES)
+    if complaints:
+        raise SourceError(f"{decoded} frames of {packets} packets decode, with errors: {said}", reason=Reason.DAMAGED)
+    slack = _MPEG4_SLACK if "mpeg4" in info.codec else 0
+    if whole and decoded < info.timing.shown - slack:
+        raise SourceError(f"{decoded} of {info.timing.shown} frames decode", reason=Reason.DAMAGED)
+    return decoded
+
+
+def _complaint(line: str, others: frozenset[str]) -> str | None:
+    """What a line says against the picture; None when it says nothing against it."""
+    matched = _PREFIX.match(line)
+    if matched is None:
+        return None
+    parts, level, text = matched.groups()
+    named = {name for part in _PART.findall(parts) for name in part.split(",")}
+    if named & others:
+        return None
+    if level == "warning" and not _CORRUPT.search(text):
+        return None
+    return text
+
+
+def _contents(file: IO[bytes]) -> bytes:
+    # ffmpeg wrote through its own descriptor of the same file.
+    size = os.fstat(file.fileno()).st_size
+    data = bytearray(size)
+    view, position = memoryview(data), 0
+    while position < size:
+        got = os.preadv(file.fileno(), [view[position:]], position)
+        if not got:
+            break
+        position += got
+    return bytes(data)

@@ -1,0 +1,86 @@
+"""Small datasets that tests make: clips by ffmpeg, in the form that the profiles write, packed into shards."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from fastvid.format.dataset import Generation, ShardRecord, annotation_table, commit_generation
+from fastvid.format.shard import sample_members, write_shard
+from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.storage import LocalStorage
+
+_TAGS = "-colorspace smpte170m -color_primaries smpte170m -color_trc smpte170m -color_range tv"
+_X264 = "-c:v libx264 -threads 1 -preset ultrafast -tune fastdecode -x264-params"
+COMPACT = f"{_TAGS} {_X264} keyint=8:min-keyint=8:scenecut=0:open-gop=0:bframes=3:b-adapt=0:b-pyramid=none"
+
+
+def make_clip(
+    path: Path,
+    *,
+    frames: int = 12,
+    size: str = "96x64",
+    rate: int = 25,
+    arguments: str = COMPACT,
+    filters: str = "null",
+) -> bytes:
+    """An MP4 of a moving test picture."""
+    source = f"testsrc2=s={size}:r={rate}:d={frames / rate},hue=h={frames * 37}"
+    command = [find_ffmpeg().path, "-v", "error", "-f", "lavfi", "-i", source, "-vf", f"{filters},format=yuv420p"]
+    subprocess.run([*command, *arguments.split(), "-fps_mode", "passthrough", "-y", str(path)], check=True)
+    return path.read_bytes()
+
+
+def pack(
+    folder: Path,
+    shards: list[list[tuple[str, bytes, int]]],
+    *,
+    classes: tuple[str, ...] = ("left", "right"),
+    meta: dict[str, object] | None = None,
+    columns: dict[str, list[object]] | None = None,
+) -> LocalStorage:
+    """A dataset of generation 1.
+
+    Args:
+        folder: Where to put it.
+        shards: For each shard its samples: key, MP4, label. The number of frames is read from the facts.
+        classes: Class names.
+        meta: More fields for every sample's JSON; `conforms` is true unless given.
+        columns: More annotation columns, one value a sample.
+    """
+    store, records, rows = LocalStorage(folder), [], []
+    for index, samples in enumerate(shards):
+        stem = f"data-{index:06d}"
+        members = [
+            (key, sample_members({"source_id": f"{key}.avi", "conforms": True, **(meta or {})}, {"rgb": data}))
+            for key, data, _ in samples
+        ]
+        digest = write_shard(store, stem, members)
+        records.append(ShardRecord(stem, digest.bytes, digest.sha256, digest.samples, {"name": "compact"}))
+        rows += [
+            {"key": key, "source_id": f"{key}.avi", "label": label, "num_frames": frames_of(store, stem, row)}
+            | {"removed": False}
+            for row, (key, _, label) in enumerate(samples)
+        ]
+    for name, values in (columns or {}).items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    commit_generation(store, "made", Generation(1, tuple(records), classes=classes), annotation_table(rows))
+    return store
+
+
+def frames_of(store: LocalStorage, stem: str, row: int) -> int:
+    """Frames of a sample by its shard's packet sidecar."""
+    from fastvid.format.shard import Shard
+
+    return Shard(store, stem).info(row).num_frames
+
+
+def recommit(store: LocalStorage, **changes: object) -> None:
+    """Commits the current generation again with other fields, or other annotations under ``annotations``."""
+    from fastvid.format.generations import read_annotations, read_generation
+
+    dataset_id, generation = read_generation(store)
+    table = changes.pop("annotations", None) or read_annotations(store, generation.number)
+    commit_generation(store, dataset_id, replace(generation, number=generation.number + 1, **changes), table)
