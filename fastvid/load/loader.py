@@ -165,6 +165,11 @@ class ClipLoader:
         """Samples of the epoch that were delivered, over all ranks."""
         return self._position
 
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a global batch, over all ranks."""
+        return self.batches.size
+
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of `epoch`; does nothing when it is the current one, so a resumed epoch goes on.
 

@@ -1,0 +1,36 @@
+"""``python -m fastvid.train RECIPE [key=value ...]``, alone or started by torchrun on every rank."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from fastvid.errors import FastvidError, UsageError
+from fastvid.train import recipes
+from fastvid.train.launch import train
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains a recipe. Returns 0, 1 for an error, 2 for wrong usage, 128 and a signal's number for an early end."""
+    parser = argparse.ArgumentParser(prog="python -m fastvid.train", description=__doc__)
+    parser.add_argument("recipe", metavar="RECIPE", help=f"{', '.join(recipes.names())}; or the path of a file")
+    parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or sync=ddp")
+    args = parser.parse_args(argv)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("FASTVID_LOG", "INFO").upper(),
+        format="%(asctime)s %(levelname).1s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    try:
+        return train(recipes.load(args.recipe, args.changes))
+    except FastvidError as error:
+        print(f"fastvid train: {error}", file=sys.stderr)  # noqa: T201
+        return 2 if isinstance(error, UsageError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

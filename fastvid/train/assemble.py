@@ -1,0 +1,208 @@
+"""From a configuration to the parts of a run: datasets, loaders, model, optimiser, schedule."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.batch import IGNORED_LABEL, Batch
+from fastvid.load.loader import ClipLoader
+from fastvid.models import zoo
+from fastvid.models.weights import load_weights
+from fastvid.train.config import Config
+from fastvid.train.elastic import Member, broadcast_bytes
+from fastvid.train.loop import EvalData
+from fastvid.train.optim import make_optimizer
+from fastvid.train.replica import Replica
+from fastvid.train.schedule import Schedule
+
+log = logging.getLogger(__name__)
+
+_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions of a kernel
+_LABEL: Final = "label"  # the column that a loader takes labels from
+
+
+def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) -> tuple[Config, Dataset, Dataset | None]:
+    """Both splits at one generation, and the configuration with generation and classes filled in.
+
+    A run keeps the generation it began with: it stands in the checkpoint.
+    """
+    data = config.data
+    generation = data.generation
+    if generation is None and state is not None:
+        generation = int(state["loader"]["fingerprint"]["generation"])
+    if generation is None:
+        current = Dataset(data.path).generation.number if member.leads else 0
+        generation = int(broadcast_bytes(str(current).encode(), member) or b"0")
+    train = Dataset(data.path, split=data.split, where=data.where, generation=generation)
+    evaluated = None
+    if data.eval_split is not None:
+        evaluated = Dataset(data.path, split=data.eval_split, where=data.where, generation=generation)
+    classes = config.model.num_classes or len(train.classes)
+    for dataset in (train, evaluated):
+        if dataset is not None:
+            check_labels(dataset, data.label, classes)
+    data = replace(data, generation=generation)
+    return replace(config, data=data, model=replace(config.model, num_classes=classes)), train, evaluated
+
+
+def check_labels(dataset: Dataset, column: str, num_classes: int) -> None:
+    """Every sample has a label that the model can give.
+
+    Raises:
+        UsageError: One has none, or one beyond the classes.
+    """
+    labels = dataset.column(column).to_pylist()
+    wrong = [row for row, label in enumerate(labels) if not isinstance(label, int) or not 0 <= label < num_classes]
+    if wrong:
+        raise UsageError(
+            f"{len(wrong)} of {len(labels)} samples have no label from 0 to {num_classes - 1} in column {column!r}; "
+            f"the first has {labels[wrong[0]]!r}",
+            key=dataset.key(wrong[0]),
+            split=dataset.split,
+            file=dataset.storage.url,
+            hint="set data.where, data.label or model.num_classes",
+        )
+
+
+def train_loader(config: Config, dataset: Dataset, member: Member) -> Labelled:
+    """The loader of the training split."""
+    return _loader(config, dataset, member, train=True)
+
+
+def eval_data(config: Config, dataset: Dataset, member: Member) -> EvalData:
+    """The loader of the evaluation split: every sample once, in the order of the dataset."""
+    return EvalData(_loader(config, dataset, member, train=False), len(dataset))
+
+
+def _loader(config: Config, dataset: Dataset, member: Member, *, train: bool) -> Labelled:
+    data = config.data
+    clips = ClipLoader(
+        dataset,
+        frames=data.frames if train else data.eval_frames,
+        spatial=data.spatial if train else data.eval_spatial,
+        global_batch_size=data.global_batch_size if train else max(data.eval_batch_size, member.world.size),
+        device=member.device,
+        decoder=data.decoder,
+        seed=config.run.seed,
+        shuffle=train,
+        last=data.last if train else "keep",
+        rank=member.world.rank,
+        world_size=member.world.size,
+        fields=() if data.label == _LABEL else (data.label,),
+        on_error=data.on_error,
+        num_threads=data.num_threads,
+        prefetch=data.prefetch,
+    )
+    return Labelled(clips, data.label)
+
+
+class Labelled:
+    """A loader whose labels come from another column of the annotations.
+
+    Args:
+        clips: The loader; the column is one of its fields.
+        column: A column of class numbers.
+    """
+
+    def __init__(self, clips: ClipLoader, column: str = _LABEL) -> None:
+        self.clips, self.column = clips, column
+
+    @property
+    def epoch(self) -> int:
+        """See `fastvid.train.feed.Loader`."""
+        return self.clips.epoch
+
+    @property
+    def global_batch_size(self) -> int:
+        """See `fastvid.train.feed.Loader`."""
+        return self.clips.global_batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.column == _LABEL:
+            yield from self.clips
+            return
+        for batch in self.clips:
+            values = batch.fields[self.column]
+            label = torch.tensor([IGNORED_LABEL if value is None else int(value) for value in values])
+            yield replace(batch, label=label.to(batch.video.device).where(batch.valid, IGNORED_LABEL))
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def set_batch_size(self, global_batch_size: int) -> None:
+        """See `fastvid.train.feed.Loader`."""
+        self.clips.set_batch_size(global_batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `fastvid.train.feed.Loader`."""
+        return self.clips.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `fastvid.train.feed.Loader`."""
+        self.clips.load_state_dict(state)
+
+
+def build_model(config: Config, member: Member) -> nn.Module:
+    """The model with fresh weights, the same on every rank."""
+    assert config.model.num_classes is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        model = zoo.build(
+            config.model.name,
+            config.model.num_classes,
+            config.data.frames.num_frames,
+            **config.model.options,
+        )
+    model = model.to(member.device)
+    if config.model.channels_last:
+        for parameter in model.parameters():
+            if parameter.ndim in _FORMATS:
+                parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
+        model.register_forward_pre_hook(_channels_last)
+    return model
+
+
+def _channels_last(_model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(clips.contiguous(memory_format=torch.channels_last_3d) for clips in inputs)
+
+
+def load_initial_weights(config: Config, model: nn.Module) -> None:
+    """Fills a fresh model from the file that the configuration names, if any. A last layer of other classes is left.
+
+    Called on rank 0 alone: a strategy gives its weights to the others.
+    """
+    if config.model.weights is not None:
+        log.info("weights of %s: %s", config.model.weights, load_weights(model, config.model.weights))
+
+
+def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Replica:
+    """Model, optimiser and schedule before the first step.
+
+    Raises:
+        UsageError: The precision does not go with the device.
+    """
+    run = config.run
+    if run.amp == "fp16" and member.device.type != "cuda":
+        raise UsageError(f"run.amp is 'fp16', but the run computes on {member.device.type}", hint="use run.amp=bf16")
+    model = build_model(config, member)
+    schedule = Schedule.of(
+        config.optim,
+        epochs=run.epochs,
+        samples_per_epoch=samples_per_epoch,
+        global_batch_size=config.data.global_batch_size,
+    )
+    return Replica(model, make_optimizer(model, config.optim), schedule, scale_loss=run.amp == "fp16")
+
+
+def samples_per_epoch(clips: ClipLoader) -> int:
+    """Samples that a whole epoch of a loader delivers over all ranks."""
+    batches = clips.batches
+    return batches.count(0) * batches.size if batches.last == "drop" else batches.num_samples

@@ -1,0 +1,293 @@
+"""The configuration of a run: frozen dataclasses that check themselves, one for each part of the path.
+
+A recipe is a Python file with a function ``recipe() -> Config``; see `fastvid.train.recipes`. Single values are changed
+on the command line by ``key=value``; see `fastvid.train.overrides`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_args
+
+from fastvid.errors import UsageError
+from fastvid.load.augment import Transform
+from fastvid.load.batches import Last
+from fastvid.load.loader import OnError
+from fastvid.load.sampling import Sampler
+
+OptimizerName = Literal["sgd", "adam", "adamw"]
+Groups = Literal["plain", "tsm"]
+Decay = Literal["constant", "step", "cosine"]
+Amp = Literal["off", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardConfig:
+    """How the dataset is made: the arguments of ``fastvid shard``.
+
+    Attributes:
+        sources: Folders or files of raw videos.
+        annotations: ``format:path`` of the labels each; none where the folder of a video is its class.
+        profile: Encode profile.
+        options: Further options of the command, without their dashes.
+    """
+
+    sources: tuple[str, ...]
+    annotations: tuple[str, ...] = ()
+    profile: str = "compact"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, out: str) -> str:
+        """The shell command that makes the dataset at `out`."""
+        words = ["fastvid", "shard", *self.sources, "--out", out]
+        for source in self.annotations:
+            words += ["--annotations", source]
+        words += ["--profile", self.profile]
+        for name, value in self.options.items():
+            words += [f"--{name}", value]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is read and how it is cut into clips.
+
+    Attributes:
+        path: Folder or URL of the dataset.
+        split: Split to train on; None for all samples.
+        eval_split: Split to evaluate on; None for no evaluation.
+        where: Filter over the annotations' columns, for both splits.
+        label: Column that holds the class, a number from 0.
+        frames: Which frames make a clip.
+        eval_frames: The same for evaluation.
+        spatial: Crop, resize and flip.
+        eval_spatial: The same for evaluation.
+        global_batch_size: Clips of a step, over all ranks; does not change with the world.
+        eval_batch_size: Clips that all ranks together evaluate at once.
+        last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.ClipLoader`.
+        generation: Of the dataset; None pins the current one when the run begins.
+        decoder: Back-end, or "auto".
+        num_threads: Decode threads of a rank; None takes the cores it may use.
+        prefetch: Batches made ahead.
+        on_error: What a clip that does not decode does: "raise" stops the run; "skip" leaves it out of the loss and
+            counts it. It is never replaced by another clip.
+    """
+
+    path: str
+    split: str | None = "train"
+    eval_split: str | None = "val"
+    where: str | None = None
+    label: str = "label"
+    frames: Sampler
+    eval_frames: Sampler
+    spatial: tuple[Transform, ...]
+    eval_spatial: tuple[Transform, ...]
+    global_batch_size: int = 64
+    eval_batch_size: int = 64
+    last: Last = "drop"
+    generation: int | None = None
+    decoder: str = "auto"
+    num_threads: int | None = None
+    prefetch: int = 2
+    on_error: OnError = "raise"
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "global_batch_size", "eval_batch_size")
+        _one_of(self, "on_error", OnError)
+        _one_of(self, "last", Last)
+        if self.frames.num_frames != self.eval_frames.num_frames:
+            raise UsageError(
+                f"data.frames gives clips of {self.frames.num_frames} frames, "
+                f"data.eval_frames of {self.eval_frames.num_frames}",
+                hint="a model has one number of frames",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is trained.
+
+    Attributes:
+        name: A name of `fastvid.models.zoo`, or ``module:callable``.
+        num_classes: Width of the last layer; None takes the dataset's classes.
+        channels_last: Keep channels innermost in memory; faster on most devices, the same numbers up to rounding.
+        weights: File of the weights that training starts from, see `fastvid.models.weights`; None starts afresh.
+        options: Options of the model, such as ``{"dropout": 0.8}``.
+    """
+
+    name: str
+    num_classes: int | None = None
+    channels_last: bool = False
+    weights: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.num_classes is not None:
+            _at_least(1, self, "num_classes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The optimiser, its parameter groups and its learning rate as a function of the samples seen.
+
+    The rate is ``base_lr * global_batch_size / base_batch_size``, the linear scaling rule of Goyal et al. 2017, times
+    the factor of warm-up and decay. Epochs are counted in samples, so the schedule does not depend on the world.
+
+    Attributes:
+        base_lr: Learning rate at `base_batch_size`.
+        base_batch_size: Global batch that `base_lr` was tuned for, in clips.
+        name: "sgd", "adam" (weight decay is added to the gradient) or "adamw" (it is not).
+        momentum: Of SGD.
+        nesterov: Nesterov's momentum, of SGD.
+        beta1: Decay of Adam's first moment.
+        beta2: Decay of Adam's second moment.
+        eps: Of Adam, added to the root of the second moment.
+        weight_decay: Of convolution and linear weights.
+        groups: "plain" leaves biases and norm layers undecayed; "tsm" has TSM's multipliers as well.
+        warmup_epochs: Epochs of linear warm-up; need not be whole.
+        warmup_start: Share of the rate at which warm-up starts.
+        decay: What follows: "constant", "step" or "cosine".
+        milestones: Epochs at which "step" multiplies the rate by `gamma`.
+        gamma: Factor of "step".
+        final: Share of the rate at which "cosine" ends.
+        clip_norm: Largest norm of the whole gradient; None does not clip.
+        label_smoothing: Of the cross-entropy.
+    """
+
+    base_lr: float
+    base_batch_size: int
+    name: OptimizerName = "sgd"
+    momentum: float = 0.9
+    nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+    groups: Groups = "plain"
+    warmup_epochs: float = 0.0
+    warmup_start: float = 0.1
+    decay: Decay = "step"
+    milestones: tuple[float, ...] = ()
+    gamma: float = 0.1
+    final: float = 0.0
+    clip_norm: float | None = None
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "base_batch_size")
+        _at_least(0.0, self, "base_lr", "momentum", "weight_decay", "warmup_epochs", "warmup_start", "gamma", "final")
+        _one_of(self, "name", OptimizerName)
+        _one_of(self, "groups", Groups)
+        _one_of(self, "decay", Decay)
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise UsageError(f"optim.milestones is {self.milestones}, expected ascending epochs")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise UsageError(f"optim.clip_norm is {self.clip_norm}, expected more than 0, or none")
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"optim.label_smoothing is {self.label_smoothing}, expected 0 <= x < 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How long, where to, and how a process does its part.
+
+    Attributes:
+        out: Local folder of the run: config.json, metrics.jsonl, summary.json and checkpoints/.
+        epochs: Passes over the training split.
+        seed: Of the order, the augmentation, fresh weights and dropout.
+        micro_batch_size: Most clips that a rank computes at once; larger shares are accumulated, so that a smaller
+            world keeps the global batch. None computes a share at once.
+        amp: Automatic mixed precision; "fp16" needs CUDA.
+        log_every_steps: Steps between two lines of metrics.
+        eval_every_epochs: Epochs between two evaluations; the last epoch is always evaluated.
+        checkpoint_every_s: Seconds between two checkpoints inside an epoch; the end of an epoch always makes one.
+        keep_checkpoints: How many of the newest to keep.
+        resume: Go on from the newest checkpoint in `out`; False refuses a folder that has one.
+        timeout_s: How long to wait for a peer before it counts as dead.
+    """
+
+    out: str
+    epochs: int
+    seed: int = 0
+    micro_batch_size: int | None = None
+    amp: Amp = "off"
+    log_every_steps: int = 20
+    eval_every_epochs: int = 1
+    checkpoint_every_s: float = 600.0
+    keep_checkpoints: int = 3
+    resume: bool = True
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if "://" in self.out:
+            raise UsageError(f"run.out is {self.out!r}, expected a local folder")
+        _at_least(1, self, "epochs", "log_every_steps", "eval_every_epochs", "keep_checkpoints", "timeout_s")
+        _at_least(0, self, "seed", "checkpoint_every_s")
+        if self.micro_batch_size is not None:
+            _at_least(1, self, "micro_batch_size")
+        _one_of(self, "amp", Amp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole path of a run.
+
+    Attributes:
+        data: Dataset, decoding and loading.
+        model: What is trained.
+        optim: How weights move.
+        run: How long and where to.
+        shard: How the dataset is made; None when a recipe does not say.
+        sync: How replicas agree, a name of `fastvid.train.sync`.
+        sync_options: Options of that strategy.
+    """
+
+    data: DataConfig
+    model: ModelConfig
+    optim: OptimConfig
+    run: RunConfig
+    shard: ShardConfig | None = None
+    sync: str = "ddp"
+    sync_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def to_json(value: Any) -> Any:
+    """A configuration as dicts, lists and scalars; classes that a field may choose between are named by ``type``."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
+        return inner if type(value).__module__ == __name__ else {"type": type(value).__name__, **inner}
+    if isinstance(value, Mapping):
+        return {str(name): to_json(item) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(item) for item in value]
+    return value
+
+
+def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration's JSON as dotted keys, to compare two of them."""
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _section(config: object) -> str:
+    return type(config).__name__.removesuffix("Config").lower()
+
+
+def _at_least(least: float, config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value >= least:
+            raise UsageError(f"{_section(config)}.{name} is {value}, expected at least {least}")
+
+
+def _one_of(config: Any, name: str, allowed: Any) -> None:
+    value, known = getattr(config, name), get_args(allowed)
+    if value not in known:
+        raise UsageError(f"{_section(config)}.{name} is {value!r}", hint=f"known are {', '.join(known)}")

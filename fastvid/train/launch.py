@@ -1,0 +1,204 @@
+"""A run from beginning to end in one process, which may be one of many that torchrun started.
+
+A run's folder:
+    config.json     the configuration with everything resolved
+    metrics.jsonl   one row every few steps and every evaluation, see `fastvid.train.metrics`
+    checkpoints/    see `fastvid.train.checkpoint`
+    summary.json    where the run stands when the process ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fastvid.errors import StateError, UsageError
+from fastvid.train import assemble, sync
+from fastvid.train.checkpoint import Checkpoints, decode
+from fastvid.train.config import Config, flatten, to_json
+from fastvid.train.elastic import Member, StopSignal, broadcast_bytes, join
+from fastvid.train.evaluate import Score, evaluate
+from fastvid.train.loop import Trainer
+from fastvid.train.metrics import METRICS_FILE, Recorder, clock
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS: Final = "checkpoints"
+CONFIG_FILE: Final = "config.json"
+SUMMARY_FILE: Final = "summary.json"
+
+# Exit code of a run that a signal ended, as shells report it: 128 + the signal's number.
+_SIGNALLED: Final = 128
+
+
+def train(config: Config) -> int:
+    """Trains a configuration, from its newest checkpoint where there is one.
+
+    Returns:
+        0 when the run is over; 128 and the signal's number when a signal ended it early, with a checkpoint.
+
+    Raises:
+        FastvidError: What is wrong with data, model or options is raised before the first step.
+    """
+    with contextlib.ExitStack() as open_until_the_end:
+        member = open_until_the_end.enter_context(join(config.run.timeout_s))
+        stop = open_until_the_end.enter_context(StopSignal())
+        _quiet(member)
+        began = time.monotonic()
+        out = Path(config.run.out)
+        checkpoints = Checkpoints(str(out / CHECKPOINTS), config.run.keep_checkpoints)
+        if member.leads:
+            checkpoints.sweep()
+        name, state = read_state(checkpoints, member)
+        if state is not None and not config.run.resume:
+            raise UsageError("run.out holds a run already", file=out, hint="choose another one, or run.resume=true")
+        config, train_set, eval_set = assemble.datasets(config, state, member)
+        loader = assemble.train_loader(config, train_set, member)
+        open_until_the_end.callback(loader.clips.close)
+        replica = assemble.make_replica(config, assemble.samples_per_epoch(loader.clips), member)
+        recorder = Recorder(out / METRICS_FILE if member.leads else None)
+        open_until_the_end.callback(recorder.close)
+        trainer = Trainer(
+            config,
+            member,
+            replica,
+            loader,
+            sync.build(config.sync, member, config.sync_options),
+            eval_data=None if eval_set is None else assemble.eval_data(config, eval_set, member),
+            checkpoints=checkpoints,
+            recorder=recorder,
+            stop=stop,
+        )
+        if state is not None:
+            trainer.load_state_dict(state)
+        elif member.leads:
+            assemble.load_initial_weights(config, replica.model)
+        if member.leads:
+            (out / CONFIG_FILE).write_text(json.dumps(to_json(config), indent=1) + "\n")
+            _announce(trainer, loader.clips, name, state)
+        over = trainer.fit()
+        if member.leads:
+            summary = _summary(trainer, over=over, seconds=time.monotonic() - began)
+            (out / SUMMARY_FILE).write_text(json.dumps(summary, indent=1) + "\n")
+            print(json.dumps(summary), flush=True)  # noqa: T201 - the run's result, for whoever started it
+        # Another rank's signal ends this one too.
+        return 0 if over else _SIGNALLED + (stop.received or signal.SIGTERM)
+
+
+def score(config: Config, checkpoint: str | None = None) -> Score:
+    """Evaluates a checkpoint of a run on its evaluation split.
+
+    Args:
+        config: The run's.
+        checkpoint: File name in the run's checkpoints; None takes the newest.
+
+    Raises:
+        UsageError: There is no evaluation split or no checkpoint.
+        StateError: The checkpoint does not fit the model.
+    """
+    with join(config.run.timeout_s) as member:
+        _quiet(member)
+        checkpoints = Checkpoints(str(Path(config.run.out) / CHECKPOINTS))
+        name, state = read_state(checkpoints, member, checkpoint)
+        if state is None:
+            raise UsageError("run has no checkpoint", file=checkpoints.storage.url)
+        config, _, eval_set = assemble.datasets(config, state, member)
+        if eval_set is None:
+            raise UsageError("data.eval_split is none, so there is nothing to evaluate")
+        model = assemble.build_model(config, member)
+        try:
+            model.load_state_dict(state["replica"]["model"])
+        except RuntimeError as error:
+            raise StateError(f"checkpoint does not fit the model: {error}", file=name) from error
+        data = assemble.eval_data(config, eval_set, member)
+        ranks = sync.build("ddp", member, {})
+        return evaluate(
+            model,
+            data.loader,
+            total=data.total,
+            device=member.device,
+            amp=config.run.amp,
+            add_up=lambda values: ranks.total(values)(),
+        )
+
+
+def read_state(
+    checkpoints: Checkpoints, member: Member, name: str | None = None
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Name and content of a checkpoint, the same on every rank; only rank 0 needs to see the folder.
+
+    Args:
+        checkpoints: Of the run.
+        member: This process.
+        name: Which one; None takes the newest that is whole.
+
+    Returns:
+        None and None when there is none.
+
+    Raises:
+        StateError: There are checkpoints, and none of them is whole.
+        FormatError: The named one is not whole.
+    """
+    found = None
+    if member.leads:
+        found = checkpoints.newest() if name is None else checkpoints.read(name)
+    which = broadcast_bytes(found.name.encode() if found else None, member)
+    data = broadcast_bytes(found.data if found else None, member)
+    if which is None or data is None:
+        return None, None
+    return which.decode(), decode(data, which.decode())
+
+
+def _announce(trainer: Trainer, clips: Any, name: str | None, state: Mapping[str, Any] | None) -> None:
+    """What a run starts from, as a metrics row and for people."""
+    config, member, replica = trainer.config, trainer.member, trainer.replica
+    if state is not None:
+        now, before = flatten(to_json(config)), flatten(state["config"])
+        for key in sorted(now.keys() | before.keys()):
+            if now.get(key) != before.get(key):
+                log.warning("%s is %r, in the checkpoint it was %r", key, now.get(key), before.get(key))
+        log.info("going on from %s, written by %d ranks", name, state["world_size"])
+    trainer.recorder.write(
+        "start", samples=replica.samples, world_size=member.world.size, checkpoint=name, device=str(member.device)
+    )
+    batches = clips.batches
+    log.info(
+        "%s: %s clips an epoch in %s steps of %s, shuffled over all; %d epochs; %d ranks on %s, sync=%s, decoder %s",
+        config.model.name,
+        f"{replica.schedule.total // config.run.epochs:,}",
+        f"{batches.count(0):,}",
+        f"{batches.size:,}",
+        config.run.epochs,
+        member.world.size,
+        member.device.type,
+        config.sync,
+        clips.backend.name,
+    )
+
+
+def _summary(trainer: Trainer, *, over: bool, seconds: float) -> dict[str, Any]:
+    """Where a run stands. Seconds are those of this process alone."""
+    replica = trainer.replica
+    summary = {
+        "over": over,
+        "samples": replica.samples,
+        "world_size": trainer.member.world.size,
+        "seconds": seconds,
+        "clips_per_s": trainer.clips_per_s,
+        "eval": None if trainer.score is None else trainer.score.as_row(),
+        "lineage": trainer.lineage.state_dict(),
+    }
+    log.info("%s after %s clips, %s", "run is over" if over else "stopped", f"{replica.samples:,}", clock(seconds))
+    return summary
+
+
+def _quiet(member: Member) -> None:
+    """Only rank 0 tells of progress; warnings come from all."""
+    if not member.leads:
+        logging.getLogger("fastvid").setLevel(logging.WARNING)

@@ -1,0 +1,117 @@
+"""Synchronous data parallelism: gradients are averaged over all ranks in every step.
+
+Each rank computes its share of the global batch. Its loss is the sum of its clips' losses, each weighted by one over
+the size of the global batch, times the number of ranks, because DistributedDataParallel averages over the ranks: so
+the gradient is that of the mean over the global batch, also where shares differ in size.
+
+Norm statistics are each rank's own in training, from its own clips; a checkpoint and an evaluation take their mean over
+the ranks. Running statistics are linear in the batches' statistics, so it does not matter how often that happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fastvid.train.elastic import Member
+from fastvid.train.evaluate import Score
+from fastvid.train.feed import Loader
+from fastvid.train.replica import Replica
+from fastvid.train.sync import Round
+
+
+class Ddp:
+    """The strategy ``sync=ddp``. It has no options and no state."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.world_size = member.world.size
+
+    def prepare(self, replica: Replica) -> None:
+        if self.world_size == 1:
+            return
+        for buffer in replica.model.buffers():
+            dist.broadcast(buffer, 0)
+        # Not static_graph: with no_sync in the first step it gives wrong gradients and an internal assertion (2.13).
+        replica.forward = DistributedDataParallel(
+            replica.model,
+            device_ids=[self.member.device] if self.member.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            **_KEEP_BUFFERS,
+        )
+
+    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Iterator[Round]:
+        while (epoch := loader.epoch) < epochs:
+            yield Round(replica, loader, epoch)
+
+    @contextlib.contextmanager
+    def accumulate(self, replica: Replica, *, last: bool) -> Iterator[None]:
+        wrapped = replica.forward
+        if last or not isinstance(wrapped, DistributedDataParallel):
+            yield
+        else:
+            with wrapped.no_sync():
+                yield
+
+    def loss_scale(self, weight: Tensor) -> float:  # noqa: ARG002
+        return float(self.world_size)
+
+    def agree(self, wishes: Tensor) -> Callable[[], Tensor]:
+        return self.total(wishes)
+
+    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+        """Nothing: the gradients were averaged before the step."""
+
+    def total(self, values: Tensor) -> Callable[[], Tensor]:
+        if self.world_size == 1:
+            return lambda: values
+        work = dist.all_reduce(values, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            return values
+
+        return wait
+
+    def settle(self, replica: Replica) -> bool:
+        if self.world_size > 1:
+            statistics = [
+                buffer
+                for module in replica.model.modules()
+                for name in ("running_mean", "running_var")
+                if isinstance(buffer := getattr(module, name, None), Tensor)
+            ]
+            if statistics:
+                flat = torch.cat([buffer.reshape(-1) for buffer in statistics])
+                dist.all_reduce(flat)
+                flat /= self.world_size
+                parts = torch.split_with_sizes(flat, [buffer.numel() for buffer in statistics])
+                for buffer, part in zip(statistics, parts, strict=True):
+                    buffer.copy_(part.view_as(buffer))
+        return True
+
+    def scored(self, replica: Replica, score: Score) -> None:
+        """Nothing: a score changes nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing: there is no state."""
+
+    def on_membership_change(self, before: int, now: int) -> None:
+        """Nothing: the global batch stays, and only the shares change."""
+
+
+# No broadcast of buffers in each forward. Until torch 2.12 the argument is broadcast_buffers, deprecated since.
+_PARAMETERS = inspect.signature(DistributedDataParallel).parameters
+_KEEP_BUFFERS: dict[str, Any] = {
+    ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False
+}

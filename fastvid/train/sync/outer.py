@@ -1,0 +1,77 @@
+"""Momentum over whole rounds of local steps: block momentum and SlowMo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fastvid.errors import UsageError
+
+Kind = Literal["none", "block", "slowmo"]
+
+
+class OuterMomentum:
+    """A step from one common model to the next, along the ranks' mean and along the steps before.
+
+    With anchor w, the mean m of the ranks' models, momentum u and rate e::
+
+        v = u v + (m - w)
+        w = w + e v
+
+    "block" is that, as in BMUF (Chen and Huo 2016) and Cong and Liu 2021. "slowmo" (Wang et al. 2019) keeps the
+    momentum in units of the gradient, so v is scaled whenever the learning rate changes; with a constant one they are
+    the same. Momentum 0 and rate 1 give the mean itself, up to rounding.
+
+    Args:
+        kind: "none", "block" or "slowmo".
+        momentum: 0 <= u < 1.
+        lr: e, above 0.
+
+    Raises:
+        UsageError: A value is out of range.
+    """
+
+    def __init__(self, kind: str, momentum: float, lr: float) -> None:
+        if kind not in get_args(Kind):
+            raise UsageError(f"sync option outer is {kind!r}", hint=f"known are {', '.join(get_args(Kind))}")
+        if not 0 <= momentum < 1:
+            raise UsageError(f"sync option outer_momentum is {momentum}, expected 0 <= u < 1")
+        if not lr > 0:
+            raise UsageError(f"sync option outer_lr is {lr}, expected more than 0")
+        if kind == "none" and (momentum, lr) != (0.0, 1.0):
+            raise UsageError("outer_momentum and outer_lr need outer=block or outer=slowmo")
+        self.active = kind != "none"
+        self._slowmo = kind == "slowmo"
+        self._momentum, self._lr = momentum, lr
+        self._velocity: Tensor | None = None
+        self._inner_lr = 0.0
+
+    @torch.no_grad()
+    def step(self, anchor: Tensor, mean: Tensor, inner_lr: float) -> None:
+        """Replaces the mean by the next common model.
+
+        Args:
+            anchor: [n], the common model before the round.
+            mean: [n], of the ranks' models after it; overwritten.
+            inner_lr: Learning rate of the round's last step.
+        """
+        if self._velocity is None:
+            self._velocity = torch.zeros_like(mean)
+        velocity = self._velocity
+        scale = inner_lr / self._inner_lr if self._slowmo and self._inner_lr > 0 else 1.0
+        velocity.mul_(self._momentum * scale).add_(mean.sub_(anchor))
+        torch.add(anchor, velocity, alpha=self._lr, out=mean)
+        self._inner_lr = inner_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Velocity, None before the first step, and the learning rate it belongs to."""
+        return {"velocity": self._velocity, "inner_lr": self._inner_lr}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Takes a state over."""
+        velocity = state["velocity"]
+        self._velocity = None if velocity is None else velocity.to(device)
+        self._inner_lr = float(state["inner_lr"])

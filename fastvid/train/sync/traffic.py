@@ -1,0 +1,31 @@
+"""Counting what a rank says to the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import Tensor
+
+
+class Traffic:
+    """Collective operations of one rank and the bytes it handed to them, by purpose.
+
+    A ring all-reduce among P ranks moves 2 (P - 1) / P times those bytes through each rank's link, in each direction.
+
+    Attributes:
+        calls: Operations by purpose.
+        bytes: Bytes by purpose.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def count(self, purpose: str, message: Tensor) -> None:
+        """A message is handed to a collective operation."""
+        self.calls[purpose] += 1
+        self.bytes[purpose] += message.numel() * message.element_size()
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """``{purpose: {"calls", "bytes"}}``."""
+        return {purpose: {"calls": self.calls[purpose], "bytes": self.bytes[purpose]} for purpose in sorted(self.calls)}

@@ -1,0 +1,129 @@
+"""Checkpoints: whole or absent, checked, and loadable by anyone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastvid import faults
+from fastvid.errors import FormatError, StateError, VersionError
+from fastvid.train.checkpoint import Checkpoints, decode
+
+STATE = {"replica": {"weight": torch.arange(1000.0)}, "lineage": [{"epoch": 0, "samples": 8}], "step": 3}
+
+
+def save_many(folder: Path, *samples: int, keep: int = 3) -> Checkpoints:
+    checkpoints = Checkpoints(str(folder), keep=keep)
+    for count in samples:
+        checkpoints.save({**STATE, "samples": count}, count)
+    return checkpoints
+
+
+def newest(checkpoints: Checkpoints) -> int:
+    found = checkpoints.newest()
+    assert found is not None
+    return int(decode(found.data, found.name)["samples"])
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    found = save_many(tmp_path, 8).newest()
+    assert found is not None
+    state = decode(found.data, found.name)
+    assert torch.equal(state["replica"]["weight"], STATE["replica"]["weight"])  # type: ignore[index]
+    assert state["lineage"] == STATE["lineage"]
+    # Plain torch reads the file too, without unpickling.
+    assert torch.load(tmp_path / found.name, weights_only=True)["step"] == 3
+
+
+def test_the_newest_k_stay(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 8, 16, 900, 1000, keep=2)
+    assert [name.split("-")[1] for name in checkpoints.names()] == ["000000000900", "000000001000"]
+    assert newest(checkpoints) == 1000
+
+
+def test_saving_the_same_place_again_replaces_it(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 8, 16)
+    checkpoints.save({**STATE, "samples": 16, "step": 4}, 16)
+    assert len(checkpoints.names()) == 2
+    found = checkpoints.newest()
+    assert found is not None
+    assert decode(found.data, found.name)["step"] == 4
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert Checkpoints(str(tmp_path / "none")).newest() is None
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    checkpoints = save_many(tmp_path, 8, 16)
+    name = checkpoints.names()[-1]
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / name).write_bytes({"flip": bytes(data), "cut": bytes(data[:-7]), "empty": b""}[damage])
+    with caplog.at_level(logging.WARNING):
+        assert newest(checkpoints) == 8
+    assert name in caplog.text
+    with pytest.raises(FormatError, match="differs from what was written"):
+        checkpoints.read(name)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 8, 16)
+    for name in checkpoints.names():
+        (tmp_path / name).write_bytes(b"gone")
+    with pytest.raises(StateError, match="none of 2 checkpoints is whole"):
+        checkpoints.newest()
+
+
+def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(marker),)
+
+    path = tmp_path / "trap.pt"
+    torch.save({"version": 1, "trap": Trap()}, path)
+    with pytest.raises(FormatError, match="no checkpoint of fastvid"):
+        decode(path.read_bytes(), path.name)
+    assert not marker.exists()
+    # The trap works where nobody guards.
+    torch.load(path, weights_only=False)
+    assert marker.exists()
+
+
+def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    torch.save({"version": 2}, tmp_path / "x.pt")
+    with pytest.raises(VersionError, match="version 2, this fastvid reads 1"):
+        decode((tmp_path / "x.pt").read_bytes(), "x.pt")
+
+
+def test_killed_in_mid_write_the_one_before_is_loadable_and_nothing_is_left(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from fastvid.train.checkpoint import Checkpoints\n"
+        f"checkpoints = Checkpoints({str(tmp_path)!r}, keep=1)\n"
+        "for samples in (8, 16, 24):\n"
+        "    checkpoints.save({'samples': samples, 'weight': torch.zeros(100_000)}, samples)\n"
+    )
+    environment = os.environ | {faults.VARIABLE: "checkpoint:3"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert result.returncode == -signal.SIGKILL
+    # The kill left half a file.
+    leftovers = [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+    assert len(leftovers) == 1
+    assert leftovers[0].stat().st_size > 100_000
+    checkpoints = Checkpoints(str(tmp_path))
+    assert newest(checkpoints) == 16
+    checkpoints.sweep()
+    assert [path.name for path in tmp_path.iterdir()] == checkpoints.names()

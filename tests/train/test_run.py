@@ -1,0 +1,197 @@
+"""Whole runs on real clips: torchrun, killed workers, signals, evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastvid.cli.main import main as fastvid_command
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.train import launch, metrics, recipes
+from fastvid.train.checkpoint import Checkpoints, decode
+from fastvid.train.feed import Lineage
+from tests import datasets
+
+ROOT = Path(__file__).parents[2]
+TRAIN, HELD_OUT = 24, 7
+
+RECIPE = """
+from fastvid.load.augment import CenterCrop, RandomCrop
+from fastvid.load.sampling import Segments
+from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+def recipe():
+    return Config(
+        data=DataConfig(
+            path={data!r}, frames=Segments(2), eval_frames=Segments(2, jitter=False),
+            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), global_batch_size=4, eval_batch_size=4,
+            num_threads=1,
+        ),
+        model=ModelConfig(name="tsm-r18", options={{"width": 8, "dropout": 0.2}}),
+        optim=OptimConfig(base_lr=0.02, base_batch_size=4, warmup_epochs=0.5, decay="cosine"),
+        run=RunConfig(out={out!r}, epochs=2, log_every_steps=1, checkpoint_every_s=0.0, timeout_s=60.0),
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    pictures = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(4)]
+    samples = [(f"clip{n:02d}", pictures[n % 4], n % 2) for n in range(TRAIN + HELD_OUT)]
+    columns: dict[str, list[object]] = {
+        "split": ["train"] * TRAIN + ["val"] * HELD_OUT,
+        "picture": [n % 4 for n in range(TRAIN + HELD_OUT)],
+        "gap": [None, *range(TRAIN + HELD_OUT - 1)],
+    }
+    datasets.pack(folder / "shards", [samples[:16], samples[16:]], columns=columns)
+    (folder / "recipe.py").write_text(RECIPE.format(data=str(folder / "shards"), out=str(folder / "alone")))
+    return folder
+
+
+def torchrun(folder: Path, out: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={folder / out}"]
+    inherited = os.environ | environment | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=inherited, capture_output=True, text=True, timeout=250, check=False)
+
+
+def newest(folder: Path) -> dict[str, Any]:
+    found = Checkpoints(str(folder / "checkpoints")).newest()
+    assert found is not None
+    return decode(found.data, found.name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> Path:
+    result = torchrun(folder, "undisturbed")
+    assert result.returncode == 0, result.stderr
+    # stdout is data: one line, from one rank.
+    assert json.loads(result.stdout) == json.loads((folder / "undisturbed" / "summary.json").read_text())
+    return folder / "undisturbed"
+
+
+def test_a_run_under_torchrun_leaves_what_it_promises(folder: Path, undisturbed: Path) -> None:
+    summary = json.loads((undisturbed / "summary.json").read_text())
+    assert summary["over"] is True
+    assert summary["samples"] == 2 * TRAIN
+    assert summary["world_size"] == 2
+    assert summary["eval"]["scored"] == summary["eval"]["total"] == HELD_OUT
+    config = json.loads((undisturbed / "config.json").read_text())
+    assert config["data"]["generation"] == 1
+    assert config["model"]["num_classes"] == 2
+    rows = metrics.read(undisturbed / "metrics.jsonl")
+    train = metrics.curve(rows)
+    assert [row["samples"] for row in train] == list(range(4, 2 * TRAIN + 1, 4))
+    assert {"loss", "lr", "grad_norm", "clips_per_s", "wait_percent", "step_ms", "skipped"} <= train[0].keys()
+    assert [row["samples"] for row in metrics.curve(rows, "eval")] == [TRAIN, 2 * TRAIN]
+
+
+def test_lineage_is_every_sample_at_its_place_in_the_order(folder: Path, undisturbed: Path) -> None:
+    dataset = Dataset(str(folder / "shards"), split="train")
+    for entry in newest(undisturbed)["lineage"]:
+        from fastvid.load.order import Order
+
+        ids = Order(len(dataset), 0, entry["epoch"]).ids(range(len(dataset)))
+        expected = Lineage()
+        expected.add(entry["epoch"], *digest_of([dataset.key(int(sample)) for sample in ids]))
+        assert expected.state_dict() == [entry]
+
+
+def digest_of(keys: list[str]) -> tuple[int, int]:
+    class Rows:
+        position = torch.arange(len(keys))
+        key = keys
+
+    return Lineage.of(Rows())  # type: ignore[arg-type]
+
+
+def test_killed_workers_are_restarted_by_torchrun_and_the_curve_goes_on(folder: Path, undisturbed: Path) -> None:
+    # Every process is killed at its fifth step: after 5 steps, after 4 more, and the third lives to the 12th.
+    result = torchrun(folder, "killed", "--max-restarts", "2", FASTVID_FAULT="step:5")
+    assert result.returncode == 0, result.stderr
+    rows = metrics.read(folder / "killed" / "metrics.jsonl")
+    assert [row["samples"] for row in rows if row["kind"] == "start"] == [0, 16, 32]
+    whole, pieces = metrics.curve(metrics.read(undisturbed / "metrics.jsonl")), metrics.curve(rows)
+    assert [row["samples"] for row in pieces] == [row["samples"] for row in whole]
+    assert [row["lr"] for row in pieces] == [row["lr"] for row in whole]
+    assert [row["loss"] for row in pieces] == pytest.approx([row["loss"] for row in whole], abs=1e-6)
+    before, after = newest(undisturbed), newest(folder / "killed")
+    assert before["lineage"] == after["lineage"]
+    for name, value in before["replica"]["model"].items():
+        assert torch.allclose(value, after["replica"]["model"][name], atol=1e-6), name
+
+
+def test_evaluation_alone_finds_what_the_run_found(
+    folder: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fastvid_command(["eval", str(folder / "recipe.py"), f"run.out={undisturbed}"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    before = json.loads((undisturbed / "summary.json").read_text())["eval"]
+    assert again["top1_percent"] == before["top1_percent"]
+    assert again["loss"] == pytest.approx(before["loss"], abs=1e-5)
+
+
+def test_sigterm_ends_a_run_with_a_checkpoint_and_it_goes_on(folder: Path) -> None:
+    out = folder / "terminated"
+    changes = [f"run.out={out}", "run.epochs=1000", "run.eval_every_epochs=1000", "run.checkpoint_every_s=1000"]
+    command = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), *changes]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not (out / "metrics.jsonl").exists() or not metrics.curve(metrics.read(out / "metrics.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    last = metrics.curve(metrics.read(out / "metrics.jsonl"))[-1]
+    state = newest(out)
+    assert state["replica"]["samples"] == last["samples"] == json.loads((out / "summary.json").read_text())["samples"]
+    # Going on in this process: the epoch under way ends, and with it the run.
+    epochs = state["loader"]["epoch"] + 1
+    assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes[:1], f"run.epochs={epochs}"])) == 0
+    assert newest(out)["replica"]["samples"] == epochs * TRAIN
+
+
+def test_another_column_can_be_the_label(folder: Path) -> None:
+    changes = [f"run.out={folder / 'picture'}", "data.label=picture", "model.num_classes=4", "run.epochs=1"]
+    changes += ["model.channels_last=true", "run.amp=bf16", "run.micro_batch_size=3"]
+    assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
+    assert newest(folder / "picture")["replica"]["model"]["backbone.fc.weight"].shape == (4, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["data.label=gap", "model.num_classes=40"], "1 of 24 samples have no label from 0 to 39"),
+        (["data.label=picture"], "12 of 24 samples have no label from 0 to 1"),
+        (["data.label=nothing"], "no column 'nothing'"),
+        (["run.amp=fp16"], "run.amp is 'fp16'"),
+        (["run.resume=false", "run.out={done}"], "run.out holds a run already"),
+        (["optim.groups=tsm", "run.out={done}"], "checkpoint does not fit"),
+        (["run.seed=1", "model.options.width=16", "run.out={done}"], "checkpoint does not fit"),
+        (["data.frames.num_segments=4", "data.eval_frames.num_segments=4", "run.out={done}"], "another sampler"),
+        (["sync=dpp"], "sync is 'dpp'"),
+        (["run.out=s3://bucket/run"], "expected a local folder"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_first_step(
+    folder: Path, undisturbed: Path, tmp_path: Path, changes: list[str], message: str
+) -> None:
+    filled = [f"run.out={tmp_path}", *(change.format(done=undisturbed) for change in changes)]
+    keys = [change.partition("=")[0] for change in filled]
+    filled = [change for index, change in enumerate(filled) if keys[index] not in keys[index + 1 :]]
+    with pytest.raises((UsageError, Exception)) as error:
+        launch.train(recipes.load(str(folder / "recipe.py"), filled))
+    assert message in str(error.value)
+    assert not (tmp_path / "metrics.jsonl").exists() or not metrics.curve(metrics.read(tmp_path / "metrics.jsonl"))

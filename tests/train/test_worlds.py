@@ -1,0 +1,169 @@
+"""The same run in worlds of 1, 2 and 3 processes, stopped, killed and gone on."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fastvid.load.world import World
+from fastvid.train import metrics
+from fastvid.train.checkpoint import Checkpoints, decode
+from fastvid.train.elastic import Member
+from tests.train import toy
+
+ALONE = Member(World(), torch.device("cpu"))
+Outcomes = dict[tuple[int, str], list[dict[str, Any]]]
+
+# Killed after 30 steps, with a checkpoint after each: the middle of the third epoch.
+KILLED_AFTER = 30
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Outcomes of all scenarios, by world size and name, one entry a rank."""
+    folder = tmp_path_factory.mktemp("worlds")
+    codes = toy.spawn(1, folder, "resumed", FASTVID_FAULT=f"step:{KILLED_AFTER}")
+    assert codes == [-signal.SIGKILL]
+    found: Outcomes = {}
+    for world, names in (
+        (1, ("plain", "micro", "masked", "score")),
+        (2, ("plain", "micro", "norm", "resumed", "stopped", "score")),
+        (3, ("plain", "masked", "naive", "resumed", "score")),
+    ):
+        here = folder / f"world{world}"
+        here.mkdir()
+        if "resumed" in names:
+            shutil.copytree(folder / "resumed", here / "resumed")
+        if world == 1:
+            for name in names:
+                found[1, name] = [toy.scenario(name, here, ALONE)]
+            continue
+        assert toy.spawn(world, here, *names) == [0] * world
+        for name in names:
+            found[world, name] = [torch.load(here / f"{name}-{rank}.pt") for rank in range(world)]
+    found[0, "folder"] = [{"folder": folder}]
+    return found
+
+
+def difference(a: dict[str, Any], b: dict[str, Any]) -> float:
+    return max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"])
+
+
+def folder_of(outcomes: Outcomes) -> Path:
+    folder = outcomes[0, "folder"][0]["folder"]
+    assert isinstance(folder, Path)
+    return folder
+
+
+def test_the_toy_learns(outcomes: Outcomes) -> None:
+    # Otherwise equality of weights would say little.
+    untrained, trained = toy.score(ALONE, bad=()), outcomes[1, "plain"][0]["score"]
+    assert trained["loss"] < 0.6 * untrained.loss
+    assert trained["top1_percent"] > 60
+
+
+def test_weights_do_not_depend_on_the_world(outcomes: Outcomes) -> None:
+    one = outcomes[1, "plain"][0]
+    steps = one["samples"] // toy.BATCH
+    assert steps >= 50
+    # Two ranks hold equal shares; of three ranks one holds 2 clips and two hold 3.
+    assert difference(one, outcomes[2, "plain"][0]) < 1e-12
+    assert difference(one, outcomes[3, "plain"][0]) < 1e-9
+    for world in (2, 3):
+        for other in outcomes[world, "plain"]:
+            assert difference(outcomes[world, "plain"][0], other) == 0
+
+
+def test_uneven_shares_need_their_weights(outcomes: Outcomes) -> None:
+    # The mean of the ranks' means is another gradient, so the test above can fail.
+    assert difference(outcomes[1, "plain"][0], outcomes[3, "naive"][0]) > 1e-4
+
+
+def test_accumulation_gives_the_same_updates(outcomes: Outcomes) -> None:
+    # At most 3 clips at once: 8 clips are 2 + 3 + 3 on one rank; a share of 4 is 2 + 2.
+    for world in (1, 2):
+        assert difference(outcomes[1, "plain"][0], outcomes[world, "micro"][0]) < 1e-12
+
+
+def test_masked_and_skipped_rows_teach_nothing_in_any_world(outcomes: Outcomes) -> None:
+    one, three = outcomes[1, "masked"][0], outcomes[3, "masked"][0]
+    assert one["samples"] == toy.EPOCHS * toy.NUM_SAMPLES
+    assert difference(one, three) < 1e-9
+    assert one["lineage"] == three["lineage"]
+
+
+def test_lineage_names_every_sample_of_an_epoch_whatever_the_world(outcomes: Outcomes) -> None:
+    one = outcomes[1, "plain"][0]["lineage"]
+    for world in (2, 3):
+        for rank in outcomes[world, "plain"]:
+            assert rank["lineage"] == one
+    assert [entry["samples"] for entry in one] == [88] * toy.EPOCHS
+    # Other orders have other digests.
+    assert len({entry["digest"] for entry in one}) == toy.EPOCHS
+
+
+def test_evaluation_counts_each_sample_once(outcomes: Outcomes) -> None:
+    model = toy.net().eval()
+    clips = torch.stack([toy.clip(sample) for sample in range(toy.NUM_SAMPLES)])
+    labels = torch.arange(toy.NUM_SAMPLES) % toy.CLASSES
+    with torch.no_grad():
+        logits = model(clips)
+    hits = int((logits.argmax(1) == labels).sum())
+    loss = float(functional.cross_entropy(logits, labels))
+    for world in (1, 2, 3):
+        for rank in outcomes[world, "score"]:
+            assert rank["score"]["scored"] == rank["score"]["total"] == toy.NUM_SAMPLES
+            assert rank["score"]["top1_percent"] == pytest.approx(100 * hits / toy.NUM_SAMPLES, abs=1e-12)
+            assert rank["score"]["loss"] == pytest.approx(loss, abs=1e-12)
+            # Two samples do not decode: they are missing, not replaced.
+            assert rank["some"]["scored"] == toy.NUM_SAMPLES - 2
+            assert rank["some"]["total"] == toy.NUM_SAMPLES
+
+
+def test_running_statistics_are_the_mean_of_the_ranks(outcomes: Outcomes) -> None:
+    first, second = outcomes[2, "norm"]
+    assert difference(first, second) == 0
+    # With momentum 0.1 a statistic that a rank never updated would still be near its start.
+    assert float(first["weights"]["1.running_mean"].abs().max()) > 0
+    saved = Checkpoints(str(folder_of(outcomes) / "world2" / "norm" / "checkpoints")).newest()
+    assert saved is not None
+    model = decode(saved.data, saved.name)["replica"]["model"]
+    assert torch.equal(model["1.running_var"], first["weights"]["1.running_var"])
+    assert first["score"] == second["score"]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_killed_run_goes_on_in_another_world_as_if_nothing_had_happened(outcomes: Outcomes, world: int) -> None:
+    undisturbed, resumed = outcomes[1, "plain"][0], outcomes[world, "resumed"][0]
+    assert resumed["samples"] == undisturbed["samples"]
+    assert resumed["lineage"] == undisturbed["lineage"]
+    assert difference(undisturbed, resumed) < 1e-9
+    assert resumed["score"]["loss"] == pytest.approx(undisturbed["score"]["loss"], abs=1e-9)
+    folder = folder_of(outcomes)
+    whole = metrics.curve(metrics.read(folder / "world1" / "plain" / metrics.METRICS_FILE))
+    pieces = metrics.read(folder / f"world{world}" / "resumed" / metrics.METRICS_FILE)
+    starts = [(row["samples"], row["world_size"]) for row in pieces if row["kind"] == "start"]
+    # The kill came before the checkpoint of its step was written, so that step was done again.
+    assert starts == [(0, 1), ((KILLED_AFTER - 1) * toy.BATCH, world)]
+    again = metrics.curve(pieces)
+    assert [row["samples"] for row in again] == [row["samples"] for row in whole]
+    assert [row["lr"] for row in again] == [row["lr"] for row in whole]
+    for number in ("loss", "grad_norm", "top1_percent"):
+        assert [row[number] for row in again] == pytest.approx([row[number] for row in whole], abs=1e-9)
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
+    first, second = outcomes[2, "stopped"]
+    assert first["over"] is second["over"] is False
+    assert first["samples"] == second["samples"] == 7 * toy.BATCH
+    saved = Checkpoints(str(folder_of(outcomes) / "world2" / "stopped" / "checkpoints")).newest()
+    assert saved is not None
+    state = decode(saved.data, saved.name)
+    assert state["replica"]["samples"] == 7 * toy.BATCH
+    assert state["loader"]["position"] == 7 * toy.BATCH

@@ -1,0 +1,252 @@
+"""A small run without videos: random clips by sample number, a float64 net, the real trainer.
+
+Started as ``python -m tests.train.toy FOLDER SCENARIO...`` on every rank; each scenario leaves FOLDER/SCENARIO.pt.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fastvid.load.augment import CenterCrop
+from fastvid.load.batch import IGNORED_LABEL, Batch
+from fastvid.load.batches import Batches, Last
+from fastvid.load.order import Order
+from fastvid.load.sampling import Segments
+from fastvid.load.world import World
+from fastvid.train import sync
+from fastvid.train.checkpoint import Checkpoints
+from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.elastic import Member, StopSignal, join
+from fastvid.train.evaluate import Score, evaluate
+from fastvid.train.launch import read_state
+from fastvid.train.loop import EvalData, Trainer
+from fastvid.train.metrics import METRICS_FILE, Recorder
+from fastvid.train.optim import sgd
+from fastvid.train.replica import Replica
+from fastvid.train.schedule import Schedule
+from fastvid.train.sync.ddp import Ddp
+
+CLASSES = 5
+NUM_SAMPLES = 90
+BATCH = 8  # in worlds of 2 and 3: shares of 4 and 4, and of 2, 3 and 3
+EPOCHS = 5  # of 11 steps each
+ROOT = Path(__file__).parents[2]
+
+
+class ToyLoader:
+    """Clips drawn from the sample's number, in the order and the shares of a real loader."""
+
+    def __init__(self, world: World, *, size: int = BATCH, last: Last = "drop", bad: tuple[int, ...] = ()) -> None:
+        self.batches = Batches(NUM_SAMPLES, size, last, world)
+        self.epoch = self.position = self._origin = 0
+        self.bad = bad
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = Order(NUM_SAMPLES, 0, self.epoch)
+        self._origin = self.position
+        while self.batches.count(self.position):
+            share = self.batches.share(self.position)
+            present = share.positions >= 0
+            samples = np.where(present, order.ids(np.where(present, share.positions, 0)), -1)
+            valid = torch.from_numpy(present & ~np.isin(samples, self.bad))
+            self.position = share.stop
+            yield Batch(
+                video=torch.stack([clip(int(sample)) for sample in samples]),
+                label=torch.from_numpy(samples % CLASSES).where(valid, IGNORED_LABEL),
+                weight=valid.float() / (share.stop - share.start),
+                valid=valid,
+                key=tuple(f"s{sample}" if sample >= 0 else "" for sample in samples),
+                frame_index=torch.zeros(len(samples), 2, dtype=torch.int64),
+                sample=torch.from_numpy(samples),
+                position=torch.from_numpy(share.positions),
+                epoch=self.epoch,
+                start=share.start,
+                stop=share.stop,
+            )
+        self.epoch, self.position, self._origin = self.epoch + 1, 0, 0
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.batches.size
+
+    def __len__(self) -> int:
+        return self.batches.count(self._origin)
+
+    def set_batch_size(self, global_batch_size: int) -> None:
+        self.batches, self._origin = replace(self.batches, size=global_batch_size), self.position
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"version": 1, "fingerprint": {}, "seed": 0, "epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._origin = self.position
+
+
+def clip(sample: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sample + 1)
+    return torch.randn(3, 2, 4, 4, generator=generator, dtype=torch.float64)
+
+
+def net(*, norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm3d(4)] if norm else []
+    layers = [nn.Conv3d(3, 4, (2, 3, 3)), *middle, nn.ReLU(), nn.Flatten(), nn.Linear(16, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+def toy_config(folder: Path, **run: Any) -> Config:
+    values: dict[str, Any] = {
+        "out": str(folder), "epochs": EPOCHS, "log_every_steps": 1, "eval_every_epochs": EPOCHS, "keep_checkpoints": 2,
+        "timeout_s": 60.0,
+    } | run  # fmt: skip
+    return Config(
+        data=DataConfig(
+            path="", frames=Segments(2), eval_frames=Segments(2),
+            spatial=(CenterCrop(4),), eval_spatial=(CenterCrop(4),), global_batch_size=BATCH,
+        ),
+        model=ModelConfig(name="toy", num_classes=CLASSES),
+        optim=OptimConfig(
+            base_lr=0.05, base_batch_size=BATCH, groups="tsm", warmup_epochs=1.5, decay="step", milestones=(3.0,),
+            clip_norm=1.0, label_smoothing=0.1,
+        ),
+        run=RunConfig(**values),
+    )  # fmt: skip
+
+
+def trainer(
+    config: Config, member: Member, *, norm: bool = False, stop: StopSignal | None = None, **data: Any
+) -> Trainer:
+    model = net(norm=norm)
+    loader = ToyLoader(member.world, **data)
+    per_epoch = loader.batches.count(0) * BATCH if loader.batches.last == "drop" else NUM_SAMPLES
+    schedule = Schedule.of(config.optim, epochs=config.run.epochs, samples_per_epoch=per_epoch, global_batch_size=BATCH)
+    folder = Path(config.run.out)
+    return Trainer(
+        config,
+        member,
+        Replica(model, sgd(model, config.optim), schedule),
+        loader,
+        sync.build(config.sync, member, {}),
+        eval_data=EvalData(ToyLoader(member.world, size=7, last="keep"), NUM_SAMPLES),
+        checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
+        recorder=Recorder(folder / METRICS_FILE if member.leads else None),
+        stop=stop,
+    )
+
+
+def outcome(made: Trainer, *, over: bool) -> dict[str, Any]:
+    return {
+        "over": over,
+        "weights": {name: value.clone() for name, value in made.replica.model.state_dict().items()},
+        "samples": made.replica.samples,
+        "lineage": made.lineage.state_dict(),
+        "score": None if made.score is None else made.score.as_row(),
+    }
+
+
+def fit(made: Trainer, member: Member) -> dict[str, Any]:
+    """Goes on from the newest checkpoint where there is one, and trains to the end."""
+    assert made.checkpoints is not None
+    _, state = read_state(made.checkpoints, member)
+    if state is not None:
+        made.load_state_dict(state)
+    made.recorder.write("start", samples=made.replica.samples, world_size=member.world.size)
+    over = made.fit()
+    made.recorder.close()
+    return outcome(made, over=over)
+
+
+class LocalMean(Ddp):
+    """What is often written: each rank takes the mean over its own share, and DDP averages the ranks."""
+
+    def loss_scale(self, weight: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return 1 / weight
+
+
+class StopAfter(StopSignal):
+    """A signal that comes after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    @property
+    def requested(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
+    config = toy_config(folder / name)
+    if name == "plain":
+        return fit(trainer(config, member), member)
+    if name == "micro":
+        return fit(trainer(toy_config(folder / name, micro_batch_size=3), member), member)
+    if name == "masked":
+        return fit(trainer(config, member, last="mask", bad=(3, 40, 41)), member)
+    if name == "norm":
+        return fit(trainer(config, member, norm=True), member)
+    if name == "naive":
+        made = trainer(config, member)
+        made.strategy = LocalMean(member)
+        return fit(made, member)
+    if name == "resumed":
+        return fit(trainer(toy_config(folder / name, checkpoint_every_s=0.0), member), member)
+    if name == "stopped":
+        # Only the last rank hears of it.
+        stop = StopAfter(6) if member.world.rank == member.world.size - 1 else None
+        return fit(trainer(config, member, stop=stop), member)
+    if name == "score":
+        return {"score": score(member, bad=()).as_row(), "some": score(member, bad=(7, 8)).as_row()}
+    raise AssertionError(name)
+
+
+def score(member: Member, *, bad: tuple[int, ...]) -> Score:
+    strategy = sync.build("ddp", member, {})
+    return evaluate(
+        net(),
+        ToyLoader(member.world, size=7, last="keep", bad=bad),
+        total=NUM_SAMPLES,
+        device=member.device,
+        add_up=lambda values: strategy.total(values)(),
+    )
+
+
+def spawn(world: int, folder: Path, *scenarios: str, module: str = __name__, **environment: str) -> list[int]:
+    """Runs scenarios of a module on `world` processes. Returns their exit codes; their output goes to this process'
+    stderr."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", "-m", module, str(folder), *scenarios]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env=os.environ | shared | environment | {"RANK": str(rank)})
+        for rank in range(world)
+    ]
+    return [process.wait(timeout=200) for process in processes]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    with join(60.0) as member:
+        for name in sys.argv[2:]:
+            result = scenario(name, folder, member)
+            torch.save(result, folder / f"{name}-{member.world.rank}.pt")
+
+
+if __name__ == "__main__":
+    main()
