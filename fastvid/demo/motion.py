@@ -1,0 +1,200 @@
+"""A motion dataset: textures that drift in one of eight directions.
+
+The label cannot be told from a single frame. Every texture drifts in all eight directions from the same random place,
+and it wraps around, so each frame of each direction is a uniformly random shift of the same picture. Held-out textures
+are new ones. The kind of texture is a second label that needs no motion: it shows whether a model can learn at all.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import csv
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import JobError
+from fastvid.load.world import available_cores
+from fastvid.shard.ffmpeg import find_ffmpeg
+
+DIRECTIONS: Final = {
+    "right": (0, 1),
+    "down-right": (1, 1),
+    "down": (1, 0),
+    "down-left": (1, -1),
+    "left": (0, -1),
+    "up-left": (-1, -1),
+    "up": (-1, 0),
+    "up-right": (-1, 1),
+}
+SIDE: Final = 96  # pixels of a video's side; a multiple of 16, so that sharding keeps every pixel
+NUM_FRAMES: Final = 24
+FPS: Final = 24
+SPEED: Final = 2  # pixels a frame along each moving axis: 6 between the frames of 8 segments, a third of a feature
+
+Picture = npt.NDArray[np.float64]
+Make = Callable[[np.random.Generator, Picture, Picture], Picture]
+
+
+@dataclass(frozen=True, slots=True)
+class MotionVideo:
+    """One video to make."""
+
+    split: str
+    direction: str
+    texture: str
+    instance: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """File name without a folder: unique over the dataset."""
+        return f"{self.split}-{self.texture}-{self.instance:02d}-{self.direction}.mp4"
+
+
+def _waves(rng: np.random.Generator, y: Picture, x: Picture, low: int, high: int, count: int) -> Picture:
+    """A sum of random waves with whole periods, so that it wraps; frequencies in periods a side."""
+    total = np.zeros_like(x)
+    for _ in range(count):
+        angle, frequency = rng.uniform(0, 2 * np.pi), rng.uniform(low, high)
+        fy, fx = round(frequency * np.sin(angle)), round(frequency * np.cos(angle))
+        total += np.cos(2 * np.pi * (fy * y + fx * x) + rng.uniform(0, 2 * np.pi))
+    return total
+
+
+def _clouds(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+    return _waves(rng, y, x, 1, 4, 12)
+
+
+def _grain(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+    return _waves(rng, y, x, 5, 8, 40)
+
+
+def _bricks(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+    tall, wide = rng.integers(2, 4), rng.integers(2, 4)
+    row = np.floor(y * 2 * tall)
+    joint = ((y * 2 * tall) % 1 < 0.16) | ((x * wide + 0.5 * (row % 2)) % 1 < 0.08)
+    return np.where(joint, -1.0, 1.0)
+
+
+def _dots(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+    picture = np.full_like(x, -1.0)
+    for _ in range(14):
+        cy, cx, radius = rng.uniform(), rng.uniform(), rng.uniform(0.04, 0.08)
+        dy, dx = (y - cy + 0.5) % 1 - 0.5, (x - cx + 0.5) % 1 - 0.5
+        picture[dy**2 + dx**2 < radius**2] = 1.0
+    return picture
+
+
+def _rings(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+    cy, cx, count = rng.uniform(), rng.uniform(), rng.integers(5, 8)
+    dy, dx = (y - cy + 0.5) % 1 - 0.5, (x - cx + 0.5) % 1 - 0.5
+    return np.sign(np.sin(2 * np.pi * count * np.sqrt(dy**2 + dx**2)))
+
+
+def _crosses(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+    picture = np.full_like(x, -1.0)
+    for _ in range(9):
+        cy, cx, arm = rng.uniform(), rng.uniform(), rng.uniform(0.08, 0.13)
+        dy, dx = abs((y - cy + 0.5) % 1 - 0.5), abs((x - cx + 0.5) % 1 - 0.5)
+        picture[((dy < 0.025) & (dx < arm)) | ((dx < 0.025) & (dy < arm))] = 1.0
+    return picture
+
+
+def _camouflage(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+    return np.sign(_waves(rng, y, x, 2, 4, 10)) + 0.5 * np.sign(_waves(rng, y, x, 2, 4, 10))
+
+
+def _plaid(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+    a, b = rng.integers(2, 5, size=2)
+    return np.sign(np.sin(2 * np.pi * a * x)) + np.sin(2 * np.pi * b * y) + 0.5 * np.cos(2 * np.pi * (x + y))
+
+
+TEXTURES: Final[dict[str, Make]] = {
+    "clouds": _clouds,
+    "grain": _grain,
+    "bricks": _bricks,
+    "dots": _dots,
+    "rings": _rings,
+    "crosses": _crosses,
+    "camouflage": _camouflage,
+    "plaid": _plaid,
+}
+
+
+def plan_videos(instances: dict[str, int], *, seed: int = 0) -> list[MotionVideo]:
+    """The videos of a dataset: every texture instance in every direction.
+
+    Args:
+        instances: Texture instances of each kind for each split, such as ``{"train": 6, "test": 2}``.
+        seed: Decides every picture.
+    """
+    return [
+        MotionVideo(split, direction, texture, instance, seed)
+        for split, count in instances.items()
+        for texture in TEXTURES
+        for instance in range(count)
+        for direction in DIRECTIONS
+    ]
+
+
+def frames(video: MotionVideo) -> Iterator[npt.NDArray[np.uint8]]:
+    """The frames of a video, uint8 [SIDE, SIDE, 3] each, RGB."""
+    # A texture's seed leaves the direction out: all eight directions show the same picture from the same place.
+    names = (video.split, video.texture)
+    rng = np.random.default_rng([video.seed, video.instance, *(ord(c) for name in names for c in name)])
+    grid = np.arange(SIDE) / SIDE
+    y, x = np.meshgrid(grid, grid, indexing="ij")
+    picture = TEXTURES[video.texture](rng, y, x)
+    span = picture.max() - picture.min()
+    level = (picture - picture.min())[..., None] / (span or 1.0)
+    dark, light = rng.uniform(10, 100, 3), rng.uniform(150, 245, 3)
+    rgb = (dark + level * (light - dark)).round().astype(np.uint8)
+    start = rng.integers(0, SIDE, 2)
+    dy, dx = DIRECTIONS[video.direction]
+    for number in range(NUM_FRAMES):
+        yield np.roll(rgb, (start[0] + SPEED * number * dy, start[1] + SPEED * number * dx), axis=(0, 1))
+
+
+def make_videos(folder: Path, videos: list[MotionVideo]) -> Path:
+    """Writes the videos into a folder, and their annotations beside them.
+
+    Returns:
+        The annotations, see `annotate`.
+
+    Raises:
+        JobError: ffmpeg failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ffmpeg = find_ffmpeg().path
+    with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
+        for _ in pool.map(lambda video: _encode(ffmpeg, video, folder / video.name), videos):
+            pass
+    return annotate(folder / "annotations.csv", videos)
+
+
+def annotate(path: Path, videos: list[MotionVideo]) -> Path:
+    """Writes a table of videos: path, label (the direction), split, and texture as a number. Returns `path`."""
+    kinds = list(TEXTURES)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "label", "split", "texture"])
+        for video in videos:
+            table.writerow([video.name, video.direction, video.split, kinds.index(video.texture)])
+    return path
+
+
+def _encode(ffmpeg: str, video: MotionVideo, path: Path) -> None:
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{SIDE}x{SIDE}", "-r", str(FPS), "-i", "pipe:0"]
+    # Nearly lossless: what the demo shows of compression should come from the sharding.
+    codec = ["-c:v", "libx264", "-preset", "ultrafast", "-crf", "12", "-pix_fmt", "yuv420p", "-threads", "1"]
+    command = [ffmpeg, "-v", "error", "-nostdin", "-y", *raw, *codec, str(path)]
+    data = b"".join(frame.tobytes() for frame in frames(video))
+    result = subprocess.run(command, input=data, capture_output=True, check=False)
+    if result.returncode:
+        raise JobError(f"ffmpeg failed: {result.stderr.decode(errors='replace').strip()}", file=path)
