@@ -1,0 +1,44 @@
+"""``python -m bench QUESTION``: measures one thing, prints a table, writes JSON.
+
+A benchmark is a module with ``add_arguments(parser)`` and ``run(args) -> int``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from fastvid.errors import FastvidError
+
+BENCHES: Final = {
+    "decode": ("bench.decode", "clips a second against other decoders on the same videos"),
+    "scale": ("bench.predict", "throughput and time to train on many GPUs, predicted from measured parts"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a benchmark and returns its exit code: 0, or 1 when it fails or an output is wrong."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    listing = "\n".join(f"  {name:10} {summary}" for name, (_, summary) in BENCHES.items())
+    if not arguments or arguments[0] not in BENCHES:
+        asked = bool(arguments) and arguments[0] in ("-h", "--help")
+        print(f"usage: python -m bench QUESTION [options]\n\n{listing}", file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    module = importlib.import_module(BENCHES[arguments[0]][0])
+    parser = argparse.ArgumentParser(prog=f"python -m bench {arguments[0]}", description=module.__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    module.add_arguments(parser)
+    try:
+        return int(module.run(parser.parse_args(arguments[1:])))
+    except FastvidError as error:
+        print(f"bench {arguments[0]}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

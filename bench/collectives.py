@@ -1,0 +1,195 @@
+"""How long an all-reduce takes: alpha-beta laws of the usual algorithms. Pure functions, no torch.
+
+A link has a latency (seconds a message spends before its first byte) and a bandwidth (bytes per second). Every number
+may be one float or an array of draws of shape [S]; results broadcast.
+
+Ring and tree follow the cost model in NCCL's own tuner (NVIDIA/nccl src/graph/tuning.cc, commit 01afd20): a ring takes
+2(n-1) steps, of which 2(m-1) cross between the m nodes; a tree takes 2((n/m - 1) + log2 m) steps. A ring moves 2(n-1)/n
+bytes per gradient byte through each rank (Patarasuk and Yuan 2009), a double binary tree 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastvid.errors import UsageError
+
+Value: TypeAlias = "float | NDArray[np.float64]"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One kind of connection, in one direction.
+
+    Args:
+        bytes_per_second: Bandwidth, > 0; infinity is a link that costs nothing.
+        latency_seconds: Time per message step, >= 0.
+    """
+
+    bytes_per_second: Value
+    latency_seconds: Value = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive("bytes_per_second", self.bytes_per_second)
+        require_not_negative("latency_seconds", self.latency_seconds)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where n ranks sit and what connects them.
+
+    Args:
+        gpus_per_node: Ranks per node when nodes are full.
+        intra: Between two GPUs of one node (NVLink, PCIe, shared memory).
+        inter: What one node can send to the network, shared by its GPUs.
+    """
+
+    gpus_per_node: int
+    intra: Link
+    inter: Link
+
+    def __post_init__(self) -> None:
+        if self.gpus_per_node < 1:
+            raise UsageError(f"gpus_per_node is {self.gpus_per_node}, must be at least 1")
+
+    def nodes(self, ranks: int) -> int:
+        """Nodes that hold `ranks` ranks, filled one after the other."""
+        return -(-ranks // self.gpus_per_node)
+
+
+def ring(ranks: int, size: float, topology: Topology) -> Value:
+    """Seconds of one ring over all ranks, ordered by node; its slowest hop sets the bandwidth."""
+    nodes = topology.nodes(ranks)
+    crossing = 2 * (nodes - 1)
+    inside = 2 * (ranks - 1) - crossing
+    latency = crossing * topology.inter.latency_seconds + inside * topology.intra.latency_seconds
+    return latency + 2 * (ranks - 1) / ranks * size * _slowest_hop(ranks, nodes, topology)
+
+
+def tree(ranks: int, size: float, topology: Topology) -> Value:
+    """Seconds of a double binary tree between nodes with a chain inside each node."""
+    if ranks == 1:
+        return 0.0
+    nodes = topology.nodes(ranks)
+    inside = 2 * (min(ranks, topology.gpus_per_node) - 1)
+    crossing = 2 * math.ceil(math.log2(nodes))
+    latency = crossing * topology.inter.latency_seconds + inside * topology.intra.latency_seconds
+    return latency + 2 * size * _slowest_hop(ranks, nodes, topology)
+
+
+def hierarchical(ranks: int, size: float, topology: Topology) -> Value:
+    """Seconds of reduce-scatter inside nodes, all-reduce between nodes, all-gather inside nodes.
+
+    The all-reduce between nodes is the faster of ring and tree; the GPUs of a node share its network link, each
+    carrying its part of the gradient.
+    """
+    nodes = topology.nodes(ranks)
+    local = min(ranks, topology.gpus_per_node)
+    inside = ring(local, size, topology)
+    between = Topology(1, topology.intra, topology.inter)
+    return inside + np.minimum(ring(nodes, size, between), tree(nodes, size, between))
+
+
+def fastest(ranks: int, size: float, topology: Topology) -> Value:
+    """Seconds of the faster of ring and tree for this size, the choice that NCCL makes."""
+    return np.minimum(ring(ranks, size, topology), tree(ranks, size, topology))
+
+
+ALGORITHMS: Final[dict[str, Callable[[int, float, Topology], Value]]] = {
+    "auto": fastest,
+    "hierarchical": hierarchical,
+    "ring": ring,
+    "tree": tree,
+}
+
+
+def all_reduce_seconds(ranks: int, size: float, topology: Topology, algorithm: str = "auto") -> Value:
+    """Seconds to all-reduce `size` bytes over `ranks` ranks.
+
+    Args:
+        ranks: Number of ranks, >= 1. One rank takes no time.
+        size: Bytes of the buffer.
+        topology: Links and node size.
+        algorithm: A name of `ALGORITHMS`.
+
+    Raises:
+        UsageError: The algorithm is unknown or `ranks` is below 1.
+    """
+    if algorithm not in ALGORITHMS:
+        raise UsageError(f"all-reduce algorithm {algorithm!r} is unknown; known are {', '.join(ALGORITHMS)}")
+    if ranks < 1:
+        raise UsageError(f"ranks is {ranks}, must be at least 1")
+    return ALGORITHMS[algorithm](ranks, size, topology)
+
+
+@dataclass(frozen=True)
+class AllReducePoint:
+    """One measured all-reduce: `size` bytes over `ranks` ranks that share one kind of link took `seconds`."""
+
+    ranks: int
+    size: float
+    seconds: float
+
+
+def fit_link(points: Sequence[AllReducePoint]) -> Link:
+    """The link that explains measured ring all-reduces best, in relative error.
+
+    A ring's time is linear in latency and in 1 / bandwidth, so this is a least-squares fit of two unknowns, each row
+    divided by its measured time. A latency that would come out negative is 0.
+
+    Raises:
+        UsageError: Fewer than two points with at least two ranks, only one size, or times that fall with size.
+    """
+    usable = [point for point in points if point.ranks > 1]
+    if len({point.size for point in usable}) < 2:
+        raise UsageError(
+            f"{len(usable)} all-reduce points with two or more ranks do not fix a latency and a bandwidth",
+            hint="measure at least two sizes, such as 64 KiB and 25 MiB",
+        )
+    steps = np.array([2.0 * (point.ranks - 1) for point in usable])
+    moved = np.array([2.0 * (point.ranks - 1) / point.ranks * point.size for point in usable])
+    seconds = np.array([point.seconds for point in usable])
+    if np.any(seconds <= 0):
+        raise UsageError(f"an all-reduce time is {seconds.min()} s, must be above 0")
+    rows = np.stack([steps, moved], axis=1) / seconds[:, None]
+    latency, per_byte = (float(unknown) for unknown in np.linalg.lstsq(rows, np.ones(len(usable)), rcond=None)[0])
+    if latency < 0:
+        column = rows[:, 1]
+        latency, per_byte = 0.0, float(column.sum() / (column**2).sum())
+    if per_byte <= 0:
+        raise UsageError(
+            "measured all-reduce times do not grow with size, so they give no bandwidth",
+            hint="measure a size that takes several times the latency, such as 25 MiB or more",
+        )
+    return Link(1.0 / per_byte, latency)
+
+
+def require_positive(name: str, value: Value) -> None:
+    """Raises UsageError unless every draw of `value` is above 0."""
+    if not np.all(np.asarray(value) > 0):
+        raise UsageError(f"{name} is {np.min(value)}, must be above 0")
+
+
+def require_not_negative(name: str, value: Value) -> None:
+    """Raises UsageError unless every draw of `value` is 0 or more."""
+    if not np.all(np.asarray(value) >= 0):
+        raise UsageError(f"{name} is {np.min(value)}, must not be negative")
+
+
+def _slowest_hop(ranks: int, nodes: int, topology: Topology) -> Value:
+    """Seconds per byte of the slowest link that the ranks use."""
+    hops: list[Value] = []
+    if ranks > nodes:
+        hops.append(1.0 / np.asarray(topology.intra.bytes_per_second))
+    if nodes > 1:
+        hops.append(1.0 / np.asarray(topology.inter.bytes_per_second))
+    slowest: Value = 0.0
+    for hop in hops:
+        slowest = np.maximum(slowest, hop)
+    return slowest

@@ -1,0 +1,183 @@
+"""Decoders by the same measure: a clip's frames, cropped, as RGB uint8 on the host, written into the worker's buffer.
+
+Each rival gets what suits it best: the order of axes it decodes to, its own cropping if it has any, its MP4 from memory
+or from a file. fastvid gets a clip from the same place: packets of an MP4 in memory, or of the tar on disk; planning,
+reading and checksums are inside its time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from bench.corpus import CROP, Corpus
+from bench.harness import Contender
+from fastvid.decode.access import read_clip, reader_of
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import ClipRequest, Output, Planes, Rgb
+from fastvid.load.fetch import fetch
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class FastvidJob:
+    """fastvid's PyAV back-end.
+
+    Args:
+        corpus: The clips.
+        product: "rgb", or "planes" for YUV 4:2:0 ready for a device.
+        source: "memory" or "disk".
+    """
+
+    def __init__(self, corpus: Corpus, product: str, source: str) -> None:
+        self._requests, self._dataset, self._decoder = corpus.requests, corpus.dataset, PyAvDecoder()
+        self._read = [reader_of(data) for data in corpus.mp4s] if source == "memory" else None
+        num_frames, box = len(self._requests[0].frames), self._requests[0].box
+        self._out: Output
+        if product == "rgb":
+            self._out = Rgb(np.empty((3, num_frames, CROP, CROP), np.uint8))
+        else:
+            self._out = Planes.packed(np.empty(Planes.nbytes(num_frames, box), np.uint8), num_frames, box)
+
+    def __call__(self, task: int, /) -> UInt8Array | None:
+        """Returns [T, H, W, 3], or None for planes."""
+        return self.decode(self._requests[task])
+
+    def decode(self, request: ClipRequest) -> UInt8Array | None:
+        """Returns [T, H, W, 3], or None for planes."""
+        shards, rows = self._dataset.locate([request.sample])
+        shard, row = self._dataset.shard(int(shards[0])), int(rows[0])
+        if self._read is None:
+            clip = fetch(shard, row, request, key=self._dataset.key(request.sample)).clip
+        else:
+            clip = read_clip(request, shard.info(row), shard.table(row), self._read[request.sample])
+        (error,) = self._decoder.decode([clip], [self._out])
+        if error is not None:
+            raise error
+        return self._out.data.transpose(1, 2, 3, 0) if isinstance(self._out, Rgb) else None
+
+
+class TorchcodecJob:
+    """torchcodec, a decoder for each clip as its users make one.
+
+    Args:
+        corpus: The clips.
+        source: "memory" for bytes, "file" for a path.
+        seek: "exact", "approximate", or "mappings" for a frame index that was computed before.
+        crop: "slice", or "decoder" for its own transform.
+        ffmpeg_threads: Of each decoder.
+    """
+
+    def __init__(self, corpus: Corpus, source: str, seek: str, crop: str, ffmpeg_threads: int) -> None:
+        import torch
+        from torchcodec.decoders import VideoDecoder
+        from torchcodec.transforms import DecoderTransform
+
+        class Crop(DecoderTransform):  # type: ignore[misc]
+            """A crop at a given place; torchcodec's own classes crop in the middle or at random."""
+
+            def __init__(self, request: ClipRequest) -> None:
+                self.box = request.box
+
+            def _make_transform_spec(self, input_dims: tuple[int | None, int | None]) -> str:
+                del input_dims
+                return f"crop, {self.box.height}, {self.box.width}, {self.box.x}, {self.box.y}"
+
+            def _get_output_dims(self) -> tuple[int | None, int | None]:
+                return self.box.height, self.box.width
+
+        torch.set_num_threads(1)
+        self._requests = corpus.requests
+        self._sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
+        self._crop = Crop if crop == "decoder" else None
+        self._open = partial(VideoDecoder, dimension_order="NHWC", num_ffmpeg_threads=ffmpeg_threads)
+        self._mappings = [_mappings(data) for data in corpus.mp4s] if seek == "mappings" else None
+        self._seek = seek
+        self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
+
+    def __call__(self, task: int, /) -> UInt8Array:
+        """Returns [T, H, W, 3]."""
+        request = self._requests[task]
+        options: dict[str, Any] = {"transforms": [self._crop(request)]} if self._crop else {}
+        if self._mappings:
+            options["custom_frame_mappings"] = self._mappings[request.sample]
+        else:
+            options["seek_mode"] = self._seek
+        frames = self._open(self._sources[request.sample], **options).get_frames_at(request.frames.tolist())
+        self._out[...] = frames.data.numpy() if self._crop else _cut(frames.data.numpy(), request)
+        return self._out
+
+
+class DecordJob:
+    """decord, a reader for each clip as its users make one.
+
+    Args:
+        corpus: The clips.
+        source: "memory" or "file".
+        ffmpeg_threads: Of each reader.
+    """
+
+    def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int) -> None:
+        import decord
+
+        self._requests = corpus.requests
+        self._sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
+        self._open = partial(decord.VideoReader, ctx=decord.cpu(0), num_threads=ffmpeg_threads)
+        self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
+
+    def __call__(self, task: int, /) -> UInt8Array:
+        """Returns [T, H, W, 3]."""
+        request = self._requests[task]
+        source = self._sources[request.sample]
+        frames = (
+            self._open(io.BytesIO(source) if isinstance(source, bytes) else source)
+            .get_batch(request.frames.tolist())
+            .asnumpy()
+        )
+        self._out[...] = _cut(frames, request)
+        return self._out
+
+
+def fastvid(corpus: Corpus, workers: int, *, product: str = "rgb", source: str = "disk") -> Contender:
+    """fastvid with one thread a worker."""
+    settings = {"product": product, "source": source}
+    return Contender("fastvid", settings, partial(FastvidJob, corpus, **settings), workers)
+
+
+# Knobs of each rival with their values; the first of each is where its sweep begins.
+KNOBS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "torchcodec": {
+        "seek": ("approximate", "exact", "mappings"),
+        "source": ("memory", "file"),
+        "crop": ("slice", "decoder"),
+        "ffmpeg_threads": (1, 2),
+    },
+    "decord": {"source": ("memory", "file"), "ffmpeg_threads": (1, 2)},
+}
+
+_JOBS: Final = {"torchcodec": TorchcodecJob, "decord": DecordJob}
+
+
+def rival(name: str, corpus: Corpus, settings: dict[str, Any], workers: int, processes: bool) -> Contender:
+    """A rival with the given settings."""
+    return Contender(name, settings, partial(_JOBS[name], corpus, **settings), workers, processes)
+
+
+def _cut(frames: UInt8Array, request: ClipRequest) -> UInt8Array:
+    box = request.box
+    return frames[:, box.y : box.y + box.height, box.x : box.x + box.width]
+
+
+def _mappings(data: bytes) -> str:
+    """torchcodec's frame index of an MP4, as its documentation has users make it."""
+    with av.open(io.BytesIO(data), "r") as container:
+        packets = [p for p in container.demux(container.streams.video[0]) if p.pts is not None]
+    frames = [{"pts": p.pts, "duration": p.duration, "key_frame": int(p.is_keyframe)} for p in packets]
+    return json.dumps({"frames": sorted(frames, key=lambda frame: frame["pts"])})

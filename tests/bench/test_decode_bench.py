@@ -1,0 +1,158 @@
+"""The decode benchmark measures the right thing: equal work, right frames, rivals at their best."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from bench import __main__ as command
+from bench import decode
+from bench.corpus import SAMPLINGS, Corpus, choose
+from bench.decoders import KNOBS, FastvidJob, fastvid, rival
+from bench.harness import Contender, Timing, machine_facts, measure, ratio
+from tests.datasets import pack
+
+
+@pytest.fixture(scope="module")
+def corpus(videos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench") / "compact"
+    samples = [
+        (f"v{frames}", videos.textured("compact", size=(256, 320), frames=frames).data, 0) for frames in (40, 70)
+    ]
+    pack(folder, [samples])
+    return Corpus(str(folder), "tsn8")
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_frames_of_a_clip(sampling):
+    rng = np.random.default_rng(0)
+    for num_frames in (1, 7, 61, 300):
+        frames = choose(num_frames, sampling, rng)
+        assert len(frames) == {"tsn8": 8, "dense16x4": 16, "dense32x2": 32}[sampling]
+        assert (np.diff(frames) >= 0).all()
+        assert 0 <= frames[0]
+        assert frames[-1] < num_frames
+    if SAMPLINGS[sampling]:
+        assert set(np.diff(choose(300, sampling, rng)).tolist()) == {SAMPLINGS[sampling][1]}
+
+
+def test_everyone_gets_the_same_clips(corpus):
+    other = pickle.loads(pickle.dumps(corpus))
+    assert len(other.requests) == len(corpus.requests) == 4
+    for one, two in zip(corpus.requests, other.requests, strict=True):
+        assert one.frames.tolist() == two.frames.tolist()
+        assert (one.sample, one.box) == (two.sample, two.box)
+
+
+def test_fastvid_delivers_the_same_from_memory_and_disk(corpus):
+    memory, disk = FastvidJob(corpus, "rgb", "memory"), FastvidJob(corpus, "rgb", "disk")
+    for task in range(4):
+        assert np.array_equal(memory(task), disk(task))
+
+
+class OneFrameLate(FastvidJob):
+    """Delivers the frames after the ones asked for."""
+
+    def decode(self, request):
+        last = self._dataset[request.sample].num_frames - 1
+        return super().decode(type(request)(**fields(request, np.minimum(request.frames + 1, last))))
+
+
+def fields(request, frames):
+    return {"sample": request.sample, "frames": frames, "box": request.box, "size": request.size}
+
+
+def test_wrong_frames_are_seen(corpus):
+    right = fastvid(corpus, 1)
+    assert decode.check(right, corpus) is None
+    late = Contender("late", {}, partial(OneFrameLate, corpus, "rgb", "memory"), 1)
+    assert "wrong picture" in decode.check(late, corpus)
+
+
+class Sleeps:
+    """A job of a known duration."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __call__(self, task, /):
+        time.sleep(self.seconds)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_workers_share_the_tasks(processes):
+    contenders = [Contender("nap", {}, partial(Sleeps, 0.01), workers, processes) for workers in (1, 4)]
+    one, four = measure(contenders, 12, 2)
+    assert len(one.rates) == len(one.cpu_ms) == 2
+    assert one.summary()["rate"] <= 100
+    # Twelve naps of 10 ms in turns of four take a quarter of the time, and never less.
+    assert one.summary()["rate"] < four.summary()["rate"] <= 400
+
+
+def test_an_error_in_a_worker_ends_the_measurement():
+    class Fails:
+        def __call__(self, task, /):
+            raise ValueError(f"task {task}")
+
+    with pytest.raises(ValueError, match="task"):
+        measure([Contender("fails", {}, Fails, 2)], 4, 1)
+
+
+def test_ratios_are_taken_round_by_round():
+    found = ratio(Timing([100, 10, 30], [1, 1, 1]), Timing([50, 5, 10], [2, 2, 4]))
+    assert found == {"wall": 2.0, "wall_min": 2.0, "wall_max": 3.0, "cpu": 2.0}
+
+
+def test_facts_name_the_machine():
+    facts = machine_facts()
+    assert facts["cores"] >= 1
+    assert facts["packages"]["av"]
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_rivals_deliver_the_same_pictures(corpus, name):
+    pytest.importorskip(name)
+    settings = {knob: values[0] for knob, values in KNOBS[name].items()}
+    for knob, values in KNOBS[name].items():
+        for value in values:
+            assert decode.check(rival(name, corpus, settings | {knob: value}, 1, False), corpus) is None
+
+
+def test_the_command(corpus, tmp_path, capsys):
+    rivals = []
+    for name in KNOBS:
+        try:
+            __import__(name)
+            rivals.append(name)
+        except ImportError:
+            pass
+    result = tmp_path / "decode.json"
+    options = ["--data", corpus.folder, "--sampling", "tsn8", "--rounds", "1", "--sweep-rounds", "1", "--repeats", "1"]
+    assert command.main(["decode", *options, "--workers", "1", "--json", str(result), "--rivals", *rivals[:1]]) == 0
+    (row,) = json.loads(result.read_text())["rows"]
+    assert [entry["name"] for entry in row["contenders"]] == ["fastvid"] * 4 + rivals[:1]
+    assert row["packets_a_clip"]["planned"] < row["packets_a_clip"]["from_keys"]
+    assert "packets a clip" in capsys.readouterr().out
+    for name in rivals[:1]:
+        swept = {tuple(entry["settings"].items()) for entry in row["sweeps"][name]}
+        assert len(swept) >= len(KNOBS[name])
+
+
+def test_the_commands_errors(capsys):
+    assert command.main([]) == 2
+    assert command.main(["--help"]) == 0
+    assert "decode" in capsys.readouterr().out
+    assert command.main(["decode"]) == 1
+    assert "--data" in capsys.readouterr().err
+
+
+def test_options_have_help():
+    parser = argparse.ArgumentParser()
+    decode.add_arguments(parser)
+    assert all(action.help or action.dest == "profiles" or action.choices for action in parser._actions)

@@ -1,0 +1,253 @@
+"""Model files, predictions and their comparison with measured runs."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import predict, validation
+from bench.cluster import Cluster, Compute, Gradients, Strategy, Workload
+from bench.collectives import Link, Topology, ring
+from bench.model_file import load_model
+from bench.quantity import Quantity
+from bench.scaling import predict_step
+from fastvid.errors import UsageError
+
+MODELS = Path(predict.__file__).parent / "models"
+SUMMIT = MODELS / "summit.toml"
+
+
+def command(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    predict.add_arguments(parser)
+    return predict.run(parser.parse_args(words))
+
+
+@pytest.fixture(scope="module")
+def summit():
+    return predict.predict(load_model(SUMMIT), draws=300)
+
+
+def test_the_one_fitted_number_of_summit_is_the_published_time_on_six_gpus(summit):
+    raw = load_model(SUMMIT).raw
+    clips = raw["workload"]["clips_per_epoch"]["value"] * raw["workload"]["epochs"]["value"]
+    published = 49 * 3600 + 55 * 60
+    assert abs(raw["compute"]["step_seconds"]["value"] / (published / (clips / 48)) - 1) < 1e-4
+    row = next(row for row in summit["rows"] if row["gpus"] == 6 and row["strategy"] == "ddp")
+    assert abs(row["train_seconds"]["p50"] / published - 1) < 1e-4
+    # Whatever is drawn, the calibrated computation gives the measured step back.
+    assert row["train_seconds"]["p95"] / row["train_seconds"]["p05"] - 1 < 1e-9
+
+
+def test_every_number_of_summit_has_a_source_and_one_is_fitted():
+    def walk(table: object, path: str) -> list[tuple[str, object]]:
+        if isinstance(table, dict) and not {"value", "low", "values"} & set(table):
+            return [leaf for key, value in table.items() for leaf in walk(value, f"{path}.{key}")]
+        return [(path, table)]
+
+    raw = load_model(SUMMIT).raw
+    inputs = {key: raw[key] for key in ("workload", "gradients", "compute", "topology", "data")}
+    leaves = walk(inputs, "summit")
+    assert len(leaves) > 12
+    assert [path for path, leaf in leaves if not (isinstance(leaf, dict) and leaf.get("source"))] == []
+    assert [path for path, leaf in leaves if "FITTED" in leaf["source"]] == ["summit.compute.step_seconds"]
+    assert all(reference["source"] for reference in raw["reference"])
+
+
+def test_everything_predicted_says_so(summit):
+    assert summit["label"] == "predicted"
+    assert all(row["label"] == "predicted" for row in summit["rows"] + summit["references"])
+    assert predict.table(summit).startswith("PREDICTED, not measured: summit-tsm")
+
+
+def test_the_references_stand_beside_the_prediction_with_their_error(summit):
+    seconds, share = summit["references"]
+    assert (seconds["reference"], share["reference"]) == (853, 0.823)
+    row = next(row for row in summit["rows"] if row["gpus"] == 1536 and row["strategy"] == "ddp")
+    assert seconds["predicted"] == row["train_seconds"]
+    assert seconds["relative_error"] == row["train_seconds"]["p50"] / 853 - 1
+    assert f"error {100 * seconds['relative_error']:+.1f} %" in predict.table(summit)
+    # 256 times the GPUs, so the two references say the same thing.
+    assert abs(853 * 256 * 0.823 / (49 * 3600 + 55 * 60) - 1) < 1e-3
+
+
+def test_the_same_seed_predicts_the_same_and_another_one_differs(tmp_path):
+    files = []
+    for seed in ("0", "0", "1"):
+        files.append(tmp_path / f"{len(files)}.json")
+        assert command("--model", str(SUMMIT), "--draws", "50", "--seed", seed, "--json", str(files[-1])) == 0
+    first, again, other = (path.read_text() for path in files)
+    assert first == again
+    assert json.loads(first)["rows"] != json.loads(other)["rows"]
+
+
+def test_a_new_uncertain_input_leaves_the_draws_of_the_others_alone():
+    quantity = Quantity(1.0, 2.0)
+    assert np.array_equal(quantity.draw("compute.gpu_spread", 0, 5), quantity.draw("compute.gpu_spread", 0, 5))
+    assert not np.array_equal(quantity.draw("compute.gpu_spread", 0, 5), quantity.draw("compute.step_jitter", 0, 5))
+
+
+def test_wider_inputs_give_wider_predictions(tmp_path):
+    def width(spread: str) -> float:
+        model = load_model(SUMMIT, {"compute.gpu_spread": spread, "predict.gpus": "[96]"})
+        times = predict.predict(model, draws=500)["rows"][0]["train_seconds"]
+        return times["p95"] - times["p05"]
+
+    assert width("0.02") < width("{low = 0.015, high = 0.025}") < width("{low = 0.001, high = 0.08}")
+
+
+def test_draws_keep_to_their_interval_and_its_scale():
+    logarithmic = Quantity.parse({"low": 1.0, "high": 1e4, "scale": "log"}, "x").draw("x", 0, 4000)
+    assert logarithmic.min() >= 1.0
+    assert logarithmic.max() <= 1e4
+    assert abs(np.mean(logarithmic < 100.0) - 0.5) < 0.05  # half of the logarithms
+    measured = Quantity.parse({"values": [3.0, 1.0, 2.0]}, "x").draw("x", 0, 200)
+    assert set(measured) == {1.0, 2.0, 3.0}
+
+
+def test_the_template_is_a_model_that_predicts():
+    report = predict.predict(load_model(MODELS / "template.toml"), draws=20)
+    assert {row["clips_per_step"] for row in report["rows"]} == {1024}  # the batch does not grow with the GPUs
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("workload.epoch", "3", "workload has unknown epoch; known are clips_per_epoch, epochs"),
+        ("compute.seconds", "3", "compute has unknown seconds"),
+        ("workload.epochs", '"many"', "workload.epochs is 'many', must be a finite number"),
+        ("workload.epochs", "{low = 2, high = 1}", "low is 2.0 and high is 1.0"),
+        ("workload.epochs", "{low = 0, high = 1, scale = 'log'}", "on a log scale"),
+        ("workload.epochs", "{low = 2}", "workload.epochs is"),
+        ("workload.clips_per_gpu", "8.5", "workload.clips_per_gpu is 8.5, must be a whole number"),
+        ("workload.global_batch", "64", "give exactly one"),
+        ("topology.intra", "{points = [[2, 1, 1], [2, 2, 1.5]], latency_seconds = 1}", "points and also"),
+        ("topology.inter", "{latency_seconds = 1}", "needs bytes_per_second or points"),
+        ("predict.algorithms", '["star"]', r"predict.algorithms has \['star'\]; known are auto"),
+        ("predict.gpus", "[]", "must not be empty"),
+        ("compute.step_seconds", "1e-5", "shorter than"),
+        ("workload.epochs", "[", "not valid TOML"),
+    ],
+)
+def test_a_wrong_model_file_is_refused_with_its_name_and_key(name, value, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        command("--model", str(SUMMIT), "--set", f"{name}={value}")
+    assert caught.value.where == {"file": SUMMIT}
+
+
+def test_a_missing_file_and_a_wrong_change_are_the_users_mistakes(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        load_model(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match="'epochs' is not NAME=VALUE"):
+        command("--model", str(SUMMIT), "--set", "epochs")
+
+
+def measurements() -> dict[str, object]:
+    """A cluster of one GPU a node as it would measure itself if it were exactly what the model says."""
+    topology = Topology(1, Link(1e9, 1e-4), Link(1e9, 1e-4))
+    cluster = Cluster(
+        Workload(1, 1, clips_per_gpu=4), Gradients(5_000_000), Compute(0.05, 4, backward_fraction=0.6), topology
+    )
+    return {
+        "schema": validation.MEASUREMENTS,
+        "machine": {"cpu": "none"},
+        "ranks_per_node": 1,
+        "workload": {"clips_per_rank": 4, "parameters": 5_000_000, "backward_fraction": 0.6},
+        "local_steps": [{"ranks": ranks, "seconds": [0.05, 0.05]} for ranks in (1, 2, 4)],
+        "all_reduces": [
+            {"link": "inter", "ranks": ranks, "bytes": size, "seconds": [float(ring(ranks, size, topology))]}
+            for ranks in (2, 4)
+            for size in (65536, 26214400)
+        ],
+        "runs": [
+            {
+                "ranks": ranks,
+                "strategy": name,
+                "seconds_per_step": float(predict_step(cluster, ranks, Strategy.parse(name), "ring").seconds),
+            }
+            for ranks in (1, 2, 4)
+            for name in ("ddp", "kavg:4")
+        ],
+    }
+
+
+def test_a_machine_that_obeys_the_model_is_predicted_exactly():
+    report = validation.validate(measurements())
+    assert report["largest_error"] < 1e-6
+    assert [(row["ranks"], row["strategy"]) for row in report["rows"]] == [
+        (ranks, name) for name in ("ddp", "kavg:4") for ranks in (1, 2, 4)
+    ]
+    for row in report["rows"]:
+        assert np.isclose(row["predicted_efficiency"], row["measured_efficiency"])
+        assert (row["measured_efficiency"] == 1.0) == (row["ranks"] == 1)
+
+
+def test_runs_are_compared_with_and_never_fitted_to():
+    slow = measurements()
+    for run in slow["runs"]:
+        run["seconds_per_step"] *= 2
+    before, after = validation.validate(measurements()), validation.validate(slow)
+    for one, two in zip(before["rows"], after["rows"], strict=True):
+        assert one["predicted_step_seconds"] == two["predicted_step_seconds"]
+        assert np.isclose(two["relative_error"], -0.5)
+
+
+def test_a_measured_loader_limits_the_step():
+    starved = measurements() | {"loaders": [{"ranks": ranks, "clips_per_second": 40.0} for ranks in (1, 2, 4)]}
+    row = validation.validate(starved)["rows"][2]
+    assert (row["ranks"], row["strategy"]) == (4, "ddp")
+    assert np.isclose(row["predicted_step_seconds"], 4 * 4 / 40.0)
+
+
+def test_cores_that_ranks_share_are_in_the_local_step():
+    crowded = measurements()
+    crowded["local_steps"][2]["seconds"] = [0.1]
+    row = validation.validate(crowded)["rows"][2]
+    assert row["predicted_split_seconds"]["compute"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "other/1"}, "must be 'fastvid-scaling-measurements/1'"),
+        ({"extra": 1}, "the measurement file has unknown or lacks extra"),
+        ({"workload": {"parameters": 1}}, "workload has unknown or lacks clips_per_rank"),
+        ({"local_steps": [{"ranks": 1, "seconds": 0.1}]}, "runs has 2 ranks, local_steps only 1"),
+        ({"local_steps": [{"ranks": 1, "seconds": []}]}, "must be numbers above 0"),
+        ({"all_reduces": []}, "no link is known"),
+        ({"all_reduces": [{"link": "wifi", "ranks": 2, "bytes": 1, "seconds": 1}]}, "must be intra or inter"),
+        ({"runs": [7]}, "runs has 7, must be an object"),
+    ],
+)
+def test_wrong_measurements_are_refused_with_the_wrong_part(change, message):
+    with pytest.raises(UsageError, match=message):
+        validation.validate(measurements() | change)
+
+
+def test_the_json_schema_names_the_keys_that_the_reader_takes():
+    schema = json.loads((MODELS / "measurements.schema.json").read_text())
+    parts = {"": schema}
+    for section in validation.KEYS:
+        part = schema["properties"].get(section, schema)
+        parts[section] = part.get("items", part)
+    for section, keys in validation.KEYS.items():
+        assert set(parts[section]["properties"]) == set(keys), section
+        assert set(parts[section]["required"]) == {key for key, needed in keys.items() if needed}, section
+        assert parts[section]["additionalProperties"] is False
+    assert schema["properties"]["schema"]["const"] == validation.MEASUREMENTS
+
+
+def test_the_command_compares_a_file_of_measurements(tmp_path, capsys):
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(copy.deepcopy(measurements())))
+    assert command("--validate", str(path), "--json", str(tmp_path / "out.json")) == 0
+    assert "ranks sync" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out.json").read_text())["schema"] == validation.VALIDATION
+    path.write_text("{")
+    with pytest.raises(UsageError, match="not valid JSON"):
+        command("--validate", str(path))
