@@ -39,10 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--footage", type=Path, metavar="FOLDER", help="videos to shard as --profiles where no --data is given"
     )
-    parser.add_argument("--profiles", nargs="+", default=["compact", "intra"], metavar="PROFILE")
+    parser.add_argument(
+        "--profiles", nargs="+", default=["compact", "intra"], metavar="PROFILE", help="of --footage (compact intra)"
+    )
     parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="where datasets are made (%(default)s)")
-    parser.add_argument("--sampling", nargs="+", default=["tsn8", "dense16x4"], choices=list(SAMPLINGS))
-    parser.add_argument("--rivals", nargs="*", default=list(KNOBS), choices=list(KNOBS))
+    parser.add_argument(
+        "--sampling", nargs="+", default=["tsn8", "dense16x4"], choices=list(SAMPLINGS), help="(tsn8 dense16x4)"
+    )
+    parser.add_argument("--rivals", nargs="*", default=list(KNOBS), choices=list(KNOBS), help="(all)")
     parser.add_argument("--workers", type=int, default=cores(), help="cores to use (default: all, %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default %(default)s)")
     parser.add_argument("--sweep-rounds", type=int, default=2, help="rounds of each setting of a sweep (%(default)s)")

@@ -11,6 +11,8 @@ from fastvid.format.shard import sample_members, write_shard
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
 
+REPOSITORY = Path(__file__).parents[1]
+
 _TAGS = "-colorspace smpte170m -color_primaries smpte170m -color_trc smpte170m -color_range tv"
 _X264 = "-c:v libx264 -threads 1 -preset ultrafast -tune fastdecode -x264-params"
 COMPACT = f"{_TAGS} {_X264} keyint=8:min-keyint=8:scenecut=0:open-gop=0:bframes=3:b-adapt=0:b-pyramid=none"

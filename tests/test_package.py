@@ -42,7 +42,9 @@ def test_imports_go_one_way():
         if layer in BESIDE:
             allowed = BESIDE[layer] | {layer}
         elif layer in LAYERS:
-            allowed = set(LAYERS[: LAYERS.index(layer) + 1]) | (set(BESIDE) if layer in ("train", "demo", "cli") else set())
+            allowed = set(LAYERS[: LAYERS.index(layer) + 1]) | (
+                set(BESIDE) if layer in ("train", "demo", "cli") else set()
+            )
         else:
             allowed = {layer}
             wrong.append(f"{path.name} belongs to no layer")

@@ -98,5 +98,3 @@ def _text(found: dict[str, Any]) -> str:
         else:
             lines.append(f"{head:9} yes  {name} ({', '.join(backend['codecs'])} on {backend['device']})")
     return "\n".join(lines)
-
-

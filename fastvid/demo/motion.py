@@ -79,7 +79,8 @@ def _bricks(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
     tall, wide = rng.integers(2, 4), rng.integers(2, 4)
     row = np.floor(y * 2 * tall)
     joint = ((y * 2 * tall) % 1 < 0.16) | ((x * wide + 0.5 * (row % 2)) % 1 < 0.08)
-    return np.where(joint, -1.0, 1.0)
+    picture: Picture = np.where(joint, -1.0, 1.0)
+    return picture
 
 
 def _dots(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
@@ -112,7 +113,8 @@ def _camouflage(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
 
 def _plaid(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
     a, b = rng.integers(2, 5, size=2)
-    return np.sign(np.sin(2 * np.pi * a * x)) + np.sin(2 * np.pi * b * y) + 0.5 * np.cos(2 * np.pi * (x + y))
+    picture: Picture = np.sign(np.sin(2 * np.pi * a * x)) + np.sin(2 * np.pi * b * y) + 0.5 * np.cos(2 * np.pi * (x + y))
+    return picture
 
 
 TEXTURES: Final[dict[str, Make]] = {

@@ -118,8 +118,8 @@ is the kind of texture instead: there it reaches {texture}.</p>
 <p>One process of {summary["processes"]}. Waiting is what the model stood still for; decoding runs beside it.</p>
 {_bars(split)}</div>
 <div class="two"><div class="card"><h2>Loader</h2>{_table(("decoder", "encoding", "clips/s", "packets fed"), loaders)}
-<p class="muted" style="margin-top:12px">Packets fed: planned, against those that a decoder feeds which starts at each key
-frame.</p></div>
+<p class="muted" style="margin-top:12px">Packets fed: planned, against those from each key
+frame on.</p></div>
 <div class="card"><h2>Dataset</h2>{_table(("", ""), facts)}</div></div>
 </main></body></html>
 """

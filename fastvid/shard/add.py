@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from fastvid import faults
@@ -23,7 +24,7 @@ from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.identity import differences, job_identity
 from fastvid.shard.job import MAX_SECONDS, JobReport
 from fastvid.shard.job import _alone as alone
-from fastvid.shard.ledger import Part
+from fastvid.shard.ledger import Part, read_part
 from fastvid.shard.life import ClassNames
 from fastvid.shard.limits import Limits
 from fastvid.shard.merge import KnownSource, known_sources, merge_parts
@@ -103,6 +104,9 @@ def add_sources(
     with alone(storage):
         _, generation = read_generation(storage)
         settings = _settings(generation, limits or Limits(), max_seconds, other_build=other_build)
+        scratch = open_storage(f"{storage.url}/{_FOLDER}")
+        if _is_merged(storage, scratch, generation):
+            _clear(scratch)
         specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
         rows = read_rows(specs, class_names) if specs else None
         every = find_sources([sources] if isinstance(sources, str) else list(sources), rows, follow_links=follow_links)
@@ -110,7 +114,6 @@ def add_sources(
         known = len(every.sources) - len(found.sources)
         if not found.sources:
             return Added(JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored), generation.number, known)
-        scratch = open_storage(f"{storage.url}/{_FOLDER}")
         identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
         staging = Staging(scratch)
         _begin(staging, identity, storage)
@@ -122,9 +125,7 @@ def add_sources(
                 parts = Run(scratch, shards, identity["encoder"]).finish(engine)
         faults.reach("encoded")
         number, ledger = merge_parts(storage, scratch, parts, found, settings.profile)
-        staging.end()
-        for name in scratch.list():
-            scratch.delete(name)
+        _clear(scratch)
     return Added(JobReport(storage.url, ledger, found.ignored), number, known)
 
 
@@ -150,6 +151,26 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, oth
             hint="name that build in FASTVID_FFMPEG, or allow this one with --other-build; its shards record it",
         )
     return Settings(profile, build, limits, max_seconds)
+
+
+def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:
+    """Whether nothing is left in the scratch folder that is not in the dataset: its run was killed while clearing up."""
+    names = scratch.list(f"{LEDGER_PARTS}/")
+    if any(name.startswith(f"{LEDGER_PARTS}/staging/") for name in names):
+        return False
+    stems = [PurePosixPath(name).stem for name in names if name.endswith(".parquet")]
+    rows = [row for stem in stems for row in read_part(scratch, stem).rows]
+    known = known_sources(storage, generation) if rows else {}
+    # The time that a source took tells this attempt at it from an earlier one.
+    return all(row["source_id"] in known and known[row["source_id"]].seconds == row["seconds"] for row in rows)
+
+
+def _clear(scratch: Storage) -> None:
+    """Deletes everything of a job; the record that names it last, so that an interruption is seen."""
+    for name in scratch.list():
+        if not name.startswith(f"{LEDGER_PARTS}/"):
+            scratch.delete(name)
+    Staging(scratch).end()
 
 
 def _begin(staging: Staging, identity: dict[str, Any], storage: Storage) -> None:
@@ -188,7 +209,7 @@ def _new_sources(
             row = paths.get(encode_name(source.path))
         if row is None or (again and row.reason is not None):
             new.append(source)
-        elif row.path not in (name, encode_name(source.path)) and row.bytes_in != source.size:
+        elif row.reason is None and row.path not in (name, encode_name(source.path)) and row.bytes_in != source.size:
             raise UsageError(
                 f"source {name!r} is in the dataset already, from another file",
                 file=row.path,

@@ -67,8 +67,8 @@ class JobReport:
 
 
 def run_job(
-    sources: Sequence[str] | str,
-    out: str,
+    sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    out: str | os.PathLike[str],
     *,
     annotations: Sequence[str] | str | None = None,
     class_names: Sequence[str] = (),
@@ -120,7 +120,8 @@ def run_job(
         raise UsageError(f"{build.path} has no encoder {chosen.encoder!r}", hint="name another one in FASTVID_FFMPEG")
     specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
     rows = read_annotations(specs, class_names) if specs else None
-    found = find_sources([sources] if isinstance(sources, str) else list(sources), rows, follow_links=follow_links)
+    roots = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    found = find_sources([os.fspath(root) for root in roots], rows, follow_links=follow_links)
     settings = Settings(chosen, build, limits or Limits(), max_seconds)
     identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
     storage = open_storage(out)

@@ -31,23 +31,31 @@ _COPY_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class KnownSource:
-    """What a ledger says of a source: where the file lay, its bytes, its key, and why it was rejected, if it was."""
+    """What a ledger says of a source.
+
+    Attributes:
+        path: Where the file lay.
+        bytes_in: Its bytes.
+        key: Key of its samples, if it was packed.
+        reason: Why it was rejected, if it was.
+        seconds: How long it took.
+    """
 
     path: str
     bytes_in: int
     key: str | None
     reason: str | None
+    seconds: float | None
 
 
 def known_sources(storage: Storage, generation: Generation) -> dict[str, KnownSource]:
     """Every source that the dataset knows, by name. A dataset without a ledger gets one from its annotations."""
     if not storage.exists(LEDGER):
         write_ledger(storage, _ledger_of(storage, generation), {})
-    names = ("source_id", "path", "bytes_in", "key", "reason")
-    columns = [read_ledger(storage)[0][name].to_pylist() for name in names]
-    return {
-        name: KnownSource(path, size or 0, key, reason) for name, path, size, key, reason in zip(*columns, strict=True)
-    }
+    names = ("source_id", "path", "bytes_in", "key", "reason", "seconds")
+    ledger = read_ledger(storage)[0]
+    columns = [ledger[name].to_pylist() for name in names]
+    return {name: KnownSource(path, size or 0, *rest) for name, path, size, *rest in zip(*columns, strict=True)}
 
 
 def merge_parts(

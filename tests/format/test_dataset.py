@@ -143,6 +143,28 @@ def test_index_has_the_form_of_dali(dataset):
     assert out.read_bytes() == (dataset / "data-000000.idx").read_bytes()
 
 
+def test_dali_reads_tars_through_our_index(dataset, clips):
+    fn = pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed")
+    from nvidia.dali import pipeline_def
+
+    @pipeline_def(batch_size=4, num_threads=1, device_id=None)
+    def read():
+        return tuple(
+            fn.readers.webdataset(
+                paths=[str(dataset / "data-000001.tar")],
+                index_paths=[str(dataset / "data-000001.idx")],
+                ext=["mp4", "json"],
+            )
+        )
+
+    pipeline = read()
+    pipeline.build()
+    videos, metas = pipeline.run()
+    for row, number in enumerate(range(4, 8)):
+        assert bytes(np.asarray(videos.at(row))) == members(clips, number)["mp4"]
+        assert json.loads(bytes(np.asarray(metas.at(row))))["source_id"] == f"videos/{number}.avi"
+
+
 def test_selection_by_split_filter_and_takedown(dataset):
     everything = Dataset(str(dataset))
     assert len(everything) == 11, "one of twelve is removed"

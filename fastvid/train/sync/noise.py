@@ -107,7 +107,8 @@ class GradientNorms:
     def __init__(self, wrapped: DistributedDataParallel, device: torch.device) -> None:
         self.wrapped = wrapped
         self._norms = torch.zeros(2, dtype=torch.float64, device=device)
-        wrapped.register_comm_hook(None, self._hook)
+        # Without annotations: what torch accepts as one differs between its versions.
+        wrapped.register_comm_hook(None, lambda _, bucket: self._average(bucket))
 
     def take(self) -> tuple[Tensor, Tensor]:
         """Squared norms since the last time: of this rank's gradient, and of the mean."""
@@ -115,7 +116,7 @@ class GradientNorms:
         self._norms.zero_()
         return own, mean
 
-    def _hook(self, _state: None, bucket: Any) -> torch.futures.Future[Tensor]:
+    def _average(self, bucket: Any) -> torch.futures.Future[Tensor]:
         message = bucket.buffer()
         self._norms[0] += message.double().square().sum()
         work: Any = dist.all_reduce(message.div_(dist.get_world_size()), async_op=True)
