@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import matplotlib
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
+from matplotlib.ticker import MaxNLocator
 
 INK: Final = "#1b1f24"
 MUTED: Final = "#68707c"
@@ -139,7 +141,7 @@ def _strip(strip: Strip) -> str:
 
 def _png(pixels: npt.NDArray[np.uint8]) -> str:
     out = io.BytesIO()
-    matplotlib.image.imsave(out, pixels, format="png")
+    imsave(out, pixels, format="png")
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
@@ -158,11 +160,13 @@ def _lines(
     figure, axes = _axes(4.7, 3.0)
     for name, points in series.items():
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=COLOURS[name.split()[0].lower()], linewidth=2, label=name)
+        axes.plot(x, y, color=COLOURS[name.split()[0].strip(",").lower()], linewidth=2, label=name)
     if limits:
         axes.set_ylim(*limits)
     else:
         axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epochs")
     axes.set_title(title, loc="left", fontsize=10.5, color=MUTED)
     axes.legend(frameon=False, fontsize=9)
@@ -176,6 +180,7 @@ def _bars(split: Mapping[str, float]) -> str:
         names, values, color=[COLOURS["control"] if n.startswith("wait") else COLOURS["tsm"] for n in names]
     )
     axes.bar_label(bars, fmt="%.1f ms", padding=4, fontsize=9.5, color=INK)
+    axes.grid(visible=False)
     axes.invert_yaxis()
     axes.set_xlim(right=max(values) * 1.12)
     axes.xaxis.set_visible(False)
@@ -196,7 +201,7 @@ def _axes(width: float, height: float) -> tuple[Figure, Any]:
 
 def _svg(figure: Figure) -> str:
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fastvid", "font.family": "sans-serif"}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fastvid", "font.family": "sans-serif"}):
         figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
     text = out.getvalue()
     return text[text.index("<svg") :]

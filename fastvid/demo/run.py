@@ -50,7 +50,7 @@ class Run:
 RUNS: Final = (
     Run("tsm", "TSM"),
     Run("control", "control", ("model.name=tsn-r18",)),
-    Run("control-texture", "texture, by the control", ("model.name=tsn-r18", "data.label=texture")),
+    Run("control-texture", "texture, by the control", ("model.name=tsn-r18", "data.label=texture", "run.epochs=8")),
 )
 
 
@@ -203,10 +203,8 @@ def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def _curve(folder: Path, kind: str, name: str) -> list[tuple[float, float]]:
     """Points over epochs."""
-    rows = _rows(folder, kind)
-    epochs = recipes.load(RECIPE).run.epochs
-    last = max(row["samples"] for row in _rows(folder, "eval"))
-    return [(row["samples"] * epochs / last, row[name]) for row in rows if row[name] is not None]
+    size = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["lineage"][0]["samples"]
+    return [(row["samples"] / size, row[name]) for row in _rows(folder, kind) if row[name] is not None]
 
 
 def _step_split(folder: Path, timing: Timing) -> dict[str, float]:
