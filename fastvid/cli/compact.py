@@ -10,6 +10,7 @@ import argparse
 import logging
 
 from fastvid.shard.compact import compact_shards
+from fastvid.shard.units import size, things
 from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     for old, new in done.rewritten.items():
         print(f"{old} -> {new or 'nothing: no sample is left'}")
     print(
-        f"generation {done.generation}: {done.samples} removed samples are gone, {done.bytes / 1e6:.1f} MB;"
-        " the old shards are there until `fastvid gc`"
+        f"generation {done.generation}: without {things(done.samples, 'removed sample')}, {size(done.bytes)} less;"
+        " the old shards stay until `fastvid gc`"
     )
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from fastvid.shard.compact import Garbage, collect_garbage, find_garbage
+from fastvid.shard.units import size, things
 from fastvid.storage import open_storage
 
 
@@ -33,10 +34,10 @@ def _text(garbage: Garbage, *, deleted: bool) -> str:
     kept = f"generations kept: {', '.join(map(str, garbage.kept))}"
     if not garbage.files:
         return f"{kept}\nnothing to delete"
-    lines = [f"{name}  {size}" for name, size in garbage.files.items()]
+    lines = [f"{size(number):>8}  {name}" for name, number in garbage.files.items()]
     lines.append(kept)
     if garbage.dropped:
         lines.append(f"generations {'deleted' if deleted else 'to delete'}: {', '.join(map(str, garbage.dropped))}")
     verb = "deleted" if deleted else "to delete; --yes deletes them"
-    lines.append(f"{len(garbage.files)} files, {garbage.bytes / 1e6:.1f} MB {verb}")
+    lines.append(f"{things(len(garbage.files), 'file')}, {size(garbage.bytes)} {verb}")
     return "\n".join(lines)

@@ -18,7 +18,7 @@ import numpy as np
 from fastvid.errors import UsageError
 from fastvid.shard.reasons import MEANING, Reason
 from fastvid.shard.summary import ClassCount, Summary, summarize
-from fastvid.shard.units import count, duration, percent, shares, size
+from fastvid.shard.units import count, duration, percent, shares, size, things
 
 _NAME: Final = 12  # columns of the names at the left
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
@@ -58,7 +58,7 @@ def _text(summary: Summary, top: int) -> str:
     lines = [f"{summary.url}, generation {summary.generation.number}" + _note(summary.generation.note), ""]
     removed = f", {count(summary.removed)} removed and hidden" if summary.removed else ""
     shards = len(summary.generation.shards)
-    lines.append(_row("samples", f"{count(summary.num_samples)} in {count(shards)} shards{removed}"))
+    lines.append(_row("samples", f"{count(summary.num_samples)} in {things(shards, 'shard')}{removed}"))
     if summary.num_samples:
         lines += _videos(summary)
     for name, values in summary.split_columns.items():

@@ -19,6 +19,7 @@ from fastvid.format.generations import read_head
 from fastvid.shard.annotations import read_annotations
 from fastvid.shard.labels import match_annotations, read_label_csv
 from fastvid.shard.life import relabel_samples
+from fastvid.shard.units import things
 from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)
@@ -59,15 +60,15 @@ def run(args: argparse.Namespace) -> int:
         ):
             if names:
                 shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
-                _LOG.warning("%d rows %s: %s", len(names), why, shown)
+                _LOG.warning("%s that %s: %s", things(len(names), "row"), why, shown)
         if not matched.rows:
             raise UsageError("no row of the annotations names a sample", file=storage.url)
         rows, note = matched.rows, f"relabel from {', '.join(args.annotations)}"
     done = relabel_samples(storage, rows, new_classes=args.new_classes, note=note)
     if not done.columns:
-        print(f"generation {done.generation}: {len(rows)} samples have these values already")
+        print(f"generation {done.generation}: {things(len(rows), 'sample')} with these values already")
         return 0
-    print(f"generation {done.generation}: {done.samples} samples changed in {', '.join(done.columns)}")
+    print(f"generation {done.generation}: {things(done.samples, 'sample')} changed in {', '.join(done.columns)}")
     if done.new_classes:
         print(f"new classes: {', '.join(done.new_classes)}")
     return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fastvid.errors import UsageError
 from fastvid.shard.life import remove_samples
+from fastvid.shard.units import count, things
 from fastvid.storage import open_storage
 
 
@@ -26,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Removes the samples and prints what changed."""
     done = remove_samples(open_storage(args.dataset), [*args.keys, *_read_keys(args.keys_file)])
-    before = f"; {done.already} were removed before" if done.already else ""
-    print(f"generation {done.generation}: {done.removed} samples removed{before}")
+    before = f", {count(done.already)} removed before" if done.already else ""
+    print(f"generation {done.generation}: {things(done.removed, 'sample')} removed{before}")
     return 0
 
 

@@ -12,6 +12,7 @@ import logging
 
 from fastvid.shard.audit import CHECKS, Report, repair_sidecars, verify_dataset
 from fastvid.shard.progress import Progress
+from fastvid.shard.units import things
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.repair and not report.ok:
         repaired = repair_sidecars(args.dataset, report)
         if repaired:
-            _LOG.info("sidecars of %d shards written anew; checking again", len(repaired))
+            _LOG.info("sidecars of %s written anew; checking again", things(len(repaired), "shard"))
             report = _verify(args)
             report.repaired = repaired
     print(json.dumps(report.to_json(), indent=1) if args.json else _text(report, args.show))
@@ -65,7 +66,7 @@ def _verify(args: argparse.Namespace) -> Report:
 
 def _text(report: Report, show: int) -> str:
     found = {name: sum(problem.check == name for problem in report.problems) for name in CHECKS}
-    lines = [f"generation {report.generation}, {report.samples} of {report.total} samples decoded", ""]
+    lines = [f"generation {report.generation}, {report.samples} of {things(report.total, 'sample')} decoded", ""]
     lines.append(f"{'check':12} {'checked':>8} {'wrong':>7}")
     for name, meaning in CHECKS.items():
         checked = report.checked[name]
@@ -85,5 +86,5 @@ def _text(report: Report, show: int) -> str:
     lines.append("")
     if report.repaired:
         lines.append(f"sidecars written anew: {', '.join(report.repaired)}")
-    lines.append("nothing is wrong" if report.ok else f"{len(report.problems)} problems")
+    lines.append("nothing is wrong" if report.ok else things(len(report.problems), "problem"))
     return "\n".join(lines)

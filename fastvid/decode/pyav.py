@@ -1,6 +1,6 @@
 """The PyAV back-end: planned packets into libavcodec, cropped planes or finished RGB out.
 
-Rules that keep it exact, each with a test that fails without it:
+Rules that keep it exact and fast; a test shows the harm without each of those that keep it exact:
 
 - A codec context stays open between clips, is drained and flushed after each, and is thrown away after any trouble:
   the clip after a damaged one can otherwise come out wrong without an error.
@@ -10,6 +10,12 @@ Rules that keep it exact, each with a test that fails without it:
 - Packets are views into the clip's buffer, which has 64 spare bytes behind it: PyAV neither copies nor pads.
 - Frames are copied as they come: held until the end they are out of the cache, which costs 6 to 11 %.
 - Every frame that comes out must be one that went in, in display order, undamaged, and none may be missing.
+
+CPU time of a clip of 8 frames, cropped to 224x224, mean over 48 real videos of 256 lines, one thread (milliseconds;
+all-intra H.264, and `compact` in brackets): libavcodec 1.96 (5.53); making packets 0.03; bookkeeping and checks 0.07;
+views of the planes 0.05; copying them 0.06; RGB instead of planes 0.24 more. So planes reach 0.89 of the floor's speed
+(0.93), RGB 0.80 (0.88). Tried without gain: DLPack views, converting frames one by one or in pairs (the packing saved
+costs more in calls), resizing by PyTorch after converting.
 """
 
 from __future__ import annotations

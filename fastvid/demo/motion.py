@@ -113,8 +113,9 @@ def _camouflage(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
 
 def _plaid(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
     a, b = rng.integers(2, 5, size=2)
-    across: Picture = np.sign(np.sin(2 * np.pi * a * x))
-    return across + np.sin(2 * np.pi * b * y) + 0.5 * np.cos(2 * np.pi * (x + y))
+    stripes: Picture = np.sign(np.sin(2 * np.pi * a * x)) + np.sin(2 * np.pi * b * y)
+    stripes += 0.5 * np.cos(2 * np.pi * (x + y))
+    return stripes
 
 
 TEXTURES: Final[dict[str, Make]] = {

@@ -154,7 +154,7 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, oth
 
 
 def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:
-    """Whether nothing is left in the scratch folder that is not in the dataset: its run was killed while clearing up."""
+    """Whether all that is left in the scratch folder is in the dataset: its run was killed while clearing up."""
     names = scratch.list(f"{LEDGER_PARTS}/")
     if any(name.startswith(f"{LEDGER_PARTS}/staging/") for name in names):
         return False

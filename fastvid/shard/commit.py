@@ -64,7 +64,8 @@ def _annotation(sample: PackedSample, source: Source, labels: Mapping[str, int])
         "num_frames": sample.num_frames,
         "removed": False,
     }
-    row |= {name: value for name, value in source.columns.items() if name not in row}
+    # A table may have a column of our names for something else, such as its own count of frames.
+    row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}
     if sample.parent is not None:
         row |= {"parent": sample.parent, "start_seconds": sample.start_seconds}
     return row

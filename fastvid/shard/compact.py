@@ -36,6 +36,7 @@ from fastvid.format.generations import (
 from fastvid.format.schema import GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
 from fastvid.format.shard import write_shard
 from fastvid.format.tar import read_members
+from fastvid.shard.units import things
 from fastvid.storage import Storage
 
 _LOG = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
         generation,
         number=generation.number + 1,
         shards=tuple(shards),
-        note=f"compact {todo} shards, {int(removed.sum())} removed samples",
+        note=f"compact {things(todo, 'shard')}, {things(int(removed.sum()), 'removed sample')}",
     )
     committed = commit_generation(storage, head.dataset_id, made, table.filter(pa.array(~removed)), head=head)
     saved = sum(shard.bytes for shard in generation.shards) - sum(shard.bytes for shard in shards)

@@ -193,9 +193,10 @@ def _alone(storage: Storage) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"folder cannot be made: {error.strerror}", file=storage.url) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise JobError("another job is at work here", file=storage.url) from error
         yield
-    except BlockingIOError as error:
-        raise JobError("another job is at work here", file=storage.url) from error
     finally:
         os.close(descriptor)

@@ -24,6 +24,7 @@ from fastvid.format.generations import (
     read_head,
 )
 from fastvid.format.schema import ANNOTATION_FIELDS
+from fastvid.shard.units import things
 from fastvid.storage import Storage
 
 _LOG = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
         found = Removed(generation.number, len(wanted) - already, already)
         if not found.removed:
             return None
-        note = f"remove {found.removed} samples"
+        note = f"remove {things(found.removed, 'sample')}"
         return replace(generation, note=note), _with(table, "removed", pc.or_(named, before))
 
     current = change(storage, edit)

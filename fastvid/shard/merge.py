@@ -23,6 +23,7 @@ from fastvid.shard.ledger import Part, Row, problem_row, read_ledger, write_ledg
 from fastvid.shard.life import ClassNames, change
 from fastvid.shard.profiles import Profile
 from fastvid.shard.sources import SourceList, encode_name
+from fastvid.shard.units import things
 from fastvid.storage import Storage
 
 _SIDECARS: Final = ("idx", "parquet", "pkt")
@@ -151,7 +152,7 @@ def _extended(
         old,
         shards=(*old.shards, *records),
         classes=tuple(classes.names),
-        note=f"add {len(samples)} samples of {len({sample.source_id for sample in samples})} sources",
+        note=f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}",
     )
     return made, _joined(table, annotation_table(rows))
 

@@ -19,7 +19,7 @@ from fastvid.shard.page_classes import classes_section, clips_section
 from fastvid.shard.page_ledger import ledger_section
 from fastvid.shard.page_video import encoding_section, shapes_section
 from fastvid.shard.summary import Summary
-from fastvid.shard.units import count, duration, percent, size
+from fastvid.shard.units import count, duration, percent, size, things
 
 _SMALLEST: Final = 200_000
 
@@ -122,7 +122,7 @@ def _kpis(summary: Summary) -> str:
     used = sum(c.count > 0 for c in summary.class_counts)
     shards = len(summary.generation.shards)
     hidden = f", {count(summary.removed)} removed" if summary.removed else ""
-    cards = [("Samples", count(summary.num_samples), f"{count(shards)} shards{hidden}")]
+    cards = [("Samples", count(summary.num_samples), f"{things(shards, 'shard')}{hidden}")]
     if summary.num_samples:
         seconds = float(summary.seconds.sum())
         cards += [

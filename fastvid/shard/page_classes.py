@@ -12,7 +12,7 @@ from fastvid.format.schema import ANNOTATION_FIELDS
 from fastvid.shard.charts import definitions, stack, text
 from fastvid.shard.contact import ContactSheet, Strip
 from fastvid.shard.summary import ClassCount, Summary
-from fastvid.shard.units import count, duration, percent, size
+from fastvid.shard.units import count, duration, percent, size, things
 
 _SHOWN_CLASSES: Final = 2000
 _SHORT_LIST: Final = 60  # classes that need no scrolling
@@ -32,7 +32,7 @@ def classes_section(summary: Summary) -> str:
         median = f"{np.median(counts):.0f}"
         each = f"{count(min(counts))} to {count(most)} samples, median {median}"
         if min(counts) == most:
-            each = f"{count(most)} sample{'s' * (most > 1)} each"
+            each = f"{things(most, 'sample')} each"
         lead = f"{count(len(used))} classes, {each}."
     if len(used) > _SHOWN_CLASSES:
         lead += f" The {count(_SHOWN_CLASSES)} largest are listed."
@@ -99,9 +99,9 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> str:
         )
     notes = []
     if sheet.left_out:
-        notes.append(f"{count(sheet.left_out)} classes found no room; --max-bytes makes some.")
+        notes.append(f"No room for {count(sheet.left_out)} more of the classes; --max-bytes makes some.")
     if sheet.failed:
-        notes.append(f"{count(sheet.failed)} samples could not be decoded; `fastvid verify` says why.")
+        notes.append(f"{things(sheet.failed, 'sample')} could not be decoded; `fastvid verify` says why.")
     return (
         '<section id="clips"><h2>Clips</h2><p class="lead">Point at a clip to play it, click for its facts.</p>'
         f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p></section>'

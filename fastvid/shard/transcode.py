@@ -1,4 +1,10 @@
-"""Runs ffmpeg on one source, inside limits, and reads its verdict from what it prints."""
+"""Runs ffmpeg on one source, inside limits, and reads its verdict from what it prints.
+
+ffmpeg exits with 0 when frames are lost, concealed or made of encrypted garbage. So every error that its demuxer or
+video decoder reports is a rejection, and so is every frame that it marks as corrupt. Complaints of decoders of other
+streams do not count. None of this sees all damage: decoders of HEVC, VP9 and MJPEG take most flipped bits for a
+picture.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def things(number: int, name: str) -> str:
+    """A number of things: ``1 sample``, ``1,200 samples``."""
+    return f"{count(number)} {name}" if number == 1 else f"{count(number)} {name}s"
+
+
 def size(number: float) -> str:
     """Bytes: ``812 B``, ``12.4 kB``, ``3.10 GB``; powers of ten."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

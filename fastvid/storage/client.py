@@ -233,14 +233,14 @@ class Client:
 
         writer = self._call(name, start)
         try:
-            yield cast(IO[bytes], _Upload(lambda data: self._call(name, lambda: writer.write(data), again=False)))
+            yield cast(IO[bytes], _Upload(lambda data: self._once(name, lambda: writer.write(data))))
         except BaseException as error:
             try:
                 writer.__exit__(type(error), error, error.__traceback__)
             except (BaseError, OSError) as second:
                 log.warning("parts of an upload remain at %s: %s", self.file(name), answers.reason(second))
             raise
-        self._call(name, writer.close, again=False)
+        self._once(name, writer.close)
 
     def delete(self, name: str) -> None:
         """Removes `name`; absent is fine."""
@@ -275,7 +275,14 @@ class Client:
                 return None, None
             raise
 
-    def _call(self, name: str, call: Callable[[], T], *, again: bool = True) -> T:
+    def _once(self, name: str, call: Callable[[], T]) -> T:
+        """Calls what must not be repeated: bytes would be written twice."""
+        try:
+            return call()
+        except (BaseError, OSError, ValueError) as error:
+            raise _translated(error, self.file(name)) from error
+
+    def _call(self, name: str, call: Callable[[], T]) -> T:
         """Calls until it succeeds, fails for good, or patience ends."""
         global _process
         if _process not in (None, os.getpid()):
@@ -298,7 +305,7 @@ class Client:
                     patience = min(patience, FIRST_SECONDS)
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * _jitter.uniform(0.5, 1.0)
                 spent = time.monotonic() - start
-                passing = again and isinstance(error, GenericError) and answers.passing(error)
+                passing = isinstance(error, GenericError) and answers.passing(error)
                 if not passing or spent + pause > patience:
                     raise _translated(error, self.file(name), tries, spent) from error
                 say = log.warning if tries >= _TRIES_TO_REPORT else log.info
@@ -368,7 +375,7 @@ def _version(meta: obstore.ObjectMeta) -> Version:
     return Version(meta["e_tag"], meta["last_modified"], meta["size"], meta["version"])
 
 
-def _translated(error: Exception, file: str, tries: int, seconds: float) -> FastvidError:
+def _translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
     if isinstance(error, FileNotFoundError):
         what = "bucket" if "NoSuchBucket" in str(error) else "file"
         return StorageError(f"{what} does not exist", file=file)

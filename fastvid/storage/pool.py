@@ -2,7 +2,7 @@
 
 `concurrent.futures` joins its threads before anybody can tell them that the program ends, so a request that is tried
 again for minutes would hold the program for minutes. These threads are told first. They are not daemons: the library
-below must not be cut off while it waits for the interpreter.
+below must not be cut off while it waits for the interpreter. (A daemon that starts a thread would make it one, too.)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Pool:
                 self._tasks.put(task)
                 if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
                     name = f"fastvid-storage-{len(self._threads)}"
-                    thread = threading.Thread(target=_work, args=(self._tasks, self._idle), name=name)
+                    thread = threading.Thread(target=_work, args=(self._tasks, self._idle), name=name, daemon=False)
                     self._threads.append(thread)
                     thread.start()
                 return task.future
@@ -84,7 +84,7 @@ def watch() -> None:
     global _watcher
     with _lock:
         if _watcher is None or not _watcher.is_alive():
-            _watcher = threading.Thread(target=_watch, name="fastvid-storage-end")
+            _watcher = threading.Thread(target=_watch, name="fastvid-storage-end", daemon=False)
             _watcher.start()
 
 

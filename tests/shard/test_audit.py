@@ -433,7 +433,7 @@ class TestCommand:
         assert main(["verify", store.url, "--workers", "1"]) == 1
         out = capsys.readouterr().out
         assert "idx: data-000001: file does not exist" in out
-        assert out.strip().endswith("1 problems")
+        assert out.strip().endswith("1 problem")
 
     def test_json_is_whole_and_repair_is_reported(self, store, capsys):
         store.delete("data-000001.idx")

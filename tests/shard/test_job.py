@@ -80,6 +80,8 @@ def test_the_dataset_is_what_the_folders_say(undisturbed):
     assert (info.num_frames, info.fps, info.height) == (7, 13, 64)
 
 
+# webdataset leaves its files to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_shards_are_plain_and_tables_are_open(undisturbed):
     out, _ = undisturbed
     samples = [
@@ -276,8 +278,8 @@ def test_a_source_that_is_too_slow_is_tried_again_alone_before_it_is_rejected(fo
 def test_annotations_splits_and_columns_reach_the_dataset_and_missing_files_the_ledger(folder, tmp_path):
     table = tmp_path / "clips.csv"
     table.write_text(
-        "path,label,split,texture,start,end\n"
-        "run/v8.mp4,left,train,3,,\njump/v9.mp4,right,test,4,0.1,0.4\nrun/gone.mp4,left,test,5,,\n"
+        "path,label,split,texture,start,end,num_frames\n"
+        "run/v8.mp4,left,train,3,,,99\njump/v9.mp4,right,test,4,0.1,0.4,99\nrun/gone.mp4,left,test,5,,,99\n"
     )
     report = fastvid.shard(
         [str(folder)], out=str(tmp_path / "out"), annotations=f"csv:{table}", profile=SMALL, workers=1
@@ -290,6 +292,8 @@ def test_annotations_splits_and_columns_reach_the_dataset_and_missing_files_the_
     row = dataset.annotations.to_pylist()[int(dataset.rows[0])]
     # Nineteen frames a second: 0.1 s to 0.4 s are frames 2 to 7.
     assert (row["texture"], row["num_frames"], row["start_seconds"]) == (4, 6, pytest.approx(2 / 19))
+    # The table's own column of that name is kept beside ours.
+    assert row["source_num_frames"] == 99
 
 
 def test_long_videos_become_parts_of_equal_length(tmp_path):

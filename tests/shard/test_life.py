@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
+from fastvid.cli.main import main
 from fastvid.errors import ConflictError, FormatError, JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import history, read_generation, read_head, swap_head
@@ -341,11 +343,59 @@ class TestConflicts:
         assert len(keys(store)) == 9
 
 
+class TestCommands:
+    """What a user types and reads."""
+
+    def test_a_takedown_from_beginning_to_end(self, store, tmp_path, capsys, monkeypatch):
+        (tmp_path / "keys.txt").write_text("c/1\n\n c/2 \n")
+        assert main(["remove", store.url, "--keys", "c/0", "--keys-file", str(tmp_path / "keys.txt")]) == 0
+        assert capsys.readouterr().out == "generation 2: 3 samples removed\n"
+        monkeypatch.setattr("sys.stdin", io.StringIO("c/2\nc/3\n"))
+        assert main(["remove", store.url, "--keys-file", "-"]) == 0
+        assert capsys.readouterr().out == "generation 3: 1 sample removed, 1 removed before\n"
+        assert main(["compact", store.url]) == 0
+        out = capsys.readouterr().out
+        assert "data-000000 -> nothing: no sample is left\ndata-000001 -> data-000001-3\n" in out
+        assert "generation 4: without 4 removed samples" in out
+        assert main(["gc", store.url]) == 0
+        assert "generations to delete: 3, 2, 1" in capsys.readouterr().out
+        assert store.exists("data-000000.tar"), "without --yes nothing is deleted"
+        assert main(["gc", store.url, "--yes"]) == 0
+        assert "generations deleted: 3, 2, 1" in capsys.readouterr().out
+        assert not store.exists("data-000000.tar")
+        for name in store.list():
+            assert b"c/1" not in bytes(store.read(name)), f"{name} still knows the removed sample"
+        assert main(["gc", store.url, "--yes"]) == 0
+        assert "nothing to delete" in capsys.readouterr().out
+        assert main(["compact", store.url]) == 0
+        assert "no shard holds removed samples" in capsys.readouterr().out
+
+    def test_new_labels(self, store, tmp_path, capsys):
+        (tmp_path / "labels.csv").write_text("key,label\nc/0,up\n")
+        assert main(["relabel", store.url, "--from", str(tmp_path / "labels.csv")]) == 2
+        assert "'up' is no class" in capsys.readouterr().err
+        assert main(["relabel", store.url, "--from", str(tmp_path / "labels.csv"), "--new-classes"]) == 0
+        assert capsys.readouterr().out == "generation 2: 1 sample changed in label\nnew classes: up\n"
+        (tmp_path / "list.txt").write_text("videos/c/0.avi left\nc/1.avi left\nnone.avi left\n")
+        arguments = ["relabel", store.url, "--annotations", f"list:{tmp_path / 'list.txt'}"]
+        assert main(arguments) == 0
+        assert "generation 3: 1 sample changed in label" in capsys.readouterr().out
+        assert main(arguments) == 0
+        assert "with these values already" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        "arguments", [["remove", "--keys-file", "none"], ["remove"], ["relabel", "--from", "none"]]
+    )
+    def test_wrong_usage_says_so(self, store, arguments, capsys):
+        assert main([arguments[0], store.url, *arguments[1:]]) == 2
+        assert capsys.readouterr().err.startswith(f"fastvid {arguments[0]}: ")
+
+
 @pytest.mark.parametrize(
     ("command", "points"),
     [
         ("remove_samples(store, ['c/1'])", ["manifest", "committed"]),
-        ("compact_shards(store)", ["tar:3", "sidecar:1", "compact:1", "manifest"]),
+        ("compact_shards(store)", ["tar:3", "compact:1", "manifest"]),
         ("collect_garbage(store)", ["gc:1", "gc:5"]),
     ],
 )

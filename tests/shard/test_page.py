@@ -261,7 +261,7 @@ class TestPage:
         store.write("data-000000.tar", bytes(data))
         page = Page(render(store))
         assert len(page.find("div", **{"class": "tile"})) == 6
-        assert "1 samples could not be decoded" in page.find("p", **{"class": "more"})[0][1]
+        assert "1 sample could not be decoded" in page.find("p", **{"class": "more"})[0][1]
 
     def test_the_command_writes_it(self, store, tmp_path, capsys):
         out = tmp_path / "page.html"

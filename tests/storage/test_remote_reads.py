@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import subprocess
 import sys
@@ -198,6 +197,21 @@ def test_the_memory_for_mapped_files_is_bounded(monkeypatch):
         assert "".join(seen.name for seen in server.log) == "0121"
 
 
+def test_a_storage_that_never_answered_is_given_up_sooner(monkeypatch):
+    monkeypatch.setattr("fastvid.storage.client.FIRST_SECONDS", 0.3)
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+        server.faults.extend([500] * 4)
+        with pytest.raises(StorageError, match="500"):
+            storage.read("a.bin")
+        server.faults.clear()
+        assert storage.read("a.bin") == DATA
+        # Once it has answered, the same number of failures is overcome.
+        server.faults.extend([500] * 4)
+        assert storage.read("a.bin") == DATA
+
+
 def test_an_address_where_nobody_listens_is_an_error():
     storage = open_storage(f"http://127.0.0.1:{free_port()}/x", options=RemoteOptions(patience_seconds=0.3))
     with pytest.raises(StorageError, match=r"Connection refused.*\[file=http://127.0.0.1:\d+/x/a.bin\]"):
@@ -282,4 +296,3 @@ def test_reading_is_not_kept_alive_by_a_program_that_ends():
         )
         assert run.returncode == 0, run.stderr
         assert len(server.gets()) >= 5
-    assert os.environ["NO_PROXY"] == "127.0.0.1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,52 +32,47 @@ BY_WORLD = {
 }  # fmt: skip
 
 Outcome = dict[str, Any]
-Outcomes = Callable[[int, str], list[Outcome]]
+
+
+class Outcomes:
+    """The outcomes of scenarios, one a rank. A world is run when something of it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: set[int] = set()
+
+    def __call__(self, world: int, name: str) -> list[Outcome]:
+        here = self.folder / str(world)
+        if world == 1:
+            path = here / f"{name}.pt"
+            if not path.exists():
+                self._prepare(here, name)
+                torch.save(scenarios.SCENARIOS[name](here / name, ALONE), path)
+            return [torch.load(path)]
+        if world not in self.started:
+            self.started.add(world)
+            for name_of_world in BY_WORLD[world]:
+                self._prepare(here, name_of_world)
+            assert toy.spawn(world, here, *BY_WORLD[world], module=scenarios.__name__) == [0] * world
+        return lab.results(here, name, world)
+
+    def killed(self) -> Path:
+        """The folder of a run of two ranks, one of which was killed."""
+        here = self.folder / "killed"
+        if not here.exists():
+            here.mkdir()
+            codes = toy.spawn(2, here, "killed", module=scenarios.__name__)
+            # The other rank finds that its peer is gone.
+            assert codes[1] == -signal.SIGKILL
+            assert codes[0] not in (0, -signal.SIGKILL)
+        return here / "killed"
+
+    def _prepare(self, here: Path, name: str) -> None:
+        here.mkdir(exist_ok=True)
+        if name == "resumed":
+            shutil.copytree(self.killed(), here / name)
 
 
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """The outcomes of a scenario, by world and name: one a rank. Worlds are run when they are first asked for."""
-    folder = tmp_path_factory.mktemp("sync")
-    started: set[int] = set()
-
-    def start(world: int) -> None:
-        here = folder / str(world)
-        here.mkdir()
-        if "resumed" in BY_WORLD[world]:
-            shutil.copytree(killed(folder), here / "resumed")
-        assert toy.spawn(world, here, *BY_WORLD[world], module=scenarios.__name__) == [0] * world
-
-    def get(world: int, name: str) -> list[Outcome]:
-        if world == 1:
-            return [alone(folder, name)]
-        if world not in started:
-            started.add(world)
-            start(world)
-        return lab.results(folder / str(world), name, world)
-
-    return get
-
-
-def alone(folder: Path, name: str) -> Outcome:
-    """The outcome of a scenario in this process, run once."""
-    here = folder / "1"
-    path = here / f"{name}.pt"
-    if not path.exists():
-        if name == "resumed":
-            shutil.copytree(killed(folder), here / name)
-        torch.save(scenarios.SCENARIOS[name](here / name, ALONE), path)
-    found: Outcome = torch.load(path)
-    return found
-
-
-def killed(folder: Path) -> Path:
-    """The folder of a run of two ranks, one of which was killed."""
-    here = folder / "killed"
-    if not here.exists():
-        here.mkdir()
-        codes = toy.spawn(2, here, "killed", module=scenarios.__name__)
-        # The other rank finds that its peer is gone.
-        assert codes[1] == -signal.SIGKILL
-        assert codes[0] not in (0, -signal.SIGKILL)
-    return here / "killed"
+    return Outcomes(tmp_path_factory.mktemp("sync"))

@@ -23,7 +23,7 @@ ADAM = {"name": "adam", "base_lr": 0.01}
 SHORT = {"epochs": 2, "eval_every_epochs": 2}
 QUIET = {"log_every_steps": 10**6, "eval_every_epochs": 10**6}
 OFTEN = {"checkpoint_every_s": 0.0}
-KILLED_AFTER = 16  # in the second epoch, whatever the batch
+STOPPED_AFTER, KILLED_AFTER = 12, 16  # in the second epoch, whatever the batch
 STILL = PLAIN | {"base_lr": 1e-9}  # hardly moves, so that the gradient stays what it is
 HALVING = {"decay": "step", "milestones": (1.0, 2.5), "gamma": 0.5, "warmup_epochs": 0.5}
 
@@ -95,7 +95,7 @@ STATEFUL = {
     "groups": CASES["groups-of-2"],
     "batch": CASES["batch-kavg"],
     "noise": Case(
-        {"batch": "noise", "batch_window": 7, "batch_threshold": 0.3, "batch_max": 32, "period": 2}, optim=MOMENTUM
+        {"batch": "noise", "batch_window": 7, "batch_threshold": 0.05, "batch_max": 32, "period": 2}, optim=MOMENTUM
     ),
 }
 
@@ -116,7 +116,7 @@ def again(case: Case) -> Callable[[Path, Member], Any]:
     def both(folder: Path, member: Member) -> dict[str, Any]:
         often = replace(case, run={**case.run, **OFTEN})
         # Only the last rank hears of it.
-        stop = toy.StopAfter(KILLED_AFTER) if member.world.rank == member.world.size - 1 else None
+        stop = toy.StopAfter(STOPPED_AFTER) if member.world.rank == member.world.size - 1 else None
         stopped = lab.run(often, folder, member, stop)
         assert not stopped["over"]
         return {**lab.run(often, folder, member), "stopped_at": stopped["samples"]}
