@@ -5,9 +5,9 @@ that are resized go one by one, since a vertical filter would mix neighbours.
 
 Accuracy against the rounded float reference of `fastvid.decode.pixels`:
 
-- not resized: nearest chroma, at most 3 levels off, 1.3 on average (the converter truncates, so it is darker);
-- resized: antialiased like the reference. Chroma is filtered instead of repeated: at most 3 levels off where chroma is
-  smooth, 0.7 on average over real footage, a few dozen levels at the sharpest edges between colours.
+- not resized: nearest chroma, at most 3 levels off, 1.2 on average (the converter truncates, so it is darker);
+- resized: antialiased like the reference, but chroma is filtered instead of repeated: 0.2 to 0.7 levels off on average
+  over a real clip, a few dozen at its sharpest edges between colours.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from obstore.store import GCSStore, HTTPStore, S3Store
 from fastvid.errors import FastvidError, StorageError, UsageError
 from fastvid.storage import answers
 from fastvid.storage.options import RemoteOptions
-from fastvid.storage.pool import ending, watch
+from fastvid.storage.pool import pause
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -111,7 +111,6 @@ class Client:
     def __init__(self, url: str, options: RemoteOptions) -> None:
         self.url, self.options = url.rstrip("/"), options
         self._answered = False
-        watch()
         self._reader = _store(
             self.url,
             {
@@ -303,14 +302,14 @@ class Client:
                 patience = self.options.patience_seconds
                 if not self._answered:
                     patience = min(patience, FIRST_SECONDS)
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * _jitter.uniform(0.5, 1.0)
+                wait = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * _jitter.uniform(0.5, 1.0)
                 spent = time.monotonic() - start
                 passing = isinstance(error, GenericError) and answers.passing(error)
-                if not passing or spent + pause > patience:
+                if not passing or spent + wait > patience:
                     raise _translated(error, self.file(name), tries, spent) from error
                 say = log.warning if tries >= _TRIES_TO_REPORT else log.info
-                say("try %d of %s failed, again in %.1f s: %s", tries, self.file(name), pause, answers.reason(error))
-                if ending.wait(pause):
+                say("try %d of %s failed, again in %.1f s: %s", tries, self.file(name), wait, answers.reason(error))
+                if not pause(wait):
                     raise _translated(error, self.file(name), tries, spent) from error
             else:
                 self._answered = True

@@ -8,6 +8,7 @@ below must not be cut off while it waits for the interpreter. (A daemon that sta
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,12 +17,12 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-ending = threading.Event()
-"""Set when the main thread has ended; who waits for a server waits on it."""
+_POLL_SECONDS = 0.2
+"""How often it is looked whether the main thread has ended; a program that ends waits as long."""
 
 _lock = threading.Lock()
+_open: weakref.WeakSet[Pool] = weakref.WeakSet()
 _watcher: threading.Thread | None = None
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 class Pool:
@@ -39,8 +40,7 @@ class Pool:
         self._lock = threading.Lock()
         # Threads hold the queue but not the pool, so that a pool nobody uses any more ends them.
         self._stop = weakref.finalize(self, _stop, self._tasks, self._threads)
-        watch()
-        _pools.add(self)
+        _watch_over(self)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Calls in a thread."""
@@ -60,6 +60,8 @@ class Pool:
 
     def close(self) -> None:
         """Ends the threads once they have done what was submitted; later calls are made by those who submit them."""
+        with _lock:
+            _open.discard(self)
         with self._lock:
             self._stop()
 
@@ -79,20 +81,41 @@ class _Task(Generic[T]):
                 self.future.set_exception(error)
 
 
-def watch() -> None:
-    """Sees to it that `ending` is set when the main thread ends."""
+def pause(seconds: float) -> bool:
+    """Sleeps; returns False, and early, when the program ends."""
+    end = time.monotonic() + seconds
+    while threading.main_thread().is_alive():
+        left = end - time.monotonic()
+        if left <= 0:
+            return True
+        time.sleep(min(left, _POLL_SECONDS))
+    return False
+
+
+def _watch_over(pool: Pool) -> None:
     global _watcher
     with _lock:
+        _open.add(pool)
         if _watcher is None or not _watcher.is_alive():
             _watcher = threading.Thread(target=_watch, name="fastvid-storage-end", daemon=False)
             _watcher.start()
 
 
 def _watch() -> None:
-    threading.main_thread().join()
-    ending.set()
-    for pool in list(_pools):
-        pool.close()
+    """Closes the pools that are open when the main thread ends; ends itself when none is left."""
+    global _watcher
+    while True:
+        with _lock:
+            pools = list(_open)
+            if not pools:
+                _watcher = None
+                return
+        if not threading.main_thread().is_alive():
+            for pool in pools:
+                pool.close()
+        # Nothing here may keep a pool alive that nobody else uses.
+        del pools
+        time.sleep(_POLL_SECONDS)
 
 
 def _work(tasks: SimpleQueue[_Task[Any] | None], idle: threading.Semaphore) -> None:
