@@ -231,7 +231,9 @@ class _Run:
         )
         self.replica = Replica(self.model, make_optimizer(self.model, optim), schedule)
         strategy = sync.build(job.sync, member, job.options)
-        self.trainer = Trainer(config, member, self.replica, _Loader(self._task, member.world, job), strategy, stop=self)
+        self.trainer = Trainer(
+            config, member, self.replica, _Loader(self._task, member.world, job), strategy, stop=self
+        )
         self.strategy = strategy
         self.requested = False  # what the trainer asks of a StopSignal
         self.received = None

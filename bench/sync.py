@@ -107,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         print(rate_table(record["rate"]), flush=True)
         record["target"] = targets(ranks, cable, base, range(args.seeds))
         print(target_table(record["target"]), flush=True)
+    record["crossover"] = crossovers(record["target"])
+    print(crossover_table(record["crossover"]), flush=True)
     write_json(args.json, record)
     return 0
 
@@ -147,9 +149,7 @@ def targets(ranks: Ranks, cable: Cable | None, base: Job, seeds: Sequence[int]) 
         for name, job in CONTENDERS:
             runs = []
             for seed in seeds:
-                plan = replace(
-                    base, sync=job.sync, options=job.options, target=TARGET, link=link, seed=seed
-                )
+                plan = replace(base, sync=job.sync, options=job.options, target=TARGET, link=link, seed=seed)
                 runs.append(ranks.run(plan)[0])
             found.append({"network": network.name, "contender": name, **_summary(runs, counted=cable is not None)})
     if cable:
@@ -174,3 +174,69 @@ def _summary(runs: Sequence[dict[str, Any]], *, counted: bool) -> dict[str, Any]
         "wire_mb": statistics.median(run["received_bytes"] for run in runs) / 1e6 if counted else None,
         "step_ms": statistics.median(1000 * run["seconds"] / run["steps"] for run in runs),
     }
+
+
+def crossovers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each contender, how many more steps it needs than ddp, where that says it should win, and where it did.
+
+    t_comm is what a step of ddp takes longer on a network than without one; t_step is a step of ddp without one.
+    """
+    ddp = {row["network"]: row for row in rows if row["contender"] == "ddp"}
+    t_step = ddp[NETWORKS[0].name]["step_ms"]
+    ratios = {name: (row["step_ms"] - t_step) / t_step for name, row in ddp.items()}
+    found = []
+    for name, job in CONTENDERS[1:]:
+        mine = {row["network"]: row for row in rows if row["contender"] == name}
+        both = [n for n in mine if mine[n]["steps"] and ddp[n]["steps"]]
+        more = statistics.median(mine[n]["steps"] / ddp[n]["steps"] for n in both) if both else None
+        won = {n: mine[n]["times_ddp"] is not None and mine[n]["times_ddp"] > 1 for n in mine}
+        found.append(
+            {
+                "contender": name,
+                "steps_over_ddp": more,
+                "expected_ratio": None if more is None else crossover(more, int(job.options["period"])),
+                "wins_at": {n: ratios[n] for n in mine if won[n]},
+                "loses_at": {n: ratios[n] for n in mine if not won[n]},
+            }
+        )
+    return found
+
+
+def rate_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Efficiency by K and delay: measured, and in brackets as expected."""
+    lines = ["rate        " + "".join(f"{f'K={k}':>16}" for k in PERIODS)]
+    for delay in DELAYS_S:
+        own = [row for row in rows if row["delay_ms"] == 1000 * delay]
+        cells = [f"{row['efficiency']:.2f} ({row['expected']:.2f})" for row in own]
+        lines.append(f"{1000 * delay:5.0f} ms    " + "".join(f"{cell:>16}" for cell in cells))
+    return "\n".join(lines)
+
+
+def target_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Time to the target by network and contender."""
+    lines = [f"{'network':12} {'contender':16} {'seconds':>8} {'steps':>6} {'x ddp':>6} {'sent MB':>8} {'wire MB':>8}"]
+    for row in rows:
+        values = [
+            _cell(row["seconds"], 8, ".2f"), _cell(row["steps"], 6, ".0f"), _cell(row["times_ddp"], 6, ".2f"),
+            _cell(row["all_reduced_mb"], 8, ".1f"), _cell(row["wire_mb"], 8, ".1f"),
+        ]  # fmt: skip
+        lines.append(f"{row['network']:12} {row['contender']:16} {' '.join(values)}")
+    return "\n".join(lines)
+
+
+def crossover_table(rows: Sequence[dict[str, Any]]) -> str:
+    """From which t_comm / t_step on a contender should win, and where it did."""
+    lines = [f"{'contender':16} {'steps/ddp':>9} {'wins above':>10}   won, lost at t_comm / t_step"]
+    for row in rows:
+        won, lost = (" ".join(f"{ratio:.2f}" for ratio in sorted(row[key].values())) for key in ("wins_at", "loses_at"))
+        more, above = _cell(row["steps_over_ddp"], 9, ".2f"), _cell(row["expected_ratio"], 10, ".2f")
+        lines.append(f"{row['contender']:16} {more} {above}   {won or '-'}, {lost or '-'}")
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, width: int, shape: str) -> str:
+    return f"{'-' if value is None else format(value, shape):>{width}}"
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a / b

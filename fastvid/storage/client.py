@@ -15,8 +15,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
@@ -37,6 +36,8 @@ from fastvid.errors import FastvidError, StorageError, UsageError
 from fastvid.storage import answers
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import pause
+from fastvid.storage.protocol import replaced
+from fastvid.storage.version import Version
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -71,29 +72,6 @@ _Store = S3Store | GCSStore | HTTPStore
 
 # The runtime of the library lives in threads, which a fork does not copy: a child that used it would wait for ever.
 _process: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What tells one version of a file from another.
-
-    Attributes:
-        tag: The server's entity tag, None when it gives none.
-        modified: When the file was changed; the epoch when the server does not say.
-        size: Bytes.
-        number: The version where the store numbers them.
-    """
-
-    tag: str | None
-    modified: datetime
-    size: int
-    number: str | None = None
-
-    def same(self, other: Version) -> bool:
-        """Whether both can be one version. Tags decide; servers behind one address may disagree about dates."""
-        if self.tag and other.tag:
-            return (self.tag, self.size) == (other.tag, other.size)
-        return (self.modified, self.size) == (other.modified, other.size)
 
 
 class Client:
@@ -319,13 +297,6 @@ class Client:
 def missing(error: StorageError) -> bool:
     """Whether the error says that a file is not there."""
     return isinstance(error.__cause__, FileNotFoundError)
-
-
-def replaced(file: str) -> StorageError:
-    """The error for a file that is another one than before."""
-    return StorageError(
-        "file was replaced while it was being read", file=file, hint="open the dataset again to read the new version"
-    )
 
 
 class _Upload(io.RawIOBase):

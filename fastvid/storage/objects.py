@@ -18,10 +18,11 @@ from typing import IO, Final
 
 from fastvid.errors import StorageError
 from fastvid.storage.cache import NodeCache
-from fastvid.storage.client import Client, Version, missing, replaced
+from fastvid.storage.client import Client, missing
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import Pool
-from fastvid.storage.protocol import check_name, ends_inside
+from fastvid.storage.protocol import check_name, ends_inside, replaced
+from fastvid.storage.version import Version
 
 PIECE_BYTES: Final = 16 * 2**20
 """Longer ranges are read as pieces of this size, side by side."""

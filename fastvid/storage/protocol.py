@@ -104,3 +104,10 @@ def ends_inside(offset: int, length: int, got: int, file: object) -> StorageErro
         file=file,
         hint="the file was cut or replaced; `fastvid verify` tells which",
     )
+
+
+def replaced(file: object) -> StorageError:
+    """The error for a file that is another one than before."""
+    return StorageError(
+        "file was replaced while it was being read", file=file, hint="open the dataset again to read the new version"
+    )
