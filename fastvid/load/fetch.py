@@ -10,7 +10,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +21,6 @@ from fastvid.format.schema import INPUT_PADDING, PacketFlag
 from fastvid.format.shard import Shard
 
 IntArray = npt.NDArray[np.int64]
-
-LOCAL_GAP: Final = 8 * 1024
-"""Bytes that are read for nothing rather than ask twice, on a local disk. One read costs 2 to 3 us (preadv 1.2 us, the
-rest Python), a byte 0.1 to 0.2 ns (measured), so the break-even lies near 10 kB. For eight frames of a `compact` clip
-8 kB makes a third of the reads and reads 1.3 times the planned bytes; 32 kB reads twice the bytes and is no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ class Fetched:
 
 
 def fetch(
-    shard: Shard, row: int, request: ClipRequest, *, key: str, info: StreamInfo | None = None, gap: int = LOCAL_GAP
+    shard: Shard, row: int, request: ClipRequest, *, key: str, info: StreamInfo | None = None, gap: int | None = None
 ) -> Fetched:
     """Reads the packets that decode a request.
 
@@ -59,7 +53,7 @@ def fetch(
         request: What is wanted.
         key: The sample's key, for messages.
         info: The stream, where the caller has it already.
-        gap: Packets at most this many bytes apart are read together.
+        gap: Packets at most this many bytes apart are read together; by default what the storage says a read costs.
 
     Raises:
         StorageError: The shard is missing, or ends inside a packet.
@@ -74,7 +68,7 @@ def fetch(
         plan = table.plan(request.frames)
         records = table.records[plan.packets]
         sizes = records["size"].tolist()
-        starts, runs = coalesce(records["offset"].tolist(), sizes, gap)
+        starts, runs = coalesce(records["offset"].tolist(), sizes, shard.storage.gap if gap is None else gap)
         if sum(runs[-1]) > size:
             raise FormatError("packet table leads outside the sample's bytes", hint="rebuild it with `fastvid index`")
         total = sum(length for _, length in runs)
