@@ -66,5 +66,5 @@ def _run(*command: str) -> None:
     if done.returncode:
         raise UsageError(
             f"{' '.join(command)} failed: {done.stderr.strip()}",
-            hint="network namespaces need root, iproute2 and the kernel's veth and tbf; --network wrapper needs nothing",
+            hint="namespaces need root, iproute2 and the kernel's veth and tbf; --network wrapper needs none of them",
         )

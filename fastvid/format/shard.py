@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -71,6 +71,11 @@ class IndexedSample:
     streams: tuple[IndexedStream, ...]
 
 
+Indexer = Callable[[memoryview, str, Sequence[Member], tuple[str, ...]], IndexedSample | None]
+"""Finds the video streams of one sample: called with the tar, the sample's key, its members and the streams that are
+wanted. None leaves the sample out of the sidecars; it stays in the tar."""
+
+
 def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
     """The tar members of a sample by suffix: its JSON first, then its streams in their fixed order."""
     return {"json": to_json(meta)} | {MEMBER_SUFFIX[name]: streams[name] for name in MEMBER_SUFFIX if name in streams}
@@ -102,8 +107,16 @@ def write_shard(
     return digest
 
 
-def index_shard(storage: Storage, stem: str, *, streams: tuple[str, ...] = ("rgb",)) -> list[IndexedSample]:
+def index_shard(
+    storage: Storage, stem: str, *, streams: tuple[str, ...] = ("rgb",), indexer: Indexer | None = None
+) -> list[IndexedSample]:
     """Computes the sidecars of a tar from its bytes and writes them.
+
+    Args:
+        storage: The dataset's folder.
+        stem: Such as ``data-000000``.
+        streams: The video streams that every sample has.
+        indexer: Finds packets in tars that other tools wrote; by default `index_sample`, for fastvid's own.
 
     Raises:
         FormatError: The tar is broken, or a sample lacks its JSON or a stream.
@@ -111,11 +124,13 @@ def index_shard(storage: Storage, stem: str, *, streams: tuple[str, ...] = ("rgb
     view = storage.map(f"{stem}.tar")
     members = list(read_members(view))
     samples = []
-    for key, group in _grouped(members):
+    for key, group in sample_groups(members):
         try:
-            samples.append(_index_sample(view, key, group, streams))
+            sample = (indexer or index_sample)(view, key, group, streams)
         except FastvidError as error:
             raise error.at(shard=stem, key=key) from error
+        if sample is not None:
+            samples.append(sample)
     storage.write(f"{stem}.idx", wds2idx(members))
     faults.reach("sidecar")
     pkt, rows = _pack(samples, streams)
@@ -230,7 +245,8 @@ class Shard:
         return record
 
 
-def _grouped(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
+def sample_groups(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
+    """Members by sample: neighbours with the same key belong together, as webdataset reads them."""
     groups: list[tuple[str, list[Member]]] = []
     for member in members:
         if not groups or groups[-1][0] != member.key:
@@ -239,7 +255,12 @@ def _grouped(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
     return groups
 
 
-def _index_sample(view: memoryview, key: str, members: list[Member], streams: tuple[str, ...]) -> IndexedSample:
+def index_sample(view: memoryview, key: str, members: Sequence[Member], streams: tuple[str, ...]) -> IndexedSample:
+    """Reads a sample that fastvid wrote: its JSON, and the packets of its MP4s.
+
+    Raises:
+        FormatError: It lacks its JSON or a stream, or an MP4 cannot be indexed.
+    """
     by_suffix = {member.suffix: member for member in members}
     if "json" not in by_suffix:
         raise FormatError("sample has no JSON member")

@@ -37,6 +37,7 @@ class Reason(StrEnum):
     CRASHED = "crashed"
     ENCODE_FAILED = "encode-failed"
     VERIFY_FAILED = "verify-failed"
+    NO_INDEX = "no-index"
 
 
 MEANING: dict[Reason, str] = {
@@ -62,5 +63,6 @@ MEANING: dict[Reason, str] = {
     Reason.CRASHED: "the process that worked on it died, also when tried again alone",
     Reason.ENCODE_FAILED: "ffmpeg failed for another reason; its message is in the ledger",
     Reason.VERIFY_FAILED: "what was written does not pass verification",
+    Reason.NO_INDEX: "its packets cannot be addressed where they lie; `fastvid shard` encodes it anew",
 }
 """One line for people on each reason."""

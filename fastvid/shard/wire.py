@@ -67,6 +67,7 @@ class Task:
         start: Seconds where the clip begins, or None.
         end: Seconds where the clip ends, or None.
         patience: Factor on all time limits.
+        member: First byte and bytes of a video inside the tar at `path`, which is to be indexed, not encoded.
     """
 
     index: int
@@ -77,6 +78,7 @@ class Task:
     start: float | None = None
     end: float | None = None
     patience: float = 1.0
+    member: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""

@@ -14,6 +14,7 @@ import threading
 from typing import IO, Any
 
 from fastvid.shard.encode import encode_source
+from fastvid.shard.foreign_work import index_member
 from fastvid.shard.limits import confine
 from fastvid.shard.wire import HEADER_BYTES, Settings, Task, pack, piece_size, unpack
 
@@ -31,7 +32,8 @@ def main() -> None:
         def report(phase: str, seconds: float) -> None:
             _send(sink, pack({"phase": phase, "seconds": seconds}))
 
-        _send(sink, encode_source(task, settings, report).to_bytes())
+        work = encode_source if task.member is None else index_member
+        _send(sink, work(task, settings, report).to_bytes())
 
 
 def _private_pipes() -> tuple[IO[bytes], IO[bytes]]:

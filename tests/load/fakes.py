@@ -30,6 +30,8 @@ HEIGHT, WIDTH = 32, 48
 class MemoryStorage:
     """Files as bytes; damage them at will."""
 
+    gap = 8 * 1024
+
     def __init__(self):
         self.files = {}
 

@@ -1,0 +1,409 @@
+"""Packets of a video file that another tool wrote: found by FFmpeg's demuxer, proved by decoding.
+
+Nothing that a container says is taken on trust. A packet counts only where its very bytes stand in the file; frames are
+numbered in the order in which the decoder gives them; all frames must be those that a player shows, bit for bit; and
+packets may be left out only after every group of pictures has been decoded alone, and twice more with half of its
+droppable packets left out. A stream that fails the last is marked to be decoded whole.
+
+The file is hostile: call this in a process that may die (`fastvid.shard.engines`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Final, cast
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.codec.context import CodecContext
+from av.container import InputContainer
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.bitstream import can_plan, packet_flags
+from fastvid.format.demux import frame_rate
+from fastvid.format.packets import PacketTable, StreamInfo, packet_records
+from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.shard.containers import HEAD_BYTES, sniff
+from fastvid.shard.limits import Limits
+from fastvid.shard.reasons import Reason
+
+# FFmpeg's names that differ from ours.
+_CODECS: Final = {codec.label: codec for codec in Codec}
+# libavcodec's own "av1" decoder needs hardware.
+_DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for codec in Codec}
+_RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
+# Demuxers give the position of a packet's own header; the longest in use, of Matroska's block groups, stays below.
+_HEADER_WINDOW: Final = 4096
+# A placeholder of MPEG-4 for a frame that an earlier packet brought: a picture header without a picture.
+_PLACEHOLDER_BYTES: Final = 8
+# Passes over each group of pictures in which half of the droppable packets are left out.
+_PASSES: Final = 2
+
+Digest = bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An indexed video.
+
+    Attributes:
+        info: What a decoder must know.
+        records: PACKET_DTYPE records [P], offsets from the file's first byte.
+        pix_fmt: FFmpeg's pixel format of the frames.
+        container: FFmpeg's demuxer.
+        notes: In which ways it differs from what fastvid writes, and why it is decoded whole if it is.
+    """
+
+    info: StreamInfo
+    records: npt.NDArray[np.void]
+    pix_fmt: str
+    container: str
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Played:
+    """One pass of FFmpeg's demuxer and decoder over the file, as a player does it."""
+
+    codec: Codec
+    extradata: bytes = b""
+    rate: Fraction = Fraction(25)
+    time_base: Fraction = Fraction(1, 1000)
+    aspect: Fraction = Fraction(1)
+    packets: list[bytes] = field(default_factory=list)
+    positions: list[int | None] = field(default_factory=list)
+    pts: list[int | None] = field(default_factory=list)
+    durations: list[int] = field(default_factory=list)
+    discard: list[bool] = field(default_factory=list)
+    digests: list[Digest] = field(default_factory=list)
+    first: VideoFrame | None = None
+
+
+def index_video(data: bytes, limits: Limits) -> Found:
+    """Finds and proves the packets of a video file's first video stream.
+
+    Args:
+        data: The whole file.
+        limits: For the size of frames and their number.
+
+    Raises:
+        SourceError: It is no video, it is damaged, or its packets cannot be addressed in the file.
+    """
+    container = sniff(data[:HEAD_BYTES])
+    played = _play(data, container, limits)
+    offsets = _locate(data, played)
+    first = played.first
+    assert first is not None
+    matrix = int(first.colorspace)
+    info = StreamInfo(
+        codec=played.codec,
+        width=first.width,
+        height=first.height,
+        num_frames=len(played.digests),
+        fps=played.rate,
+        extradata=played.extradata,
+        range=_RANGE.get(int(first.color_range), Range.FULL if first.format.name.startswith("yuvj") else Range.UNKNOWN),
+        matrix=Matrix(matrix) if matrix in list(Matrix) else Matrix.UNKNOWN,
+    )
+    flags, whole = np.zeros(len(played.packets), np.uint32), ""
+    if can_plan(played.codec):
+        try:
+            flags = packet_flags(played.codec, played.extradata, played.packets)
+        except FormatError as error:
+            whole = error.message
+    else:
+        whole = f"packets of {played.codec.label} are not read"
+    flags, frames = _number(played, info, flags)
+    info, notes = _rate(played, info, frames)
+    if not whole and not flags[0] & PacketFlag.KEY:
+        whole = "the first packet is no key packet"
+    flags[0] |= np.uint32(PacketFlag.KEY)
+    sizes = [len(packet) for packet in played.packets]
+    checksums = [zlib.crc32(packet) for packet in played.packets]
+    try:
+        records = packet_records(offsets, sizes, checksums, frames, flags)
+        PacketTable(records)
+    except FormatError as error:
+        raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+    whole = whole or _disproof(played, info, records)
+    if whole:
+        info = replace(info, flags=info.flags | StreamFlag.WHOLE)
+        notes.append(f"whole: {whole}")
+    notes = [*_differences(played, info, first), *notes]
+    return Found(info, records, first.format.name, container, tuple(notes))
+
+
+def _play(data: bytes, container: str, limits: Limits) -> _Played:
+    try:
+        opened = av.open(
+            io.BytesIO(data),
+            format=container,
+            metadata_errors="replace",
+            options={"protocol_whitelist": "file", "format_whitelist": container},
+        )
+    except MemoryError as error:
+        raise SourceError("opening the file needs too much memory", reason=Reason.MEMORY) from error
+    except (av.FFmpegError, ValueError) as error:
+        raise SourceError(f"{container}: {_said(error)}", reason=Reason.BROKEN_CONTAINER) from error
+    with cast(InputContainer, opened) as source:
+        stream = _video_stream(source)
+        name = stream.codec_context.codec.canonical_name
+        codec = _CODECS.get(name)
+        if codec is None:
+            raise SourceError(
+                f"no decoder of fastvid takes {name}", reason=Reason.NO_INDEX, hint="encode it with `fastvid shard`"
+            )
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if width * height > limits.max_pixels:
+            raise SourceError(
+                f"frames of {width}x{height} pixels, {limits.max_pixels} at most", reason=Reason.TOO_LARGE
+            )
+        stream.codec_context.thread_count = 1
+        played = _Played(codec, bytes(stream.codec_context.extradata or b""))
+        played.time_base = Fraction(stream.time_base or Fraction(1, 1000))
+        played.rate = Fraction(stream.average_rate or stream.guessed_rate or 25).limit_denominator(100_000)
+        played.aspect = Fraction(stream.sample_aspect_ratio or 1)
+        try:
+            _read(source, stream, played, limits)
+        except MemoryError as error:
+            raise SourceError("decoding needs too much memory", reason=Reason.MEMORY) from error
+        except av.FFmpegError as error:
+            raise SourceError(
+                f"decoding stops after {len(played.digests)} frames: {_said(error)}", reason=Reason.DAMAGED
+            ) from error
+        if not played.packets:
+            raise SourceError("the video stream has no packets", reason=Reason.NO_FRAMES)
+        if container == "mov" and len(played.packets) < stream.frames:
+            raise SourceError(
+                f"{len(played.packets)} of the {stream.frames} packets that the header counts are there",
+                reason=Reason.TRUNCATED,
+            )
+        if played.first is None:
+            raise SourceError(f"none of {len(played.packets)} packets shows a frame", reason=Reason.NO_FRAMES)
+    return played
+
+
+def _read(source: InputContainer, stream: VideoStream, played: _Played, limits: Limits) -> None:
+    for packet in source.demux(stream):
+        if packet.size:
+            if packet.is_corrupt:
+                raise SourceError(f"packet {len(played.packets)} is cut", reason=Reason.TRUNCATED)
+            played.packets.append(bytes(packet))
+            played.positions.append(packet.pos)
+            played.pts.append(packet.pts)
+            played.durations.append(packet.duration or 0)
+            played.discard.append(packet.is_discard)
+            if len(played.packets) > limits.max_frames:
+                raise SourceError(f"more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
+        for frame in packet.decode():
+            number = len(played.digests)
+            if frame.is_corrupt:
+                raise SourceError(f"frame {number} decodes with errors", reason=Reason.DAMAGED)
+            played.first = played.first or frame
+            size = (played.first.width, played.first.height)
+            if (frame.width, frame.height) != size:
+                raise SourceError(
+                    f"frame {number} has {frame.width}x{frame.height} pixels, the first {size[0]}x{size[1]}",
+                    reason=Reason.NO_INDEX,
+                    hint="encode it with `fastvid shard`",
+                )
+            played.digests.append(_digest(frame))
+
+
+def _video_stream(source: InputContainer) -> VideoStream:
+    # As ffmpeg's specifier V: cover images are no video.
+    pictures = [s for s in source.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+    if not pictures:
+        raise SourceError("the file holds no video", reason=Reason.NO_VIDEO_STREAM)
+    # The binding has no context for a codec that it cannot decode; its types do not say so.
+    context: Any = pictures[0].codec_context
+    if context is None:
+        raise SourceError("no decoder for the video stream", reason=Reason.NO_DECODER)
+    return pictures[0]
+
+
+def _locate(data: bytes, played: _Played) -> list[int]:
+    """Where each packet's very bytes stand in the file.
+
+    Raises:
+        SourceError: A packet does not stand in one piece where its container puts it.
+    """
+    offsets: list[int] = []
+    end = 0
+    for number, (packet, position) in enumerate(zip(played.packets, played.positions, strict=True)):
+        start = end if position is None or position < 0 else position
+        at = data.find(packet, start, start + _HEADER_WINDOW + len(packet))
+        if at < 0:
+            raise SourceError(
+                f"packet {number} does not lie in one piece at byte {start} of the file",
+                reason=Reason.NO_INDEX,
+                hint="encode it with `fastvid shard`",
+            )
+        offsets.append(at)
+        end = at + len(packet)
+    return offsets
+
+
+def _number(
+    played: _Played, info: StreamInfo, flags: npt.NDArray[np.uint32]
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """Which frame each packet shows, by decoding all packets without their container.
+
+    Raises:
+        SourceError: The frames are not those that a player shows, or a packet gives none.
+    """
+    try:
+        given = dict(_decode(played, info, range(len(played.packets))))
+    except (SourceError, av.FFmpegError, ValueError) as error:
+        raise SourceError(
+            f"its packets do not decode without their container: {error}",
+            reason=Reason.NO_INDEX,
+            hint="encode it with `fastvid shard`",
+        ) from error
+    silent = [number for number in range(len(played.packets)) if number not in given]
+    allowed = set(_silent(played, flags))
+    lost = [number for number in silent if number not in allowed]
+    if lost:
+        raise SourceError(
+            f"{len(lost)} packets give no frame, the first of them packet {lost[0]}", reason=Reason.DAMAGED
+        )
+    shown = [number for number in given if not played.discard[number]]
+    if [given[number] for number in shown] != played.digests:
+        raise SourceError(
+            f"decoding its packets gives {len(shown)} frames, other than the {len(played.digests)} of the file",
+            reason=Reason.NO_INDEX,
+            hint="encode it with `fastvid shard`",
+        )
+    frames = np.full(len(played.packets), -1, np.int64)
+    frames[shown] = np.arange(len(shown))
+    hidden = np.where(frames < 0, np.uint32(PacketFlag.HIDDEN), np.uint32(0))
+    return (flags & ~np.uint32(PacketFlag.HIDDEN)) | hidden, frames
+
+
+def _silent(played: _Played, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
+    """Packets that may give no frame."""
+    leading = played.codec is Codec.HEVC
+    for number, packet in enumerate(played.packets):
+        if flags[number] & PacketFlag.HIDDEN or played.discard[number]:
+            yield number
+        elif played.codec is Codec.MPEG4 and len(packet) <= _PLACEHOLDER_BYTES:
+            yield number
+        elif leading and number:
+            # Pictures behind the first key picture, shown before it, that refer to what was cut off.
+            leading = (packet[4] >> 1 & 63) in (8, 9) if len(packet) > 4 else False
+            if leading:
+                yield number
+
+
+def _disproof(played: _Played, info: StreamInfo, records: npt.NDArray[np.void]) -> str:
+    """Why a part of the stream cannot be decoded alone; empty when it can."""
+    flags = records["flags"]
+    shown = {number: played.digests[frame] for number, frame in enumerate(records["frame"].tolist()) if frame >= 0}
+    keys = [*np.flatnonzero(flags & np.uint32(PacketFlag.KEY)).tolist(), len(records)]
+    droppable = (flags & np.uint32(PacketFlag.DROPPABLE)) != 0
+    rng = np.random.default_rng(zlib.crc32(records.tobytes()))
+    for start, stop in zip(keys[:-1], keys[1:], strict=True):
+        group = np.arange(start, stop)
+        # Each droppable packet is left out of some passes while those that could need it are kept.
+        kept = [group] if len(keys) > 2 else []
+        if droppable[start:stop].any():
+            kept += [
+                group[~droppable[start:stop] | half] for half in rng.integers(0, 2, (_PASSES, len(group))).astype(bool)
+            ]
+        for packets in kept:
+            try:
+                given = dict(_decode(played, info, packets.tolist()))
+            except (SourceError, av.FFmpegError, ValueError) as error:
+                return f"packets {start} to {stop - 1} do not decode alone: {error}"
+            wrong = [number for number in packets.tolist() if number in shown and given.get(number) != shown[number]]
+            if wrong:
+                return f"packet {wrong[0]} gives another picture when packets {start} to {stop - 1} are decoded alone"
+    return ""
+
+
+def _decode(played: _Played, info: StreamInfo, packets: Sequence[int]) -> Iterator[tuple[int, Digest]]:
+    """Decodes packets as `fastvid.decode.pyav` does: gives their numbers with their frames, in display order."""
+    context = CodecContext.create(_DECODER[info.codec], "r")
+    assert isinstance(context, VideoCodecContext)
+    if info.extradata:
+        context.extradata = info.extradata
+    context.thread_count = 1
+    context.options = {"strict": "1"}
+    for number in [*packets, None]:
+        packet = None
+        if number is not None:
+            packet = av.Packet(played.packets[number])
+            packet.pts = number
+        for frame in context.decode(packet):
+            if frame.pts is None or frame.is_corrupt:
+                raise SourceError("a packet decodes with errors", reason=Reason.DAMAGED)
+            yield frame.pts, _digest(frame)
+
+
+def _rate(played: _Played, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
+    """The mean rate over the times of the shown packets, and notes about those times."""
+    shown = np.flatnonzero(frames >= 0)
+    order = shown[np.argsort(frames[shown])]
+    times = [played.pts[number] for number in order.tolist()]
+    known = [time for time in times if time is not None]
+    if len(known) < len(times):
+        return info, ["times-missing"]
+    pts = np.asarray(known, np.int64)
+    steps = np.diff(pts)
+    if (steps <= 0).any():
+        return info, ["times-disordered"]
+    ticks = played.time_base
+    last = played.durations[int(order[-1])] or (int(np.median(steps)) if len(steps) else 0)
+    if last:
+        rate = frame_rate(pts, ticks.denominator, last=last * ticks.numerator) if ticks.numerator == 1 else info.fps
+        nominal = info.fps
+        # Containers round times to their clock: the nominal rate stands when it explains them.
+        if abs(rate - nominal) * 1000 > rate:
+            info = replace(info, fps=rate)
+    # One tick is what rounding to the container's clock costs.
+    varies = len(steps) > 0 and int(steps.max() - steps.min()) > max(1, int(np.median(steps)) // 100)
+    return info, ["variable-rate"] if varies else []
+
+
+def _differences(played: _Played, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
+    """Why a stream does not conform to what fastvid's profiles write."""
+    if info.width % 16 or info.height % 16:
+        yield "size"
+    if frame.format.name not in ("yuv420p", "yuvj420p"):
+        yield f"pixels-{frame.format.name}"
+    if info.range is not Range.LIMITED or info.matrix not in (Matrix.SMPTE170M, Matrix.BT470BG):
+        yield f"colour-{info.range.name.lower()}-{info.matrix.name.lower()}"
+    if frame.rotation:
+        yield f"rotated-{frame.rotation}"
+    if played.aspect != 1:
+        yield "pixel-aspect"
+    if frame.interlaced_frame:
+        yield "interlaced"
+    if any(played.discard):
+        yield "edit-list"
+
+
+def _digest(frame: VideoFrame) -> Digest:
+    digest = hashlib.blake2b(digest_size=16)
+    if frame.format.is_planar and not frame.format.is_rgb:
+        wide = 2 if frame.format.components[0].bits > 8 else 1
+        plane: Any  # a buffer to numpy, which the stubs do not know
+        for plane in frame.planes:
+            shape = (plane.height, plane.width * wide)
+            digest.update(np.ascontiguousarray(np.ndarray(shape, np.uint8, plane, 0, (plane.line_size, 1))))
+    else:
+        digest.update(np.ascontiguousarray(frame.to_ndarray()))
+    return digest.digest()
+
+
+def _said(error: BaseException) -> str:
+    return str(getattr(error, "strerror", None) or error)[:200]
