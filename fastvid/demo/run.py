@@ -50,7 +50,7 @@ class Run:
 RUNS: Final = (
     Run("tsm", "TSM"),
     Run("control", "control", ("model.name=tsn-r18",)),
-    Run("control-texture", "texture, by the control", ("model.name=tsn-r18", "data.label=texture", "run.epochs=8")),
+    Run("control-texture", "texture, by the control", ("model.name=tsn-r18", "data.label=texture")),
 )
 
 
