@@ -304,7 +304,7 @@ class _Run:
 
     def _look(self) -> None:
         """The held-out loss where all ranks hold one model. Every rank sees the same, so all wish to stop alike."""
-        common = getattr(self.strategy, "_step", 0) == 0
+        common = getattr(self.strategy, "local_steps", 0) == 0
         last = self.steps >= self.job.steps
         if last:
             self.requested = True

@@ -134,8 +134,10 @@ def rates(ranks: Ranks, base: Job) -> list[dict[str, Any]]:
     found = []
     for delay in DELAYS_S:
         for k in PERIODS:
-            (first, _) = ranks.run(replace(job, options={"period": k}, link=Link(delay)))
-            found.append({"k": k, "delay_ms": 1000 * delay, "step_ms": 1000 * first["seconds"] / first["steps"]})
+            # The faster of two: what else the machine does only slows.
+            runs = [ranks.run(replace(job, options={"period": k}, link=Link(delay)))[0] for _ in range(2)]
+            step_s = min(run["seconds"] / run["steps"] for run in runs)
+            found.append({"k": k, "delay_ms": 1000 * delay, "step_ms": 1000 * step_s})
     t_step = next(row["step_ms"] for row in found if row["k"] == PERIODS[-1] and row["delay_ms"] == 0)
     talk = next(row["step_ms"] for row in found if row["k"] == 1 and row["delay_ms"] == 0) - t_step
     for row in found:

@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
     "add": ("fastvid.cli.add", "encode new videos into a dataset that exists"),
     "inspect": ("fastvid.cli.inspect", "what is in a dataset, in the terminal or as one HTML page"),
+    "index": ("fastvid.cli.index", "make a dataset of video tars that other tools wrote, or rebuild sidecars"),
     "verify": ("fastvid.cli.verify", "prove a dataset: hashes, checksums, index, every frame"),
     "remove": ("fastvid.cli.remove", "take samples out, at once"),
     "relabel": ("fastvid.cli.relabel", "give samples other labels, splits or captions"),

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--short-side", type=int, metavar="PIXELS", help="instead of the profile's 256")
     parser.add_argument("--crf", type=int, metavar="N", help="instead of the profile's quality; lower is better")
     parser.add_argument("--gop", type=int, metavar="FRAMES", help="instead of the profile's distance of key frames")
+    parser.add_argument("--fps", metavar="RATE", help="instead of each source's own rate; such as 15 or 30000/1001")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
     parser.add_argument("--samples-per-shard", type=int, default=SAMPLES_PER_SHARD, metavar="N", help="%(default)s")
     parser.add_argument(
@@ -94,7 +95,7 @@ def summary(report: JobReport) -> str:
 
 
 def _profile(args: argparse.Namespace) -> Profile:
-    return get_profile(args.profile).changed(short_side=args.short_side, crf=args.crf, gop=args.gop)
+    return get_profile(args.profile).changed(short_side=args.short_side, crf=args.crf, gop=args.gop, fps=args.fps)
 
 
 def _class_names(path: str | None) -> list[str]:

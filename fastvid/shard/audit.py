@@ -23,6 +23,7 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import annotations_file
 from fastvid.format.shard import index_shard
+from fastvid.shard.audit_foreign import FOREIGN, check_foreign
 from fastvid.shard.audit_shard import Findings, Problem, ShardTask, check_shard
 from fastvid.storage import Storage, open_storage
 
@@ -205,12 +206,12 @@ def _sampled(url: str, generation: Generation, sample: int, seed: int) -> list[S
 def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Findings]]:
     if workers == 1 or len(tasks) <= 1:
         for task in tasks:
-            yield task, check_shard(task)
+            yield task, _check(task)
         return
     left = dict.fromkeys(range(len(tasks)))
     try:
         with _pool(min(workers, len(tasks))) as pool:
-            futures = {pool.submit(check_shard, task): number for number, task in enumerate(tasks)}
+            futures = {pool.submit(_check, task): number for number, task in enumerate(tasks)}
             for future in as_completed(futures):
                 findings = future.result()
                 del left[futures[future]]
@@ -220,10 +221,14 @@ def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Fin
             yield tasks[number], _alone(tasks[number])
 
 
+def _check(task: ShardTask) -> Findings:
+    return check_foreign(task) if task.record.profile.get("name") == FOREIGN else check_shard(task)
+
+
 def _alone(task: ShardTask) -> Findings:
     try:
         with _pool(1) as pool:
-            return pool.submit(check_shard, task).result()
+            return pool.submit(_check, task).result()
     except BrokenProcessPool:
         where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
         message = f"the process that checked {where} died"

@@ -6,12 +6,14 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
 
 from fastvid.errors import SourceError
 from fastvid.shard.probe import OpenSource, SourceInfo, open_source, probe
+from fastvid.shard.profiles import Profile, written_timing
 from fastvid.shard.reasons import Reason
 from fastvid.shard.transcode import transcode
 from fastvid.shard.verify import Verified, verify
@@ -80,7 +82,8 @@ def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[Encod
     with open_source(task.path) as source:
         digest = _sha256(source)
         info = probe(source, limits)
-        parts = plan_parts(info, task.start, task.end, settings.max_seconds)
+        written = replace(info, timing=written_timing(info.timing, profile))
+        parts = plan_parts(written, task.start, task.end, settings.max_seconds)
         seconds = limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
         # ffmpeg has its own clock; the one outside strikes only when that one is stuck.
         report("encode", task.patience * seconds + limits.seconds)
@@ -88,14 +91,14 @@ def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[Encod
     report("verify", task.patience * (limits.seconds + seconds))
     samples = []
     for number, (part, video) in enumerate(zip(parts, result.videos, strict=True)):
-        verified = verify(video, profile, frames=_expected(info, part))
-        meta = _meta(task, info, verified, digest)
+        verified = verify(video, profile, frames=_expected(written, part))
+        meta = _meta(task, written, verified, digest, full_range=profile.full_range)
         key = task.key
         if part is not None:
-            meta |= {"parent": task.source_id, "start_seconds": float(part[0] / info.timing.rate)}
+            meta |= {"parent": task.source_id, "start_seconds": float(part[0] / written.timing.rate)}
             key = task.key if len(parts) == 1 else f"{task.key}/{number:04d}"
         samples.append(EncodedSample(key, meta, {"rgb": video}))
-    return tuple(samples), tuple(_changes(info, profile.short_side))
+    return tuple(samples), tuple(_changes(info, profile))
 
 
 def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]:
@@ -106,7 +109,7 @@ def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]
     return max(1, count - _RESAMPLED_SLACK), count + _RESAMPLED_SLACK
 
 
-def _meta(task: Task, info: SourceInfo, verified: Verified, digest: str) -> dict[str, Any]:
+def _meta(task: Task, info: SourceInfo, verified: Verified, digest: str, *, full_range: bool) -> dict[str, Any]:
     timing = info.timing
     return {
         "source_id": task.source_id,
@@ -115,7 +118,7 @@ def _meta(task: Task, info: SourceInfo, verified: Verified, digest: str) -> dict
         "fps": str(timing.rate),
         "width": verified.width,
         "height": verified.height,
-        "pix_fmt": "yuv420p",
+        "pix_fmt": "yuvj420p" if full_range else "yuv420p",
         "conforms": True,
         "source": {
             "container": info.container,
@@ -129,7 +132,7 @@ def _meta(task: Task, info: SourceInfo, verified: Verified, digest: str) -> dict
     }
 
 
-def _changes(info: SourceInfo, short_side: int) -> Iterator[str]:
+def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
     """What was done to the picture and its clock beyond scaling down."""
     if info.timing.kind != "constant":
         yield f"timing-{info.timing.kind}"
@@ -141,7 +144,9 @@ def _changes(info: SourceInfo, short_side: int) -> Iterator[str]:
         yield "deinterlaced"
     if info.rotation:
         yield "rotated"
-    if min(info.width, info.height) < short_side:
+    if profile.fps and Fraction(profile.fps) != info.timing.rate:
+        yield "rate-changed"
+    if min(info.width, info.height) < profile.short_side:
         yield "enlarged"
 
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import av
@@ -31,7 +32,7 @@ from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.demux import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
-from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.shard.containers import HEAD_BYTES, sniff
 from fastvid.shard.limits import Limits
 from fastvid.shard.reasons import Reason
@@ -79,7 +80,7 @@ class _Played:
     rate: Fraction = Fraction(25)
     time_base: Fraction = Fraction(1, 1000)
     aspect: Fraction = Fraction(1)
-    packets: list[bytes] = field(default_factory=list)
+    packets: list[memoryview] = field(default_factory=list)
     positions: list[int | None] = field(default_factory=list)
     pts: list[int | None] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
@@ -197,7 +198,8 @@ def _read(source: InputContainer, stream: VideoStream, played: _Played, limits: 
         if packet.size:
             if packet.is_corrupt:
                 raise SourceError(f"packet {len(played.packets)} is cut", reason=Reason.TRUNCATED)
-            played.packets.append(bytes(packet))
+            # The binding neither copies nor pads what it is given back, and decoders read past the end.
+            played.packets.append(memoryview(bytes(packet) + bytes(INPUT_PADDING))[: packet.size])
             played.positions.append(packet.pos)
             played.pts.append(packet.pts)
             played.durations.append(packet.duration or 0)
@@ -293,9 +295,8 @@ def _silent(played: _Played, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
     """Packets that may give no frame."""
     leading = played.codec is Codec.HEVC
     for number, packet in enumerate(played.packets):
-        if flags[number] & PacketFlag.HIDDEN or played.discard[number]:
-            yield number
-        elif played.codec is Codec.MPEG4 and len(packet) <= _PLACEHOLDER_BYTES:
+        placeholder = played.codec is Codec.MPEG4 and len(packet) <= _PLACEHOLDER_BYTES
+        if flags[number] & PacketFlag.HIDDEN or played.discard[number] or placeholder:
             yield number
         elif leading and number:
             # Pictures behind the first key picture, shown before it, that refer to what was cut off.
@@ -311,7 +312,7 @@ def _disproof(played: _Played, info: StreamInfo, records: npt.NDArray[np.void]) 
     keys = [*np.flatnonzero(flags & np.uint32(PacketFlag.KEY)).tolist(), len(records)]
     droppable = (flags & np.uint32(PacketFlag.DROPPABLE)) != 0
     rng = np.random.default_rng(zlib.crc32(records.tobytes()))
-    for start, stop in zip(keys[:-1], keys[1:], strict=True):
+    for start, stop in pairwise(keys):
         group = np.arange(start, stop)
         # Each droppable packet is left out of some passes while those that could need it are kept.
         kept = [group] if len(keys) > 2 else []
@@ -341,7 +342,8 @@ def _decode(played: _Played, info: StreamInfo, packets: Sequence[int]) -> Iterat
     for number in [*packets, None]:
         packet = None
         if number is not None:
-            packet = av.Packet(played.packets[number])
+            data: Any = played.packets[number]  # PyAV takes any buffer; its stubs say bytes
+            packet = av.Packet(data)
             packet.pts = number
         for frame in context.decode(packet):
             if frame.pts is None or frame.is_corrupt:
@@ -399,9 +401,9 @@ def _digest(frame: VideoFrame) -> Digest:
         plane: Any  # a buffer to numpy, which the stubs do not know
         for plane in frame.planes:
             shape = (plane.height, plane.width * wide)
-            digest.update(np.ascontiguousarray(np.ndarray(shape, np.uint8, plane, 0, (plane.line_size, 1))))
+            digest.update(np.ndarray(shape, np.uint8, plane, 0, (plane.line_size, 1)).tobytes())
     else:
-        digest.update(np.ascontiguousarray(frame.to_ndarray()))
+        digest.update(frame.to_ndarray().tobytes())
     return digest.digest()
 
 

@@ -45,9 +45,7 @@ def index_member(task: Task, settings: Settings, report: Report) -> Outcome:
             message="the worker ran out of memory",
             seconds=time.monotonic() - started,
         )
-    return Outcome(
-        task.index, (pack_found(task.key, found),), seconds=time.monotonic() - started, warnings=found.notes
-    )
+    return Outcome(task.index, (pack_found(task.key, found),), seconds=time.monotonic() - started, warnings=found.notes)
 
 
 def pack_found(key: str, found: Found) -> EncodedSample:

@@ -11,8 +11,8 @@ filters promise nothing across CPU models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from fastvid.shard.ffmpeg import FfmpegBuild
 from fastvid.shard.limits import Limits
 from fastvid.shard.probe import HDR_TRANSFERS, SourceInfo
 from fastvid.shard.reasons import Reason
+from fastvid.shard.timing import MAX_RATE, Timing
 
 # Deterministic on every x86 CPU and equal between FFmpeg 5.1 and 9.0; the defaults are neither (measured).
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
@@ -44,13 +45,14 @@ class Profile:
 
     Attributes:
         name: What users call it.
-        codec: "h264" or "vp9".
+        codec: "h264", "hevc", "vp9" or "mjpeg".
         gop: Frames from one key frame to the next.
         bframes: Frames that nothing refers to between two reference frames.
-        crf: Constant quality of the encoder; lower is better and larger.
-        preset: x264's preset, or libvpx's ``cpu-used``.
+        crf: Constant quality of the encoder; lower is better and larger. For MJPEG its ``qscale``, 2 to 31.
+        preset: x264's or x265's preset, or libvpx's ``cpu-used``; empty where there is none.
         short_side: Pixels of the shorter side, a multiple of `multiple`.
         multiple: Both sides are multiples of it, in pixels.
+        fps: Frames a second as a fraction such as "30000/1001"; empty for the source's own rate.
     """
 
     name: str
@@ -61,27 +63,46 @@ class Profile:
     preset: str
     short_side: int = 256
     multiple: int = 16
+    fps: str = ""
 
     def __post_init__(self) -> None:
         if self.codec not in _ENCODERS:
-            raise UsageError(f"codec {self.codec!r} of profile {self.name!r} is not known", hint="h264, vp9")
+            raise UsageError(
+                f"codec {self.codec!r} of profile {self.name!r} is not known", hint="h264, hevc, vp9, mjpeg"
+            )
         if self.gop < 1 or not 0 <= self.bframes < self.gop:
             raise UsageError(f"gop {self.gop} with {self.bframes} B-frames cannot be", hint="0 <= bframes < gop")
         if self.multiple < 2 or self.short_side < self.multiple or self.short_side % self.multiple:
             raise UsageError(f"short side {self.short_side} is no multiple of {self.multiple}")
+        if self.codec == "mjpeg" and not _QSCALE[0] <= self.crf <= _QSCALE[1]:
+            raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {_QSCALE[0]} to {_QSCALE[1]}")
+        if self.fps:
+            _check_rate(self.fps)
+
+    @property
+    def full_range(self) -> bool:
+        """Whether luma runs from 0 to 255: in JPEG by definition (JFIF 1.02), which has no field to say otherwise."""
+        return self.codec == "mjpeg"
 
     @property
     def encoder(self) -> str:
         """ffmpeg's name of the encoder."""
         return _ENCODERS[self.codec]
 
-    def changed(self, *, short_side: int | None = None, crf: int | None = None, gop: int | None = None) -> Profile:
+    def changed(
+        self,
+        *,
+        short_side: int | None = None,
+        crf: int | None = None,
+        gop: int | None = None,
+        fps: str | None = None,
+    ) -> Profile:
         """This profile with other parameters; None keeps one.
 
         Raises:
             UsageError: The parameters do not fit each other.
         """
-        changes = {"short_side": short_side, "crf": crf, "gop": gop}
+        changes = {"short_side": short_side, "crf": crf, "gop": gop, "fps": fps}
         values = asdict(self) | {name: value for name, value in changes.items() if value is not None}
         return Profile(**values | {"bframes": min(self.bframes, values["gop"] - 1)})
 
@@ -90,7 +111,18 @@ class Profile:
         return asdict(self)
 
 
-_ENCODERS: Final = {"h264": "libx264", "vp9": "libvpx-vp9"}
+_ENCODERS: Final = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg"}
+_QSCALE: Final = (2, 31)  # of FFmpeg's MJPEG encoder
+
+
+def _check_rate(text: str) -> None:
+    try:
+        rate = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(f"frame rate {text!r} is no number", hint="such as 25 or 30000/1001") from error
+    if not 0 < rate <= MAX_RATE:
+        raise UsageError(f"frame rate {text} is not above 0 and at most {MAX_RATE}")
+
 
 PROFILES: Final = {
     profile.name: profile
@@ -102,6 +134,10 @@ PROFILES: Final = {
         Profile("intra", "h264", gop=1, bframes=0, crf=23, preset="medium"),
         # What DALI decodes on a CPU, at the quality of compact. VP9 has no cheap frames to drop: a short GOP instead.
         Profile("vp9", "vp9", gop=12, bframes=0, crf=40, preset="4"),
+        # Compact's structure in HEVC: a good half of the bytes, and two to three times the time to decode on a CPU.
+        Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium"),
+        # All-intra that DALI decodes on a CPU too.
+        Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset=""),
     )
 }
 
@@ -115,6 +151,14 @@ def get_profile(name: str) -> Profile:
     if name not in PROFILES:
         raise UsageError(f"profile {name!r} is not known", hint=f"known are {', '.join(sorted(PROFILES))}")
     return PROFILES[name]
+
+
+def written_timing(timing: Timing, profile: Profile) -> Timing:
+    """The rate and number of frames that a profile writes: the source's, unless it sets a rate of its own."""
+    if not profile.fps:
+        return timing
+    rate = Fraction(profile.fps)
+    return replace(timing, rate=rate, input_rate=None, frames=max(1, round(timing.frames * rate / timing.rate)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +258,25 @@ def _filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, picture: An
     if geometry.cropped != geometry.scaled:
         picture = picture.filter("crop", *geometry.cropped)
     picture = picture.filter("setsar", "1").filter("format", "yuv420p")
+    levels = "limited"
+    if profile.full_range:
+        # At the end, so that tone mapping and all other filters are those of every profile.
+        levels = "full"
+        picture = picture.filter(
+            "scale",
+            flags=SWS_FLAGS,
+            in_range="limited",
+            out_range="full",
+            in_color_matrix="bt601",
+            out_color_matrix="bt601",
+        ).filter("format", "yuvj420p")
     picture = picture.filter(
-        "setparams", range="limited", color_primaries="smpte170m", color_trc="smpte170m", colorspace="smpte170m"
+        "setparams", range=levels, color_primaries="smpte170m", color_trc="smpte170m", colorspace="smpte170m"
     )
     # With a forced input rate frames are one to one, and the fps filter would still repeat the last one up to the end
     # that the container claims. Otherwise it repeats or drops frames, at the end of the chain, where they are small.
+    if profile.fps:
+        return picture.filter("fps", profile.fps).filter("trim", end_frame=written_timing(timing, profile).frames)
     return picture if timing.input_rate is not None else picture.filter("fps", str(timing.rate))
 
 
@@ -269,27 +327,26 @@ def _output_options(profile: Profile, geometry: Geometry, info: SourceInfo) -> d
     common = {
         "f": "mp4",
         "codec:v": profile.encoder,
-        "crf": profile.crf,
         "g": profile.gop,
         "keyint_min": profile.gop,
         "threads": 1,
-        "pix_fmt": "yuv420p",
+        "pix_fmt": "yuvj420p" if profile.full_range else "yuv420p",
         # Timestamps lie on the grid already; other modes drop or repeat frames.
         "fps_mode": "passthrough",
         # A damaged clock must not make a filter repeat a frame forever.
-        "frames:v": 2 * info.timing.frames + 16,
+        "frames:v": 2 * written_timing(info.timing, profile).frames + 16,
         # For the container's colour box; the stream's own header is written by the encoder and its bitstream filter.
         "colorspace": "smpte170m",
         "color_primaries": "smpte170m",
         "color_trc": "smpte170m",
-        "color_range": "tv",
+        "color_range": "pc" if profile.full_range else "tv",
         "map_metadata": -1,
         "map_chapters": -1,
         "fflags": "+bitexact",
         "flags:v": "+bitexact",
         "movflags": "+faststart",
     }
-    return common | (_h264_options if profile.codec == "h264" else _vp9_options)(profile, geometry)
+    return common | _OPTIONS[profile.codec](profile, geometry)
 
 
 def _h264_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
@@ -319,6 +376,7 @@ def _h264_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
         "chroma_sample_loc_type": 0,
     }
     return {
+        "crf": profile.crf,
         "preset": profile.preset,
         # No CABAC, no deblocking, no weighted prediction: what decoding costs most.
         "tune": "fastdecode",
@@ -331,6 +389,7 @@ def _h264_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
 def _vp9_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
     del geometry
     return {
+        "crf": profile.crf,
         "b:v": 0,  # constant quality by crf alone
         "deadline": "good",
         "cpu-used": profile.preset,
@@ -344,5 +403,51 @@ def _vp9_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
     }
 
 
+def _hevc_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
+    blocks = geometry.cropped[0] * geometry.cropped[1] // 256
+    x265 = {
+        # One thread, and no wavefronts: the bytes depend on neither the machine's cores nor their load.
+        "pools": "none",
+        "frame-threads": 1,
+        "wpp": 0,
+        "keyint": profile.gop,
+        "min-keyint": profile.gop,
+        "scenecut": 0,
+        "open-gop": 0,
+        "bframes": profile.bframes,
+        "b-adapt": 0,
+        "b-pyramid": 0,
+        "colorprim": "smpte170m",
+        "transfer": "smpte170m",
+        "colormatrix": "smpte170m",
+        "range": "limited",
+        "level-idc": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
+        "info": 0,  # its settings, 2 kB a file
+        "log-level": "warning",
+    }
+    return {
+        "crf": profile.crf,
+        "preset": profile.preset,
+        "x265-params": _pairs(x265),
+        "tag:v": "hvc1",
+        "bsf:v": "hevc_metadata=tick_rate=60,filter_units=remove_types=39",
+    }
+
+
+def _mjpeg_options(profile: Profile, geometry: Geometry) -> dict[str, Any]:
+    del geometry
+    # Huffman tables of the standard: equal headers, and decoders that know them by heart.
+    # The transform in plain integers: the faster ones differ between CPUs.
+    return {"q:v": profile.crf, "huffman": "default", "dct": "int"}
+
+
 def _pairs(values: Mapping[str, object]) -> str:
     return ":".join(f"{name}={value}" for name, value in values.items())
+
+
+_OPTIONS: Final[dict[str, Callable[[Profile, Geometry], dict[str, Any]]]] = {
+    "h264": _h264_options,
+    "hevc": _hevc_options,
+    "vp9": _vp9_options,
+    "mjpeg": _mjpeg_options,
+}

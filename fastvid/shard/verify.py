@@ -18,7 +18,7 @@ from fastvid.shard.reasons import Reason
 
 # Both numbers stand for BT.601 luma; VP9 has one code for the two.
 _BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)
-_LIMITED: Final = 1  # AVCOL_RANGE_MPEG
+_LIMITED, _FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +72,36 @@ def verify(data: bytes, profile: Profile, *, frames: tuple[int, int]) -> Verifie
         raise _failure(
             f"{info.width}x{info.height} pixels, expected {profile.short_side} and a multiple of {profile.multiple}"
         )
-    if info.range is not Range.LIMITED or info.matrix not in _BT601:
+    if info.range is not (Range.FULL if profile.full_range else Range.LIMITED) or info.matrix not in _BT601:
         raise _failure(f"the container is tagged {info.range.name} {info.matrix.name}")
-    decoded = _decode(data, info.width, info.height)
+    decoded = _decode(data, info.width, info.height, full_range=profile.full_range)
     if decoded != info.num_frames:
         raise _failure(f"{decoded} frames decode, {info.num_frames} are indexed")
     return Verified(info.num_frames, info.width, info.height, keys, droppable)
 
 
-def _decode(data: bytes, width: int, height: int) -> int:
+def _decode(data: bytes, width: int, height: int, *, full_range: bool) -> int:
     count = 0
     try:
         with cast(InputContainer, av.open(io.BytesIO(data), format="mov")) as container:
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
             for frame in container.decode(stream):
-                _check_frame(frame, width, height, count)
+                _check_frame(frame, width, height, count, full_range=full_range)
                 count += 1
     except av.FFmpegError as error:
         raise _failure(f"decoding fails after {count} frames: {error}") from error
     return count
 
 
-def _check_frame(frame: Any, width: int, height: int, number: int) -> None:
+def _check_frame(frame: Any, width: int, height: int, number: int, *, full_range: bool) -> None:
     if frame.is_corrupt:
         raise _failure(f"frame {number} decodes with errors")
     if frame.rotation:
         raise _failure(f"frame {number} is to be turned by {frame.rotation} degrees")
-    if (frame.width, frame.height, frame.format.name) != (width, height, "yuv420p"):
+    if (frame.width, frame.height, frame.format.name) != (width, height, "yuvj420p" if full_range else "yuv420p"):
         raise _failure(f"frame {number} is {frame.width}x{frame.height} {frame.format.name}")
-    if int(frame.colorspace) not in _BT601 or int(frame.color_range) != _LIMITED:
+    if int(frame.colorspace) not in _BT601 or int(frame.color_range) != (_FULL if full_range else _LIMITED):
         raise _failure(f"frame {number} is tagged matrix {int(frame.colorspace)} range {int(frame.color_range)}")
 
 

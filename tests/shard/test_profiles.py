@@ -18,11 +18,13 @@ from fastvid.format.bitstream import nal_units
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range
+from fastvid.shard.encode import encode_source
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.limits import Limits
 from fastvid.shard.probe import open_source, probe
 from fastvid.shard.profiles import PROFILES, Profile, build_command, get_profile, plan_geometry
 from fastvid.shard.reasons import Reason
+from fastvid.shard.wire import Settings, Task
 from tests.shard.shardtools import encode, ffmpeg, make, turn
 
 COMPACT = PROFILES["compact"]
@@ -64,7 +66,7 @@ def test_sizes_that_people_know(size, aspect, expected):
 
 
 def test_profiles_refuse_what_cannot_be():
-    with pytest.raises(UsageError, match=r"known are compact, intra, vp9"):
+    with pytest.raises(UsageError, match=r"known are compact, hevc, intra, mjpeg, vp9"):
         get_profile("fast")
     with pytest.raises(UsageError, match="cannot be"):
         Profile("x", "h264", gop=4, bframes=4, crf=23, preset="fast")
@@ -81,8 +83,9 @@ def encoded(tmp_path_factory):
     return {name: encode(source, profile.changed(short_side=96)).videos[0] for name, profile in PROFILES.items()}
 
 
-def test_compact_has_the_structure_that_makes_it_fast(encoded):
-    _, records = index_mp4(encoded["compact"])
+@pytest.mark.parametrize("name", ["compact", "hevc"])
+def test_compact_has_the_structure_that_makes_it_fast(encoded, name):
+    _, records = index_mp4(encoded[name])
     flags, frames = records["flags"], records["frame"]
     assert frames[(flags & PacketFlag.KEY) != 0].tolist() == [0, 32, 64]
     # Between two references stand seven frames that nothing refers to; a GOP's last frame is a reference.
@@ -90,9 +93,10 @@ def test_compact_has_the_structure_that_makes_it_fast(encoded):
     assert references == [0, 8, 16, 24, 31, 32, 40, 48, 56, 63, 64, 69]
 
 
-def test_intra_and_vp9_have_theirs(encoded):
-    _, records = index_mp4(encoded["intra"])
-    assert ((records["flags"] & PacketFlag.KEY) != 0).all()
+def test_intra_mjpeg_and_vp9_have_theirs(encoded):
+    for name in ("intra", "mjpeg"):
+        _, records = index_mp4(encoded[name])
+        assert ((records["flags"] & PacketFlag.KEY) != 0).all()
     _, records = index_mp4(encoded["vp9"])
     assert records["frame"][(records["flags"] & PacketFlag.KEY) != 0].tolist() == [0, 12, 24, 36, 48, 60]
     assert records["frame"].tolist() == list(range(70))
@@ -102,15 +106,16 @@ def test_intra_and_vp9_have_theirs(encoded):
 @pytest.mark.parametrize("name", sorted(PROFILES))
 def test_every_profile_is_tagged_for_what_it_is_in_container_and_stream(encoded, name, tmp_path):
     info, _ = index_mp4(encoded[name])
+    full = name == "mjpeg"
     assert (info.width, info.height, info.num_frames, info.fps) == (160, 96, 70, 25)
-    assert info.range is Range.LIMITED
+    assert info.range is (Range.FULL if full else Range.LIMITED)
     assert info.matrix in (Matrix.SMPTE170M, Matrix.BT470BG)
     path = tmp_path / "a.mp4"
     path.write_bytes(encoded[name])
     with av.open(str(path)) as container:
         frame = next(container.decode(video=0))
-        assert frame.format.name == "yuv420p"
-        assert (int(frame.color_range), int(frame.colorspace) in (5, 6)) == (1, True)
+        assert frame.format.name == ("yuvj420p" if full else "yuv420p")
+        assert (int(frame.color_range), int(frame.colorspace) in (5, 6)) == (2 if full else 1, True)
         assert container.streams.video[0].sample_aspect_ratio in (None, 1)
         assert not container.metadata.keys() & {"encoder", "title", "creation_time"}
 
@@ -233,3 +238,25 @@ def test_a_turned_phone_video_stands_upright_and_says_so_no_more(tmp_path):
     # Turned clockwise by 90 degrees, what was on top is on the right.
     assert luma[:, 60:].mean() > 200
     assert luma[:, :36].mean() < 50
+
+
+@pytest.mark.parametrize(("rate", "fps", "frames"), [("25", "10", 16), ("25", "50", 80), ("30000/1001", "25", 33)])
+def test_a_rate_of_ones_own_repeats_or_drops_frames(rate, fps, frames, tmp_path):
+    path = make(tmp_path / "a.mp4", size="160x96", frames=40, rate=rate)
+    settings = Settings(COMPACT.changed(short_side=96, fps=fps), find_ffmpeg(), Limits(), 600.0)
+    for start, end, expected in ((None, None, frames), (0.4, 0.8, round(Fraction(fps) * Fraction("0.4")))):
+        task = Task(0, "a", str(path), "a", path.stat().st_size, start, end)
+        outcome = encode_source(task, settings, lambda *_: None)
+        assert outcome.message == ""
+        sample = outcome.samples[0]
+        assert abs(sample.num_frames - expected) <= 1
+        assert sample.meta["fps"] == fps
+        info, _ = index_mp4(sample.streams["rgb"])
+        assert info.fps == Fraction(fps)
+        assert "rate-changed" in outcome.warnings
+
+
+@pytest.mark.parametrize("fps", ["0", "61", "-5", "fast", "1/0"])
+def test_absurd_rates_are_refused(fps):
+    with pytest.raises(UsageError, match="frame rate"):
+        COMPACT.changed(fps=fps)

@@ -100,6 +100,7 @@ class Kavg:
     Attributes:
         traffic: What this rank handed to collectives: "average" (all ranks), "group", "settle" (moments before a
             checkpoint), "control" (metrics and scores); "average_rest" where parameters are compressed.
+        local_steps: Steps since all ranks held one model.
         meter: Measures the gradient's noise, where a batch policy asks for it.
 
     Raises:
@@ -144,7 +145,7 @@ class Kavg:
         self._anchor: Tensor | None = None
         self._loss = Window(2, member.device, self.total)
         self._samples_per_epoch = 1
-        self._step, self._steps = 0, 1  # local steps done and to do in the round
+        self.local_steps, self._steps = 0, 1  # done and to do in the round
         self._clips = 0  # of the round, over all ranks
         self._share = torch.zeros((), dtype=torch.float64, device=member.device)  # of the round, this rank's
         self._wishes = torch.zeros(2, dtype=torch.int64)
@@ -184,7 +185,7 @@ class Kavg:
         for batch in loader:
             if self._together and self._epochs(replica) >= self._local_after:
                 self._part(replica)
-            if self._step == 0:
+            if self.local_steps == 0:
                 self._begin(replica)
             self._clips += batch.stop - batch.start
             yield batch
@@ -225,10 +226,10 @@ class Kavg:
             self._loss.add(sums[[0, 3]])
         if self._together:
             return
-        self._step += 1
-        if self._step >= self._steps:
+        self.local_steps += 1
+        if self.local_steps >= self._steps:
             self._average(replica)
-        elif self._group_size > 1 and self._step % self._group_period == 0:
+        elif self._group_size > 1 and self.local_steps % self._group_period == 0:
             averager = self._collected(replica)
             averager.reduce(self._group_size, self._group, "group", self._anchor)
             self._adopt(replica, averager)
@@ -241,7 +242,7 @@ class Kavg:
     def settle(self, replica: Replica) -> bool:
         if self._together:
             return self._ddp.settle(replica)
-        if self._step:
+        if self.local_steps:
             self._average(replica)
         if self._moments == "local" and self.world_size > 1 and (kept := moments(replica.optimizer)):
             averager = Averager([], kept, traffic=self.traffic)
@@ -261,15 +262,15 @@ class Kavg:
         if anchor is not None:
             if self.meter is not None and own is not None:
                 # Per step and unit of the learning rate, so that rounds of any length and rate can be added up.
-                unit = (self._step * replica.lr) ** 2 or 1.0
+                unit = (self.local_steps * replica.lr) ** 2 or 1.0
                 both = (mean - anchor).double().square().sum()
-                self.meter.add(own / unit, both / unit, self._share / self._step, self._clips)
+                self.meter.add(own / unit, both / unit, self._share / self.local_steps, self._clips)
             if self.outer.active:
                 self.outer.step(anchor, mean, replica.lr)
             anchor.copy_(mean)
         self._adopt(replica, averager)
         self._agreed = (averager.flat.words * self.world_size).round().to("cpu", torch.int64)
-        self._step = 0
+        self.local_steps = 0
 
     def _collected(self, replica: Replica) -> Averager:
         """The averager, filled with this rank's model."""
