@@ -206,12 +206,12 @@ def _sampled(url: str, generation: Generation, sample: int, seed: int) -> list[S
 def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Findings]]:
     if workers == 1 or len(tasks) <= 1:
         for task in tasks:
-            yield task, _check(task)
+            yield task, _check_for(task)(task)
         return
     left = dict.fromkeys(range(len(tasks)))
     try:
         with _pool(min(workers, len(tasks))) as pool:
-            futures = {pool.submit(_check, task): number for number, task in enumerate(tasks)}
+            futures = {pool.submit(_check_for(task), task): number for number, task in enumerate(tasks)}
             for future in as_completed(futures):
                 findings = future.result()
                 del left[futures[future]]
@@ -221,14 +221,14 @@ def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Fin
             yield tasks[number], _alone(tasks[number])
 
 
-def _check(task: ShardTask) -> Findings:
-    return check_foreign(task) if task.record.profile.get("name") == FOREIGN else check_shard(task)
+def _check_for(task: ShardTask) -> Callable[[ShardTask], Findings]:
+    return check_foreign if task.record.profile.get("name") == FOREIGN else check_shard
 
 
 def _alone(task: ShardTask) -> Findings:
     try:
         with _pool(1) as pool:
-            return pool.submit(_check, task).result()
+            return pool.submit(_check_for(task), task).result()
     except BrokenProcessPool:
         where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
         message = f"the process that checked {where} died"

@@ -10,7 +10,6 @@ The file is hostile: call this in a process that may die (`fastvid.shard.engines
 
 from __future__ import annotations
 
-import hashlib
 import io
 import zlib
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ from fastvid.format.demux import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.shard.containers import HEAD_BYTES, sniff
+from fastvid.shard.frame_digest import frame_digest
 from fastvid.shard.limits import Limits
 from fastvid.shard.reasons import Reason
 
@@ -48,8 +48,6 @@ _HEADER_WINDOW: Final = 4096
 _PLACEHOLDER_BYTES: Final = 8
 # Passes over each group of pictures in which half of the droppable packets are left out.
 _PASSES: Final = 2
-
-Digest = bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class _Played:
     pts: list[int | None] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
     discard: list[bool] = field(default_factory=list)
-    digests: list[Digest] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
     first: VideoFrame | None = None
 
 
@@ -218,7 +216,7 @@ def _read(source: InputContainer, stream: VideoStream, played: _Played, limits: 
                     reason=Reason.NO_INDEX,
                     hint="encode it with `fastvid shard`",
                 )
-            played.digests.append(_digest(frame))
+            played.digests.append(frame_digest(frame))
 
 
 def _video_stream(source: InputContainer) -> VideoStream:
@@ -331,7 +329,7 @@ def _disproof(played: _Played, info: StreamInfo, records: npt.NDArray[np.void]) 
     return ""
 
 
-def _decode(played: _Played, info: StreamInfo, packets: Sequence[int]) -> Iterator[tuple[int, Digest]]:
+def _decode(played: _Played, info: StreamInfo, packets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Decodes packets as `fastvid.decode.pyav` does: gives their numbers with their frames, in display order."""
     context = CodecContext.create(_DECODER[info.codec], "r")
     assert isinstance(context, VideoCodecContext)
@@ -348,7 +346,7 @@ def _decode(played: _Played, info: StreamInfo, packets: Sequence[int]) -> Iterat
         for frame in context.decode(packet):
             if frame.pts is None or frame.is_corrupt:
                 raise SourceError("a packet decodes with errors", reason=Reason.DAMAGED)
-            yield frame.pts, _digest(frame)
+            yield frame.pts, frame_digest(frame)
 
 
 def _rate(played: _Played, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
@@ -392,19 +390,6 @@ def _differences(played: _Played, info: StreamInfo, frame: VideoFrame) -> Iterat
         yield "interlaced"
     if any(played.discard):
         yield "edit-list"
-
-
-def _digest(frame: VideoFrame) -> Digest:
-    digest = hashlib.blake2b(digest_size=16)
-    if frame.format.is_planar and not frame.format.is_rgb:
-        wide = 2 if frame.format.components[0].bits > 8 else 1
-        plane: Any  # a buffer to numpy, which the stubs do not know
-        for plane in frame.planes:
-            shape = (plane.height, plane.width * wide)
-            digest.update(np.ndarray(shape, np.uint8, plane, 0, (plane.line_size, 1)).tobytes())
-    else:
-        digest.update(frame.to_ndarray().tobytes())
-    return digest.digest()
 
 
 def _said(error: BaseException) -> str:

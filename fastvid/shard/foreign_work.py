@@ -21,13 +21,16 @@ from fastvid.shard.wire import EncodedSample, Outcome, Settings, Task
 # Decodes of a whole video that the proof costs: one as a player, one without the container, one by groups of pictures,
 # two with packets left out.
 _DECODES = 5
+# How many packets a file may hold is known only by reading it; small pictures, which decode fast, have smaller ones.
+_PACKET_BYTES = 1000
 
 
 def index_member(task: Task, settings: Settings, report: Report) -> Outcome:
     """Indexes the video at `task.member`. Never raises for what the video does."""
     started = time.monotonic()
     limits = settings.limits
-    report("index", task.patience * _DECODES * limits.max_seconds)
+    seconds = limits.transcode_seconds(frames=task.size // _PACKET_BYTES, pixels=0)
+    report("index", task.patience * _DECODES * seconds)
     try:
         found = index_video(_read(task, limits.output_bytes), limits)
     except SourceError as error:

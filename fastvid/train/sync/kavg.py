@@ -38,7 +38,16 @@ Moments (momentum buffers, Adam's m and v), option ``moments``:
               set. So when a checkpoint was written shows in the weights, by as much as moments differ between ranks.
     average   they travel with the parameters: twice the bytes for SGD with momentum, three times for Adam.
     reset     zero after each average.
-MEASURED_ADAM_TABLE
+
+Adam, measured (``python -m bench moments``: 4 ranks, batch 32, 320 steps at rate 0.002, a net of 93,194 parameters that
+learns a random teacher's classes, a tenth of them wrong; final training loss, mean of three seeds):
+    gradients averaged in every step                     1.294; at rate 0.001 1.280, at 0.004 1.357
+    local     K = 1, 2, 8, 32                            1.281, 1.281, 1.274, 1.271
+    average   K = 1, 2, 8, 32                            1.279, 1.280, 1.275, 1.267
+    reset     K = 1, 2, 8, 32                            1.414, 1.393, 1.378, 1.317
+    local     K = 8 at rate 0.001, 0.004                 1.321, 1.293
+So moments that travel gain nothing for three times the bytes; a reset loses, most where it is frequent; and with four
+ranks K-step averaging does at twice the rate what averaged gradients do.
 """
 
 from __future__ import annotations

@@ -1,0 +1,53 @@
+"""Makes a dataset of video tars that other tools wrote, without encoding anything.
+
+Takes webdataset-style tars (video2dataset, webdataset): a video for each sample, with captions (txt), labels (cls) and
+fields (json) beside it. Every packet is found and proved by decoding; videos whose parts cannot be decoded alone are
+marked to be decoded whole. The tars stay as they are. ledger.parquet says of every sample what became of it.
+
+On a folder that is a dataset, computes all sidecars anew from the tars.
+
+Exit codes: 0 everything was indexed, 1 the job failed, 2 wrong usage, 3 the dataset is complete, but samples could not
+be indexed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fastvid.cli.shard import EXIT_REJECTED, summary
+from fastvid.errors import UsageError
+from fastvid.format.schema import DATASET_JSON
+from fastvid.shard.index import index_tars, rebuild
+from fastvid.shard.units import things
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``fastvid index``."""
+    parser.add_argument("sources", nargs="+", metavar="TAR", help="tars, folders of tars, or the folder of a dataset")
+    parser.add_argument(
+        "--out", metavar="DIR", help="folder of the dataset; tars are linked into it (default: where they lie)"
+    )
+    parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one a line")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Indexes tars, or rebuilds a dataset's sidecars, and prints what was done."""
+    if args.workers is not None and args.workers < 1:
+        raise UsageError(f"{args.workers} workers cannot index anything")
+    if args.out is None and len(args.sources) == 1 and (Path(args.sources[0]) / DATASET_JSON).exists():
+        print(f"sidecars of {things(len(rebuild(args.sources[0], workers=args.workers)), 'shard')} written anew")
+        return 0
+    report = index_tars(args.sources, args.out, class_names=_class_names(args.classes), workers=args.workers)
+    print(summary(report))
+    return EXIT_REJECTED if report.rejected else 0
+
+
+def _class_names(path: str | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        return [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"class names cannot be read: {error}", file=path) from error
