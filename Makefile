@@ -2,29 +2,36 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What a user has, and what developers have on top of it.
+USER_STAMP := $(VENV)/.user
+DEV_STAMP := $(VENV)/.dev
 
 .PHONY: demo test check soak clean
 
-demo: $(STAMP)
+demo: $(USER_STAMP)
 	$(BIN)/fastvid demo
 
-test: $(STAMP)
+test: $(DEV_STAMP)
 	$(BIN)/python -m pytest
 
-check: $(STAMP)
+check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 # The long runs: minutes to hours, results in bench/results.
-soak: $(STAMP)
+soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak --timeout 14400
 
-$(STAMP): pyproject.toml constraints.txt
+$(USER_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dali-cuda13,object-stores,report,dev]'
-	touch $(STAMP)
+	$(PIP) -e '.[torch,dali-cuda13,report]'
+	touch $(USER_STAMP)
+
+$(DEV_STAMP): $(USER_STAMP)
+	$(PIP) -e '.[torch,dali-cuda13,report,object-stores,dev]'
+	touch $(DEV_STAMP)
 
 clean:
 	rm -rf $(VENV) runs build dist

@@ -34,8 +34,8 @@ class LocalStorage:
 
     gap = 8 * 1024
     """One read costs 2 to 3 us (preadv 1.2 us, the rest Python), a byte 0.1 to 0.2 ns (measured), so the break-even
-    lies near 10 kB. For eight frames of a `compact` clip 8 kB makes a third of the reads and reads 1.3 times the planned
-    bytes; 32 kB reads twice the bytes and is no faster."""
+    lies near 10 kB. For eight frames of a `compact` clip 8 kB makes a third of the reads and reads 1.3 times the
+    planned bytes; 32 kB reads twice the bytes and is no faster."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
