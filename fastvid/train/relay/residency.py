@@ -1,0 +1,96 @@
+"""A storage that reads each file once and keeps it; it counts what moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import IO
+
+from fastvid.storage import Storage
+from fastvid.storage.protocol import ends_inside
+
+
+class Resident:
+    """Files of a storage, kept in the memory of this process once they were read.
+
+    Args:
+        inner: Where they come from.
+
+    Attributes:
+        bytes_moved: Bytes read from `inner` so far.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        self.inner = inner
+        self.url, self.gap = inner.url, inner.gap
+        self.bytes_moved = 0
+        self._files: dict[str, memoryview] = {}
+        self._lock = threading.Lock()
+
+    def map(self, name: str) -> memoryview:
+        """All of a file, read-only."""
+        with self._lock:
+            found = self._files.get(name)
+            if found is None:
+                found = self._files[name] = memoryview(self.inner.read(name))
+                self.bytes_moved += len(found)
+            return found
+
+    def read(self, name: str) -> bytes:
+        """All of a file."""
+        return bytes(self.map(name))
+
+    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """Fills each writable view from the byte offset beside it.
+
+        Raises:
+            StorageError: The file ends inside a range.
+        """
+        data = self.map(name)
+        for offset, view in ranges:
+            part = data[offset : offset + view.nbytes]
+            if len(part) != view.nbytes:
+                raise ends_inside(offset, view.nbytes, len(part), f"{self.url}/{name}")
+            view.cast("B")[:] = part
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        return len(self.map(name))
+
+    def forget(self, names: set[str]) -> None:
+        """Lets go of all files but these."""
+        with self._lock:
+            self._files = {name: data for name, data in self._files.items() if name in names}
+
+    def exists(self, name: str) -> bool:
+        """See `Storage`."""
+        return name in self._files or self.inner.exists(name)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See `Storage`."""
+        return self.inner.list(prefix)
+
+    def write(self, name: str, data: bytes) -> None:
+        """See `Storage`."""
+        self.inner.write(name, data)
+
+    def swap(self, name: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Storage`."""
+        return self.inner.swap(name, data, expected)
+
+    def create(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """See `Storage`."""
+        return self.inner.create(name)
+
+    def delete(self, name: str) -> None:
+        """See `Storage`."""
+        self.inner.delete(name)
+
+    def sweep(self) -> None:
+        """See `Storage`."""
+        self.inner.sweep()
+
+    def close(self) -> None:
+        """See `Storage`."""
+        self.inner.close()
