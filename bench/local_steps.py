@@ -306,8 +306,8 @@ class _Run:
         """The held-out loss where all ranks hold one model. Every rank sees the same, so all wish to stop alike."""
         common = getattr(self.strategy, "local_steps", 0) == 0
         last = self.steps >= self.job.steps
-        if last:
-            self.requested = True
+        # A wish is told before a step and granted after it.
+        self.requested = self.requested or self.steps >= self.job.steps - 1
         if not common or (self.steps - self.looked < self.job.look_every and not last) or self.reached:
             return
         began = time.perf_counter()

@@ -5,6 +5,7 @@ Started as ``python -m tests.train.toy FOLDER SCENARIO...`` on every rank; each 
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -231,12 +232,12 @@ def spawn(world: int, folder: Path, *scenarios: str, module: str = __name__, **e
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", "-m", module, str(folder), *scenarios]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, env=os.environ | shared | environment | {"RANK": str(rank)})
-        for rank in range(world)
-    ]
-    return [process.wait(timeout=200) for process in processes]
+    command = [sys.executable, "-W", "error", "-m", "tests.train.forks", str(world), module, str(folder), *scenarios]
+    ranks = subprocess.run(
+        command, cwd=ROOT, env=os.environ | shared | environment, stdout=subprocess.PIPE, timeout=250, check=True
+    )
+    codes: list[int] = json.loads(ranks.stdout)
+    return codes
 
 
 def main() -> None:
