@@ -8,8 +8,8 @@ makes the videos and runs everything below. By hand:
         --annotations csv:runs/demo/videos/annotations.csv --profile compact --short-side 96
     torchrun --nproc-per-node 2 -m fastvid.train motion_tsm
 
-The same net without temporal shift stays at chance (12.5 %): model.name=tsn-r18. It does learn what a frame shows:
-data.label=texture.
+The same net without temporal shift stays at chance (12.5 %): model.name=tsn-r18 model.options.shift_div=none. It does
+learn what a frame shows: data.label=texture.
 """
 
 from fastvid.load.augment import CenterCrop, RandomCrop
@@ -37,7 +37,7 @@ def recipe() -> Config:
             eval_spatial=(CenterCrop(64),),
             global_batch_size=16,
         ),
-        model=ModelConfig(name="tsm-r18", options={"width": 16, "dropout": 0.0}),
+        model=ModelConfig(name="tsm-r18", options={"width": 16, "dropout": 0.0, "shift_div": 4}),
         optim=OptimConfig(
             base_lr=0.03,
             base_batch_size=16,

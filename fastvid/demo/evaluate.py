@@ -86,7 +86,7 @@ def examine(
 
 def _load(folder: Path, recipe: str, changes: Sequence[str], num_classes: int) -> nn.Module:
     config = recipes.load(recipe, changes)
-    model = zoo.build(config.model.name, num_classes, config.data.frames.num_frames, **config.model.options)
+    model = zoo.build(config.model.name, num_classes, config.data.frames.num_frames, **config.model.arguments)
     found = checkpoint.Checkpoints(str(folder / "checkpoints")).newest()
     assert found is not None, "a run that ended has a checkpoint"
     model.load_state_dict(checkpoint.decode(found.data, found.name)["replica"]["model"])

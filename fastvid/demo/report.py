@@ -109,7 +109,7 @@ def page(
 {summary["processes"]} processes. Textures drift in eight directions; no single frame tells which.</p>
 <div class="figures">{cards}</div>
 <div class="card"><h2>Only a model that sees time can tell</h2>
-<p>TSM shifts an eighth of its channels to the frame before and an eighth to the frame after. The control is the same
+<p>TSM shifts a quarter of its channels to the frame before and a quarter to the frame after. The control is the same
 net without the shift: it averages frames it sees one by one. That it can learn, but not motion, shows where the label
 is the kind of texture instead: there it reaches {texture}.</p>
 <div class="two">{_lines(curves, "held-out top-1, %", limits=(0, 103))}{_lines(losses, "training loss")}</div></div>

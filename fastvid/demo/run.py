@@ -47,10 +47,11 @@ class Run:
     changes: tuple[str, ...] = ()
 
 
+WITHOUT_SHIFT: Final = ("model.name=tsn-r18", "model.options.shift_div=none")
 RUNS: Final = (
     Run("tsm", "TSM"),
-    Run("control", "control", ("model.name=tsn-r18",)),
-    Run("control-texture", "texture, by the control", ("model.name=tsn-r18", "data.label=texture")),
+    Run("control", "control", WITHOUT_SHIFT),
+    Run("control-texture", "texture, by the control", (*WITHOUT_SHIFT, "data.label=texture")),
 )
 
 

@@ -159,7 +159,7 @@ def build_model(config: Config, member: Member) -> nn.Module:
             config.model.name,
             config.model.num_classes,
             config.data.frames.num_frames,
-            **config.model.options,
+            **config.model.arguments,
         )
     model = model.to(member.device)
     if config.model.channels_last:

@@ -114,7 +114,7 @@ class ModelConfig:
         num_classes: Width of the last layer; None takes the dataset's classes.
         channels_last: Keep channels innermost in memory; faster on most devices, the same numbers up to rounding.
         weights: File of the weights that training starts from, see `fastvid.models.weights`; None starts afresh.
-        options: Options of the model, such as ``{"dropout": 0.8}``.
+        options: Options of the model, such as ``{"dropout": 0.8}``; None leaves one to the model.
     """
 
     name: str
@@ -126,6 +126,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.num_classes is not None:
             _at_least(1, self, "num_classes")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options that are given."""
+        return {name: value for name, value in self.options.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
