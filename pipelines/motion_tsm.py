@@ -47,5 +47,5 @@ def recipe() -> Config:
             decay="cosine",
             clip_norm=20.0,
         ),
-        run=RunConfig(out="runs/demo/tsm", epochs=16, log_every_steps=12, eval_every_epochs=2),
+        run=RunConfig(out="runs/demo/tsm", epochs=20, log_every_steps=12, eval_every_epochs=2),
     )
