@@ -46,8 +46,13 @@ def train(config: Config) -> int:
     Raises:
         FastvidError: What is wrong with data, model or options is raised before the first step.
     """
+    # Everything that holds the process group is gone with the call's return, before the group is left.
+    with join(config.run.timeout_s) as member:
+        return _train(config, member)
+
+
+def _train(config: Config, member: Member) -> int:
     with contextlib.ExitStack() as open_until_the_end:
-        member = open_until_the_end.enter_context(join(config.run.timeout_s))
         stop = open_until_the_end.enter_context(StopSignal())
         _quiet(member)
         began = time.monotonic()
@@ -103,29 +108,33 @@ def score(config: Config, checkpoint: str | None = None) -> Score:
         StateError: The checkpoint does not fit the model.
     """
     with join(config.run.timeout_s) as member:
-        _quiet(member)
-        checkpoints = Checkpoints(str(Path(config.run.out) / CHECKPOINTS))
-        name, state = read_state(checkpoints, member, checkpoint)
-        if state is None:
-            raise UsageError("run has no checkpoint", file=checkpoints.storage.url)
-        config, _, eval_set = assemble.datasets(config, state, member)
-        if eval_set is None:
-            raise UsageError("data.eval_split is none, so there is nothing to evaluate")
-        model = assemble.build_model(config, member)
-        try:
-            model.load_state_dict(state["replica"]["model"])
-        except RuntimeError as error:
-            raise StateError(f"checkpoint does not fit the model: {error}", file=name) from error
-        data = assemble.eval_data(config, eval_set, member)
-        ranks = sync.build("ddp", member, {})
-        return evaluate(
-            model,
-            data.loader,
-            total=data.total,
-            device=member.device,
-            amp=config.run.amp,
-            add_up=lambda values: ranks.total(values)(),
-        )
+        return _score(config, checkpoint, member)
+
+
+def _score(config: Config, checkpoint: str | None, member: Member) -> Score:
+    _quiet(member)
+    checkpoints = Checkpoints(str(Path(config.run.out) / CHECKPOINTS))
+    name, state = read_state(checkpoints, member, checkpoint)
+    if state is None:
+        raise UsageError("run has no checkpoint", file=checkpoints.storage.url)
+    config, _, eval_set = assemble.datasets(config, state, member)
+    if eval_set is None:
+        raise UsageError("data.eval_split is none, so there is nothing to evaluate")
+    model = assemble.build_model(config, member)
+    try:
+        model.load_state_dict(state["replica"]["model"])
+    except RuntimeError as error:
+        raise StateError(f"checkpoint does not fit the model: {error}", file=name) from error
+    data = assemble.eval_data(config, eval_set, member)
+    ranks = sync.build("ddp", member, {})
+    return evaluate(
+        model,
+        data.loader,
+        total=data.total,
+        device=member.device,
+        amp=config.run.amp,
+        add_up=lambda values: ranks.total(values)(),
+    )
 
 
 def read_state(

@@ -30,7 +30,7 @@ What is exact, and tested:
 What is not:
     Any other objective with K > 1 is another algorithm, whose weights depend on the number of ranks. So is Adam, even
     at K = 1: each rank's second moment sees the noise of its own small share, so steps are smaller and the learning
-    rate must be tuned again. Clipping by norm is done by each rank on its own gradient.
+    rate must be tuned again. Clipping by norm and fp16's loss scaling are each rank's own.
     Norm statistics: the mean of the ranks' running statistics is that of their batches, as with ddp.
 
 Moments (momentum buffers, Adam's m and v), option ``moments``:
@@ -232,7 +232,7 @@ class Kavg:
 
     def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
         if self.period.adaptive:
-            self._loss.add(sums[[0, 3]])
+            self._loss.add(sums[::3])  # loss and rows
         if self._together:
             return
         self.local_steps += 1
@@ -249,6 +249,8 @@ class Kavg:
         return self._ddp.total(values)
 
     def settle(self, replica: Replica) -> bool:
+        if self.period.adaptive:
+            self._loss.gather()
         if self._together:
             return self._ddp.settle(replica)
         if self.local_steps:
@@ -258,8 +260,6 @@ class Kavg:
             averager.flat.collect()
             averager.reduce(self.world_size, None, "settle")
             averager.flat.spread()
-        if self.period.adaptive:
-            self._loss.gather()
         return True
 
     def _average(self, replica: Replica) -> None:
