@@ -21,6 +21,10 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the process group of the time of import as a default argument. Imported later, as DDP does, they
+# would hold our group, and its threads, until the interpreter ends.
+import torch.distributed.nn
 from torch.distributed.rendezvous import rendezvous
 
 from fastvid.errors import UsageError, WorkerError
@@ -92,9 +96,9 @@ def join(timeout_s: float) -> Iterator[Member]:
             master=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
         ) from error
     yield Member(World(dist.get_rank(), dist.get_world_size()), device)
-    # Only after success: with a dead peer this would wait for it, and the process ends anyway. What is left of the run
-    # in reference cycles holds the group, whose threads end with the last reference. A gloo thread that gives back a
-    # tensor while the interpreter ends aborts the process (std::terminate), seen in one run of ten.
+    # Only after success: with a dead peer this would wait for it, and the process ends anyway. The group's threads end
+    # with the last reference to it, and what is left of the run in cycles holds some. A gloo thread that gives back a
+    # tensor while the interpreter ends aborts the process ("terminate called without an active exception").
     gc.collect()
     dist.destroy_process_group()
 
