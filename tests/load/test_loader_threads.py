@@ -137,6 +137,7 @@ from fastvid.load.loader import ClipLoader
 from fastvid.load.sampling import Segments
 from tests.load.fakes import FakeDataset, HangingDecoder, RgbDecoder, fake
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits "ignored"
 RgbDecoder.delay = 0.02
 loader = ClipLoader(FakeDataset(400), frames=Segments(3), spatial=CenterCrop(16), global_batch_size=8, num_threads=2,
                     decoder=fake())
