@@ -15,8 +15,8 @@ from fastvid import errors
 
 ROOT = Path(fastvid.__file__).parent
 
-# Each layer may import those before it. faults.py stands beside errors; models stand beside load.
-LAYERS = ["errors", "faults", "storage", "format", "decode", "shard", "load", "train", "demo", "cli"]
+# Each layer may import those before it. faults.py and report stand beside errors; models stand beside load.
+LAYERS = ["errors", "faults", "report", "storage", "format", "decode", "shard", "load", "train", "demo", "cli"]
 BESIDE = {"models": {"errors"}}
 
 
