@@ -17,7 +17,7 @@ from fastvid.errors import FastvidError
 BENCHES: Final = {
     "decode": ("bench.decode", "clips a second against other decoders on the same videos"),
     "moments": ("bench.moments", "Adam under K-step averaging: its moments local, averaged or reset"),
-    "scale": ("bench.predict", "throughput and time to train on many GPUs, predicted from measured parts"),
+    "scale": ("bench.scale", "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts"),
     "sync": ("bench.sync", "K-step averaging against ddp on slow networks: time to a loss, bytes on the wire"),
 }
 

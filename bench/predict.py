@@ -30,7 +30,7 @@ _PARTS: Final = ("step", "compute", "wait", "exposed", "data_stall")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``python -m bench scale --model``."""
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--model", type=Path, metavar="FILE.toml", help="measured parts of a cluster, to predict from")
     what.add_argument("--validate", type=Path, metavar="FILE.json", help="measured runs, to compare predictions with")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write inputs and predictions here")

@@ -1,0 +1,127 @@
+"""The scale benchmark: real ranks, parts that add up to the step, files put together, hosts on a limited network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench import __main__ as command
+from bench import scale
+from bench.hosts import Hosts
+from fastvid.errors import UsageError
+from tests.datasets import make_clip, pack
+from tests.train.test_run import RECIPE
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scale")
+    clip = make_clip(folder / "clip.mp4", frames=8, size="48x48")
+    samples = [(f"clip{n:02d}", clip, n % 2) for n in range(16)]
+    pack(folder / "shards", [samples], columns={"split": ["train"] * 16})
+    recipe = folder / "recipe.py"
+    recipe.write_text(RECIPE.format(data=str(folder / "shards"), out=str(folder / "run")))
+    out = folder / "scale.json"
+    words = [sys.executable, "-m", "bench", "scale", str(recipe), "run.seed=3", "--ranks", "1", "2", "--clips", "2"]
+    words += ["--steps", "6", "--sync", "ddp", "kavg:2", "--json", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "slowest is rank" in done.stdout
+    return json.loads(out.read_text())
+
+
+def test_every_part_of_every_rank_is_there_and_the_parts_are_the_step(record):
+    assert [world["world_size"] for world in record["worlds"]] == [1, 2]
+    assert record["changes"] == ["run.seed=3"]
+    for world in record["worlds"]:
+        assert [rank["rank"] for rank in world["ranks"]] == list(range(world["world_size"]))
+        assert [row["strategy"] for row in world["analysis"]["rows"]] == ["ddp", "kavg:2"]
+        for row in world["analysis"]["rows"]:
+            assert sum(row["parts_seconds"][part] for part in scale.PARTS) == pytest.approx(row["step_seconds"])
+            assert row["clips_per_second"] == pytest.approx(2 * world["world_size"] / row["step_seconds"])
+        for rank in world["ranks"]:
+            assert len(rank["step_seconds"]) == 6
+            assert len(rank["strategies"]["kavg:2"]["train_seconds"]) == 3  # rounds of two steps
+            assert rank["load"]["bytes_per_clip"] > 0
+    two = record["worlds"][1]
+    sent = [entry["bytes"] for entry in two["ranks"][0]["all_reduces"]]
+    assert set(two["bucket_bytes"]) <= set(sent)
+    assert sum(two["bucket_bytes"]) == 4 * two["parameters"]
+
+
+def test_the_scaling_model_is_told_the_parts_and_never_the_runs(record):
+    measured = scale.measurements(record)
+    honest = scale.complete(record)["prediction"]
+    slower = json.loads(json.dumps(record))
+    for world in slower["worlds"]:
+        for rank in world["ranks"]:
+            for times in rank["strategies"].values():
+                times["train_seconds"] = [10 * seconds for seconds in times["train_seconds"]]
+    fooled = scale.complete(slower)["prediction"]
+    assert len(measured["runs"]) == len(honest["rows"]) == 4
+    for a, b in zip(honest["rows"], fooled["rows"], strict=True):
+        assert a["predicted_step_seconds"] == b["predicted_step_seconds"]
+        assert b["measured_step_seconds"] == pytest.approx(10 * a["measured_step_seconds"])
+
+
+def test_files_of_different_recipes_are_not_put_together(record, tmp_path):
+    worlds = record["worlds"]
+    for name, changes in (("a", ["run.seed=3"]), ("b", ["run.seed=4"])):
+        one = record | {"changes": changes, "worlds": [worlds[name == "b"]]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(one))
+    with pytest.raises(UsageError, match=r"changes is \['run.seed=4'\]"):
+        scale.joined([tmp_path / "a.json", tmp_path / "b.json"])
+    (tmp_path / "c.json").write_text('{"schema": "fastvid-decode/1"}')
+    with pytest.raises(UsageError, match="schema is not fastvid-scale/1"):
+        scale.joined([tmp_path / "a.json", tmp_path / "c.json"])
+    (tmp_path / "b.json").write_text(json.dumps(record | {"worlds": worlds[1:]}))
+    together = scale.joined([tmp_path / "b.json", tmp_path / "a.json"])
+    assert together["worlds"] == worlds
+    assert together["prediction"] == record["prediction"]
+
+
+def test_nothing_to_do_is_said(capsys):
+    assert command.main(["scale"]) == 1
+    assert "give a recipe, --join or --model" in capsys.readouterr().err
+
+
+needs_hosts = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"), reason="hosts need root and iproute2"
+)
+SEND = """
+import socket, sys
+if sys.argv[1] == "listen":
+    server = socket.create_server((sys.argv[2], 5000)); print("ready", flush=True)
+    peer, _ = server.accept(); size = 0
+    while part := peer.recv(65536): size += len(part)
+    print(size)
+else:
+    socket.create_connection((sys.argv[2], 5000), timeout=3).sendall(bytes(2_000_000))
+"""
+
+
+@needs_hosts
+def test_hosts_reach_each_other_through_their_limit_and_not_when_cut():
+    with Hosts(3) as hosts:
+        hosts.limit(16_000_000)
+        listen = hosts.command(2, [sys.executable, "-c", SEND, "listen", hosts.addresses[2]])
+        send = hosts.command(0, [sys.executable, "-c", SEND, "send", hosts.addresses[2]])
+        with subprocess.Popen(listen, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout.readline() == "ready\n"
+            began = time.monotonic()
+            subprocess.run(send, check=True, timeout=60)
+            assert server.stdout.readline() == "2000000\n"
+            # 2 MB at 2 MB/s, of which a burst of 128 KiB passes at once; nothing but the limit takes that long.
+            assert time.monotonic() - began > 0.7
+        hosts.cut(2)
+        assert subprocess.run(send, check=False, timeout=60, stderr=subprocess.DEVNULL).returncode != 0
+        names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+        assert f"fastvid-{os.getpid()}" in names
+    names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert f"fastvid-{os.getpid()}" not in names
