@@ -17,6 +17,8 @@ from fastvid.errors import FastvidError
 BENCHES: Final = {
     "decode": ("bench.decode", "clips a second against other decoders on the same videos"),
     "moments": ("bench.moments", "Adam under K-step averaging: its moments local, averaged or reset"),
+    "shard": ("bench.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
+    "report": ("bench.report", "results as one page with plots, of one machine or several"),
     "scale": ("bench.scale", "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts"),
     "sync": ("bench.sync", "K-step averaging against ddp on slow networks: time to a loss, bytes on the wire"),
 }

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from bench.charts import Bars, Chart
 from bench.corpus import SAMPLINGS, Corpus, shard
 from bench.decoders import KNOBS, FastvidJob, fastvid, rival
 from bench.harness import RESULTS, Contender, Timing, cores, machine_facts, measure, ratio, write_json
@@ -168,11 +169,10 @@ def check(contender: Contender, corpus: Corpus) -> str | None:
 
 def packets_a_clip(corpus: Corpus) -> dict[str, float]:
     """Mean packets that fastvid feeds, and that a decoder without a plan feeds."""
-    tables = [corpus.dataset[request.sample].table for request in corpus.requests]
-    pairs = list(zip(tables, corpus.requests, strict=True))
+    plans = [corpus.dataset[request.sample].table.plan(request.frames) for request in corpus.requests]
     return {
-        "planned": float(np.mean([len(table.plan(request.frames).packets) for table, request in pairs])),
-        "from_keys": float(np.mean([len(table.from_keys(request.frames)) for table, request in pairs])),
+        "planned": float(np.mean([len(plan.packets) for plan in plans])),
+        "from_keys": float(np.mean([plan.packets_from_keys for plan in plans])),
     }
 
 
@@ -191,6 +191,32 @@ def table(row: dict[str, Any]) -> str:
             lines.append(f"      fastvid, {ours:20} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x")
     lines += [f"  {name} does not run here: {why}" for name, why in row["refused"].items()]
     return "\n".join(lines)
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows: see `bench.report`."""
+    found: list[Chart] = []
+    for row in record["rows"]:
+        names = {}
+        for entry in row["contenders"]:
+            own = entry["name"] == "fastvid"
+            product = f", {entry['settings']['product']} from {entry['settings']['source']}" if own else ""
+            names[entry["name"] + product] = entry
+        rivals = [name for name, entry in names.items() if entry["name"] != "fastvid"]
+        packets = row["packets_a_clip"]
+        found.append(
+            Bars(
+                f"Decoding {row['dataset']}, {row['sampling']}",
+                "clips/s",
+                {name: entry["rate"] for name, entry in names.items()},
+                {name: (entry["rate_min"], entry["rate_max"]) for name, entry in names.items()},
+                rivals,
+                f"{row['clips']} clips, {row['megabytes']} MB; the plan feeds {packets['planned']:.1f} of"
+                f" {packets['from_keys']:.1f} packets a clip. Planes are what a device takes; the others deliver RGB"
+                f" crops. Best settings found: {'; '.join(names[name]['label'] for name in rivals)}.",
+            )
+        )
+    return found
 
 
 def _entry_settings(contender: Contender) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench import validation
+from bench.charts import Chart, Lines, Table
 from bench.cluster import Cluster, Strategy
 from bench.collectives import Value
 from bench.model_file import ModelFile, load_model
@@ -151,6 +152,33 @@ def table(report: Mapping[str, Any]) -> str:
             f"{'inside' if reference['inside_interval'] else 'outside'} the interval; {reference['source']}"
         )
     return "\n".join(lines)
+
+
+def charts(report: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows: see `bench.report`."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in report["rows"]:
+        name = f"{row['strategy']}, {row['algorithm']}"
+        series.setdefault(name, []).append((row["gpus"], 100 * row["efficiency_node"]["p50"]))
+    rows = [
+        (
+            f"{reference['quantity']} on {reference['gpus']} GPUs ({reference['strategy']})",
+            _interval(reference["predicted"], _FORMS[reference["quantity"]]),
+            _FORMS[reference["quantity"]](reference["reference"]),
+            f"{100 * reference['relative_error']:+.1f} %",
+        )
+        for reference in report["references"]
+    ]
+    found: list[Chart] = [
+        Lines(
+            f"Predicted, not measured: {report['name']}", "GPUs", "efficiency against one node, %", series,
+            list(series), log_x=True, note=report["note"],
+        )
+    ]  # fmt: skip
+    if rows:
+        heads = ("predicted from the parts alone", "median [5 %, 95 %]", "published", "error")
+        found.append(Table(f"{report['name']}: beside what was published", heads, rows))
+    return found
 
 
 def _row(cluster: Cluster, gpus: int, strategy: Strategy, algorithm: str) -> dict[str, Any]:

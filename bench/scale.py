@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import predict, validation
+from bench.charts import Chart, Lines, Table
 from bench.cluster import Strategy
 from bench.harness import RESULTS, machine_facts, write_json
 from bench.hosts import Hosts
 from fastvid.errors import UsageError, WorkerError
 
-SCHEMA: Final = "fastvid-scale/1"
+SCHEMA: Final = "fastvid-bench-scale/1"
 _ROOT: Final = Path(__file__).parents[1]
 _TIMEOUT_S: Final = 900.0
 # Of a step, in the order in which they are added up; bench/scale_rank.py says what they are.
@@ -199,6 +200,40 @@ def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
             found["runs"].append(
                 {"ranks": size, "strategy": name, "seconds_per_step": max(seconds, key=statistics.median)}
             )
+    return found
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows: see `bench.report`."""
+    worlds = record["worlds"]
+    measured: dict[str, list[tuple[float, float]]] = {}
+    for world in worlds:
+        for row in world["analysis"]["rows"]:
+            measured.setdefault(row["strategy"], []).append((world["world_size"], row["clips_per_second"]))
+    predicted: dict[str, list[tuple[float, float]]] = {}
+    for row in (record["prediction"] or {"rows": []})["rows"]:
+        point = (row["ranks"], row["predicted_clips_per_second"])
+        predicted.setdefault(f"{row['strategy']}, predicted", []).append(point)
+    name = Path(record["recipe"]).stem
+    mbit = worlds[-1]["network_mbit"]
+    wire = "" if mbit is None else f", hosts joined at {mbit:g} Mbit/s" if mbit else ", hosts joined without a limit"
+    found: list[Chart] = [
+        Lines(
+            f"Training {name} on more ranks{wire}", "ranks", "clips/s", {**measured, **predicted}, list(predicted),
+            note="Dashed: what the scaling model says, told the parts and not the runs.",
+        )
+    ]  # fmt: skip
+    heads = ("ranks, strategy", "of ideal", "step, ms", *PARTS)
+    rows = [
+        (
+            f"{world['world_size']}, {row['strategy']}", f"{row['efficiency']:.1%}", f"{1e3 * row['step_seconds']:.1f}",
+            *(f"{1e3 * row['parts_seconds'][part]:.1f}" for part in PARTS),
+        )
+        for world in worlds
+        for row in world["analysis"]["rows"]
+    ]  # fmt: skip
+    note = "Ideal is one rank alone, times the ranks. The parts add up to the step; noise can make one negative."
+    found.append(Table(f"Where a step of {name} goes{wire}", heads, rows, note))
     return found
 
 

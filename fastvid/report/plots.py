@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -89,16 +88,19 @@ def bars(
     """
     figure, axes = _axes(width, 0.42 * len(values) + 0.6)
     names = list(values)
-    heights = np.array([values[name] for name in names])
-    drawn = axes.barh(range(len(names)), heights, color=[RED if name in marked else GREEN for name in names])
+    colours = [RED if name in marked else GREEN for name in names]
+    axes.barh(range(len(names)), [values[name] for name in names], color=colours)
     axes.set_yticks(range(len(names)), names)
-    far = heights.max(initial=0.0)
-    if spread:
-        for place, name in enumerate(names):
-            if name in spread:
-                axes.plot(spread[name], (place, place), color=INK, linewidth=1.2, alpha=0.6)
-                far = max(far, spread[name][1])
-    axes.bar_label(drawn, fmt=lambda value: f"{number(value)} {unit}".rstrip(), padding=6, fontsize=9.5, color=INK)
+    far = 0.0
+    for place, name in enumerate(names):
+        least, most = (spread or {}).get(name, (values[name], values[name]))
+        axes.plot((least, most), (place, place), color=INK, linewidth=1.2, alpha=0.6)
+        end = max(most, values[name])
+        far = max(far, end)
+        says = f"{number(values[name])} {unit}".rstrip()
+        axes.annotate(
+            says, (end, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9.5, color=INK
+        )
     axes.grid(visible=False)
     axes.invert_yaxis()
     axes.set_xlim(0, (far or 1.0) * 1.14)

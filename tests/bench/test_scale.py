@@ -77,8 +77,8 @@ def test_files_of_different_recipes_are_not_put_together(record, tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(one))
     with pytest.raises(UsageError, match=r"changes is \['run.seed=4'\]"):
         scale.joined([tmp_path / "a.json", tmp_path / "b.json"])
-    (tmp_path / "c.json").write_text('{"schema": "fastvid-decode/1"}')
-    with pytest.raises(UsageError, match="schema is not fastvid-scale/1"):
+    (tmp_path / "c.json").write_text('{"schema": "fastvid-bench-decode/1"}')
+    with pytest.raises(UsageError, match="schema is not fastvid-bench-scale/1"):
         scale.joined([tmp_path / "a.json", tmp_path / "c.json"])
     (tmp_path / "b.json").write_text(json.dumps(record | {"worlds": worlds[1:]}))
     together = scale.joined([tmp_path / "b.json", tmp_path / "a.json"])

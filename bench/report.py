@@ -1,0 +1,223 @@
+"""One HTML page of any number of result files, of one machine or several, and the README's table.
+
+python -m bench report                                  all of bench/results, to runs/bench/report.html
+python -m bench report a/decode.json b/decode.json      two machines or commits beside each other
+python -m bench report --readme README.md               writes the table between the README's marks again
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from bench.charts import Bars, Chart, Lines, Table
+from bench.harness import RESULTS
+from fastvid.errors import UsageError
+
+# Schema of a result to the module whose charts() reads it. A result of no known schema is shown as a table.
+READERS: Final = {
+    "fastvid-bench-decode/1": "bench.decode",
+    "fastvid-bench-scale/1": "bench.scale",
+    "fastvid-scaling-prediction/1": "bench.predict",
+}
+BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
+END: Final = "<!-- end of measured -->"
+_MOST_ROWS: Final = 60
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``python -m bench report``."""
+    parser.add_argument("files", nargs="*", type=Path, help="result files (bench/results/*.json)")
+    parser.add_argument("--html", type=Path, default=Path("runs/bench/report.html"), help="the page (%(default)s)")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="write the table of this file again instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the page or the table; returns 0."""
+    if args.readme:
+        args.readme.write_text(with_table(args.readme.read_text(), readme_table(load(RESULTS / "decode.json"))))
+        return 0
+    files = args.files or sorted(RESULTS.glob("*.json"))
+    if not files:
+        raise UsageError("no results", hint="python -m bench decode makes one; or name files")
+    text = render({label: load(file) for label, file in _labels(files).items()})
+    args.html.parent.mkdir(parents=True, exist_ok=True)
+    args.html.write_text(text, encoding="utf-8")
+    _log.info("%d results in %s", len(files), args.html)
+    return 0
+
+
+def load(file: Path) -> dict[str, Any]:
+    """A result.
+
+    Raises:
+        UsageError: It cannot be read, or is no JSON object.
+    """
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the result: {error}", file=file) from error
+    if not isinstance(record, dict):
+        raise UsageError("not a result: no JSON object", file=file)
+    return record
+
+
+def _labels(files: Sequence[Path]) -> dict[str, Path]:
+    """Files by the shortest name that tells them apart."""
+    for parts in range(1, 1 + max(len(file.resolve().parts) for file in files)):
+        named = {"/".join(file.resolve().with_suffix("").parts[-parts:]): file for file in files}
+        if len(named) == len(files):
+            return named
+    raise UsageError("a result is named twice", hint="each file once")
+
+
+def render(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page.
+
+    Args:
+        records: Results by a label that tells them apart.
+    """
+    from fastvid.report import page, plots
+
+    def drawn(chart: Chart) -> str:
+        if isinstance(chart, Bars):
+            return plots.bars(chart.values, unit=chart.unit, spread=chart.spread, marked=chart.rivals)
+        if isinstance(chart, Lines):
+            return plots.lines(
+                chart.series, chart.up, across=chart.across, log_x=chart.log_x, log_y=chart.log_y,
+                dashed=chart.expected, size=(9.6, 4.2),
+            )  # fmt: skip
+        return page.table(chart.heads, chart.rows)
+
+    sections = [page.card("Where it was measured", page.table(*_machines(records)))]
+    sections += [page.card(chart.title, drawn(chart), chart.note) for chart in merged(records)]
+    return page.page(
+        "fastvid bench",
+        "Medians; thin lines are the least and the greatest round. A ratio holds within one run; an absolute number"
+        " belongs to its machine.",
+        "\n".join(sections),
+    )
+
+
+def merged(records: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
+    """All charts; those of the same title and kind in one, each name with its file's label where there are several."""
+    groups: dict[tuple[str, type], list[tuple[str, Chart]]] = {}
+    for label, record in records.items():
+        for chart in charts(record, label):
+            groups.setdefault((chart.title, type(chart)), []).append((label, chart))
+    return [_merge(group) for group in groups.values()]
+
+
+def _merge(group: Sequence[tuple[str, Chart]]) -> Chart:
+    first = group[0][1]
+    if len(group) == 1:
+        return first
+    if isinstance(first, Table):
+        rows = [[f"{label}: {row[0]}", *row[1:]] for label, chart in group for row in chart.rows]  # type: ignore[union-attr]
+        return replace(first, rows=rows)
+    if isinstance(first, Lines):
+        series = {f"{label}: {name}": at for label, chart in group for name, at in chart.series.items()}  # type: ignore[union-attr]
+        expected = [f"{label}: {name}" for label, chart in group for name in chart.expected]  # type: ignore[union-attr]
+        return replace(first, series=series, expected=expected)
+    # The same contender of each file stands together.
+    names = dict.fromkeys(name for _, chart in group for name in chart.values)  # type: ignore[union-attr]
+    values, spread, rivals = {}, {}, []
+    for name in names:
+        for label, chart in group:
+            assert isinstance(chart, Bars)
+            if name not in chart.values:
+                continue
+            values[f"{name} ({label})"] = chart.values[name]
+            if name in chart.spread:
+                spread[f"{name} ({label})"] = chart.spread[name]
+            if name in chart.rivals:
+                rivals.append(f"{name} ({label})")
+    return replace(first, values=values, spread=spread, rivals=rivals)
+
+
+def charts(record: Mapping[str, Any], label: str) -> list[Chart]:
+    """What a result shows."""
+    reader = READERS.get(str(record.get("schema")))
+    if reader is None:
+        rows = [(key, value) for key, value in _scalars(record) if not key.startswith("machine.")]
+        note = "" if len(rows) <= _MOST_ROWS else f"The first {_MOST_ROWS} of {len(rows)} values."
+        return [Table(label, ("value", ""), rows[:_MOST_ROWS], note)]
+    found: list[Chart] = importlib.import_module(reader).charts(record)
+    return found
+
+
+def _scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _scalars(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        for number, inner in enumerate(value):
+            yield from _scalars(inner, f"{prefix}[{number}]")
+    elif isinstance(value, list):
+        yield prefix, ", ".join(map(str, value))
+    else:
+        yield prefix, f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _machines(records: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], list[list[str]]]:
+    keys = ("cpu", "cores", "gpu", "commit", "load_average", "time")
+    rows = []
+    for label, record in records.items():
+        worlds = record.get("worlds") or [{}]
+        machine = record.get("machine") or worlds[0].get("machine") or {}
+        facts = [str(machine.get(key) or "-") for key in keys]
+        facts[keys.index("commit")] = facts[keys.index("commit")][:10]
+        rows.append([label, *facts])
+    return ("result", "CPU", "cores", "GPU", "commit", "load before", "time"), rows
+
+
+def readme_table(record: Mapping[str, Any]) -> str:
+    """The decode benchmark as a Markdown table: ratios to the best rival in the same run."""
+    machine = record["machine"]
+    lines = [
+        "| encoding, clips | packets fed | fastvid RGB, clips/s | best rival, clips/s | ratio | planes for a device |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        ours = {
+            (entry["settings"]["product"], entry["settings"]["source"]): entry
+            for entry in row["contenders"]
+            if entry["name"] == "fastvid"
+        }
+        rivals = [entry for entry in row["contenders"] if "fastvid_is_faster_by" in entry]
+        best = max(rivals, key=lambda entry: entry["rate"])
+        times = best["fastvid_is_faster_by"]
+        packets = row["packets_a_clip"]
+        lines.append(
+            f"| `{row['profile']['name']}`, {row['sampling']} | {packets['planned']:.0f} of {packets['from_keys']:.0f}"
+            f" | {ours['rgb', 'memory']['rate']:.0f} | {best['name']} {best['rate']:.0f}"
+            f" | **{times['rgb from memory']['wall']:.1f}x** | {times['planes from memory']['wall']:.1f}x |"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
+    lines += [
+        "",
+        f"{machine['cores']} cores of {machine['cpu']}, {record['rows'][0]['clips']} clips of real videos at 256 pixels"
+        f" short side, every contender at its best setting of a sweep, medians of rounds taken in turn ({versions}).",
+        "`python -m bench decode` measures your machine and your videos.",
+    ]
+    return "\n".join(lines)
+
+
+def with_table(readme: str, table: str) -> str:
+    """The README with the text between its marks replaced.
+
+    Raises:
+        UsageError: The marks are not there.
+    """
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UsageError("the README has no marks for the table", hint=f"{BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
