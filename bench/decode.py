@@ -11,16 +11,23 @@ import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
 
 from bench.charts import Bars, Chart
-from bench.corpus import SAMPLINGS, Corpus, shard
-from bench.decoders import KNOBS, FastvidJob, fastvid, rival
-from bench.harness import RESULTS, Contender, Timing, cores, machine_facts, measure, ratio, write_json
+from bench.corpus import SAMPLINGS, shard
+from bench.decoders import KNOBS, rival
+from bench.floor import FloorJob
+from bench.harness import RESULTS, cores, machine_facts, write_json
 from fastvid.errors import FastvidError, UsageError
+from fastvid.measure.clips import Corpus
+from fastvid.measure.planned import FastvidJob, fastvid
+from fastvid.measure.rounds import Contender, Timing, measure, ratio
 
 SCHEMA: Final = "fastvid-bench-decode/1"
 
@@ -28,6 +35,8 @@ SCHEMA: Final = "fastvid-bench-decode/1"
 # moving scene by far more.
 _TOLERANCE: Final = 4.0
 _CHECKED: Final = 16
+
+UInt8Array = npt.NDArray[np.uint8]
 
 _log = logging.getLogger(__name__)
 
@@ -85,9 +94,14 @@ def compare(corpus: Corpus, rivals: Sequence[str], workers: int, rounds: int, sw
         except (ImportError, OSError) as error:
             refused[name] = str(error)
             _log.warning("%s does not run here: %s", name, error)
-    timings = measure([*own, *others], len(corpus.requests), rounds)
+    # What no decoder built on libavcodec can be faster than: its share is the speed reached, of the speed possible.
+    floor = Contender("libavcodec alone", {}, partial(FloorJob, corpus), workers)
+    *timings, limit = measure([*own, *others, floor], len(corpus.requests), rounds)
     ours = dict(zip(own, timings, strict=False))
-    entries = [_entry(contender, timing) for contender, timing in ours.items()]
+    entries = [
+        _entry(contender, timing) | {"share_of_floor": ratio(timing, limit)} for contender, timing in ours.items()
+    ]
+    entries.append(_entry(floor, limit))
     for contender, timing in zip(others, timings[len(own) :], strict=True):
         entry = _entry(contender, timing)
         entry["fastvid_is_faster_by"] = {
@@ -100,7 +114,7 @@ def compare(corpus: Corpus, rivals: Sequence[str], workers: int, rounds: int, sw
         "sampling": corpus.sampling,
         "clips": len(corpus.requests),
         "megabytes": round(sum(map(len, corpus.mp4s)) / 1e6, 2),
-        "packets_a_clip": packets_a_clip(corpus),
+        "packets_a_clip": corpus.packets_a_clip(),
         "contenders": entries,
         "sweeps": sweeps,
         "refused": refused,
@@ -150,7 +164,7 @@ def check(contender: Contender, corpus: Corpus) -> str | None:
     """
     ours, theirs = FastvidJob(corpus, "rgb", "memory"), contender.open_job()
     for task in range(min(_CHECKED, len(corpus.requests))):
-        found = np.asarray(theirs(task)).astype(np.int16)
+        found = _rgb(np.asarray(theirs(task))).astype(np.int16)
         request = corpus.requests[task]
         last = corpus.dataset[request.sample].num_frames - 1
         distances = []
@@ -167,15 +181,6 @@ def check(contender: Contender, corpus: Corpus) -> str | None:
     return None
 
 
-def packets_a_clip(corpus: Corpus) -> dict[str, float]:
-    """Mean packets that fastvid feeds, and that a decoder without a plan feeds."""
-    plans = [corpus.dataset[request.sample].table.plan(request.frames) for request in corpus.requests]
-    return {
-        "planned": float(np.mean([len(plan.packets) for plan in plans])),
-        "from_keys": float(np.mean([plan.packets_from_keys for plan in plans])),
-    }
-
-
 def table(row: dict[str, Any]) -> str:
     """A row's numbers for people."""
     packets = row["packets_a_clip"]
@@ -187,6 +192,9 @@ def table(row: dict[str, Any]) -> str:
     for entry in row["contenders"]:
         spread = f"{entry['rate_min']:.0f}..{entry['rate_max']:.0f}"
         lines.append(f"  {entry['label']:58} {entry['rate']:8.1f} {spread:>13} {entry['cpu_ms']:7.2f}")
+        if "share_of_floor" in entry:
+            share = entry["share_of_floor"]
+            lines.append(f"      {share['wall']:.2f} of libavcodec alone   by CPU time {share['cpu']:.2f}")
         for ours, times in entry.get("fastvid_is_faster_by", {}).items():
             lines.append(f"      fastvid, {ours:20} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x")
     lines += [f"  {name} does not run here: {why}" for name, why in row["refused"].items()]
@@ -217,6 +225,14 @@ def charts(record: Mapping[str, Any]) -> list[Chart]:
             )
         )
     return found
+
+
+def _rgb(pictures: UInt8Array) -> UInt8Array:
+    """Pictures [T, H, W, 3]; YUV 4:2:0 [T, H * 3 / 2, W] is converted."""
+    if pictures.ndim == 4:
+        return pictures
+    frames = [VideoFrame.from_ndarray(picture, format="yuv420p") for picture in pictures]
+    return np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
 
 
 def _entry_settings(contender: Contender) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,51 +17,12 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from bench.corpus import CROP, Corpus
-from bench.harness import Contender
-from fastvid.decode.access import read_clip, reader_of
-from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import ClipRequest, Output, Planes, Rgb
-from fastvid.load.fetch import fetch
+from bench.rivals import PyAvFilesJob, SpdlJob
+from fastvid.decode.request import ClipRequest
+from fastvid.measure.clips import CROP, Corpus
+from fastvid.measure.rounds import Contender
 
 UInt8Array = npt.NDArray[np.uint8]
-
-
-class FastvidJob:
-    """fastvid's PyAV back-end.
-
-    Args:
-        corpus: The clips.
-        product: "rgb", or "planes" for YUV 4:2:0 ready for a device.
-        source: "memory" or "disk".
-    """
-
-    def __init__(self, corpus: Corpus, product: str, source: str) -> None:
-        self._requests, self._dataset, self._decoder = corpus.requests, corpus.dataset, PyAvDecoder()
-        self._read = [reader_of(data) for data in corpus.mp4s] if source == "memory" else None
-        num_frames, box = len(self._requests[0].frames), self._requests[0].box
-        self._out: Output
-        if product == "rgb":
-            self._out = Rgb(np.empty((3, num_frames, CROP, CROP), np.uint8))
-        else:
-            self._out = Planes.packed(np.empty(Planes.nbytes(num_frames, box), np.uint8), num_frames, box)
-
-    def __call__(self, task: int, /) -> UInt8Array | None:
-        """Returns [T, H, W, 3], or None for planes."""
-        return self.decode(self._requests[task])
-
-    def decode(self, request: ClipRequest) -> UInt8Array | None:
-        """Returns [T, H, W, 3], or None for planes."""
-        shards, rows = self._dataset.locate([request.sample])
-        shard, row = self._dataset.shard(int(shards[0])), int(rows[0])
-        if self._read is None:
-            clip = fetch(shard, row, request, key=self._dataset.key(request.sample)).clip
-        else:
-            clip = read_clip(request, shard.info(row), shard.table(row), self._read[request.sample])
-        (error,) = self._decoder.decode([clip], [self._out])
-        if error is not None:
-            raise error
-        return self._out.data.transpose(1, 2, 3, 0) if isinstance(self._out, Rgb) else None
 
 
 class TorchcodecJob:
@@ -145,12 +106,6 @@ class DecordJob:
         return self._out
 
 
-def fastvid(corpus: Corpus, workers: int, *, product: str = "rgb", source: str = "disk") -> Contender:
-    """fastvid with one thread a worker."""
-    settings = {"product": product, "source": source}
-    return Contender("fastvid", settings, partial(FastvidJob, corpus, **settings), workers)
-
-
 # Knobs of each rival with their values; the first of each is where its sweep begins.
 KNOBS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "torchcodec": {
@@ -160,9 +115,19 @@ KNOBS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "ffmpeg_threads": (1, 2),
     },
     "decord": {"source": ("memory", "file"), "ffmpeg_threads": (1, 2)},
+    "pyav": {"source": ("memory", "file"), "ffmpeg_threads": (1, 2)},
+    "spdl": {"source": ("memory", "file"), "crop": ("filter", "slice")},
+    # Another product: YUV, for a device to convert. To be compared with fastvid's planes.
+    "spdl-yuv": {"source": ("memory", "file")},
 }
 
-_JOBS: Final = {"torchcodec": TorchcodecJob, "decord": DecordJob}
+_JOBS: Final[Mapping[str, Callable[..., Any]]] = {
+    "torchcodec": TorchcodecJob,
+    "decord": DecordJob,
+    "pyav": PyAvFilesJob,
+    "spdl": SpdlJob,
+    "spdl-yuv": partial(SpdlJob, crop="filter", pix_fmt="yuv420p"),
+}
 
 
 def rival(name: str, corpus: Corpus, settings: dict[str, Any], workers: int, processes: bool) -> Contender:

@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.decode.clips import Read, read_clip
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, ClipRequest, Decoder, EncodedClip, FrameBatch, Rgb
-from fastvid.errors import ChecksumError, FastvidError, UsageError
+from fastvid.decode.request import Box, ClipRequest, Decoder, FrameBatch, Rgb
+from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.packets import PacketTable, StreamInfo
-from fastvid.format.schema import INPUT_PADDING, PacketFlag
 from fastvid.format.shard import Shard
-
-Read = Callable[[Sequence[tuple[int, memoryview]]], None]
-"""Fills each writable view with the stream's bytes from the offset beside it."""
 
 _local = threading.local()
 
@@ -183,51 +179,6 @@ def decode_frames(
         raise error
     seconds = wanted * info.fps.denominator / info.fps.numerator
     return FrameBatch(np.ascontiguousarray(rgb.transpose(1, 2, 3, 0)), wanted, seconds)
-
-
-def read_clip(request: ClipRequest, info: StreamInfo, table: PacketTable, read: Read) -> EncodedClip:
-    """The planned packets of a request, read one by one and checked.
-
-    Raises:
-        UsageError: A frame or the crop lies outside the stream.
-        ChecksumError: A packet is not the one that was indexed.
-    """
-    plan = table.plan(request.frames)
-    records = table.records[plan.packets]
-    offsets, sizes = records["offset"].astype(np.int64), records["size"].astype(np.int64)
-    starts = np.cumsum(sizes) - sizes
-    data = memoryview(bytearray(int(sizes.sum()) + INPUT_PADDING))
-    packets = [data[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
-    read(list(zip(offsets.tolist(), packets, strict=True)))
-    for number, packet, crc32 in zip(plan.packets.tolist(), packets, records["crc32"].tolist(), strict=True):
-        if zlib.crc32(packet) != crc32:
-            raise ChecksumError(
-                f"packet {number} differs from the one that was indexed",
-                hint="the shard was damaged or replaced; `fastvid verify` says how much of it",
-            )
-    return EncodedClip(
-        request=request,
-        info=info,
-        data=data,
-        starts=starts,
-        sizes=sizes,
-        shows=records["frame"].astype(np.int64),
-        keys=(records["flags"] & np.uint32(PacketFlag.KEY)) != 0,
-    )
-
-
-def reader_of(data: bytes | memoryview) -> Read:
-    """Reads a stream that is in memory, such as an MP4 just written."""
-    view = memoryview(data)
-
-    def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
-        for offset, target in ranges:
-            source = view[offset : offset + len(target)]
-            if len(source) != len(target):
-                raise ChecksumError(f"bytes end at {len(view)}, a packet lies at {offset}+{len(target)}")
-            target[:] = source
-
-    return read
 
 
 def _decoder() -> PyAvDecoder:

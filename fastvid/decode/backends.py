@@ -27,8 +27,9 @@ class Backend:
 
     Attributes:
         name: What users type.
-        target: ``module:class`` of the decoder; the class takes keyword options and may define a class method
-            ``check()`` that raises MissingDependency when this machine cannot run it.
+        target: ``module:class`` of the decoder, a `fastvid.decode.request.Decoder`. The class takes keyword options,
+            names its ``outputs``, and may define class methods: ``check()`` raises MissingDependency when this machine
+            cannot run it; ``lanes()`` says how many decoders serve the device best, by default one for each thread.
         device: Where decoded frames are, "cpu" or "cuda".
         codecs: What it decodes.
         install: The pip requirement that brings it.
@@ -59,6 +60,11 @@ class Backend:
         decoder: Decoder = self.load()(**options)
         return decoder
 
+    def lanes(self, num_threads: int) -> int:
+        """How many decoders to open where `num_threads` threads may decode."""
+        lanes = getattr(self.load(), "lanes", None)
+        return num_threads if lanes is None else int(lanes())
+
     def why_unavailable(self) -> str | None:
         """None when the decoder runs on this machine, else one sentence that says what is missing."""
         try:
@@ -79,11 +85,32 @@ _BUILT_IN = (
         install="fastvid-toolkit[dali-cuda13]",
     ),
     Backend(
+        name="dali-gpu",
+        target="fastvid.decode.dali:DaliGpuDecoder",
+        device="cuda",
+        codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9}),
+        install="fastvid-toolkit[dali-cuda13]",
+    ),
+    Backend(
         name="pyav",
         target="fastvid.decode.pyav:PyAvDecoder",
         device="cpu",
         codecs=frozenset(Codec),
         install="fastvid-toolkit",
+    ),
+    Backend(
+        name="torchcodec-cpu",
+        target="fastvid.decode.torchcodec:TorchcodecCpuDecoder",
+        device="cpu",
+        codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9}),
+        install="torchcodec",
+    ),
+    Backend(
+        name="torchcodec-cuda",
+        target="fastvid.decode.torchcodec:TorchcodecCudaDecoder",
+        device="cuda",
+        codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9}),
+        install="torchcodec",
     ),
 )
 

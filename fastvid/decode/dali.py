@@ -1,41 +1,38 @@
 """The DALI back-end: planned packets, wrapped in minimal MP4s, through ``fn.decoders.video``.
 
-DALI 2.4 decodes VP8, VP9 and MJPEG on a CPU; H.264 and HEVC need its GPU decoder. Crop, resize, flip and the layout are
-done by DALI's operators in the same pipeline.
+On a GPU a decoder is one lane: a DALI pipeline of its own, which keeps one NVDEC engine busy, so there are as many
+lanes as engines (`fastvid.decode.nvdec`). The same graph runs on a CPU, where DALI 2.4 decodes VP8, VP9 and MJPEG;
+H.264 and HEVC need the GPU. Crop, resize, flip and the layout are done by DALI's operators in the same pipeline.
 
 Colours: DALI converts with BT.601 whatever the stream says, so streams with other coefficients are refused. Its chroma
 is interpolated: against the reference of `fastvid.decode.pixels` it is 2 levels off on average and 13 at most on a
 texture of smooth colours, more at sharp edges between colours.
 
-One undecodable sample makes the pipeline that met it invalid. Then the pipeline is built anew (1 to 7 ms) and the batch
-is repeated sample by sample, so that only the bad one fails.
+One undecodable sample makes the pipeline that met it invalid. Then the pipeline is built anew (1 to 7 ms on a CPU, 50
+to 70 ms more for each NVDEC decoder) and the batch is repeated sample by sample, so that only the bad one fails.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import nvidia.dali.fn
 import nvidia.dali.pipeline
 import nvidia.dali.types
 
-from fastvid.decode.request import EncodedClip, IntArray, Output, Rgb, UInt8Array
-from fastvid.errors import DecodeError, FastvidError, UsageError
-from fastvid.format.mp4 import minimal_mp4
-from fastvid.format.picture_size import declared_size
-from fastvid.format.schema import Codec, Matrix, Range
+from fastvid.decode import nvdec
+from fastvid.decode.container import WrappedClip, check_target, wrap
+from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
+from fastvid.errors import FastvidError, UsageError
+from fastvid.format.schema import Codec
 
 # DALI's own stubs leave half of it out.
 _fn: Any = nvidia.dali.fn
 _types: Any = nvidia.dali.types
 _Pipeline: Any = nvidia.dali.pipeline.Pipeline
-
-_BT601: Final = frozenset({Matrix.SMPTE170M, Matrix.BT470BG, Matrix.UNKNOWN})
 
 
 class DaliCpuDecoder:
@@ -46,15 +43,16 @@ class DaliCpuDecoder:
         num_threads: Threads of each pipeline. One is right where every lane of a loader has a decoder of its own.
     """
 
-    outputs: Final = frozenset({Rgb})
-    codecs: Final = frozenset({Codec.VP9, Codec.MJPEG})
-    device: Final = "cpu"
+    outputs: ClassVar[frozenset[type]] = frozenset({Rgb})
+    codecs: ClassVar[frozenset[Codec]] = frozenset({Codec.VP9, Codec.MJPEG})
+    device: ClassVar[str] = "cpu"
 
     def __init__(self, *, max_clips: int = 1, num_threads: int = 1) -> None:
         if max_clips < 1 or num_threads < 1:
             raise UsageError(f"max_clips {max_clips} and num_threads {num_threads} must be at least 1")
         self.max_clips = max_clips
         self._num_threads = num_threads
+        self._device_id: int | None = None
         self._graphs: dict[bool, _Graph] | None = {}
         self._lock = threading.Lock()
 
@@ -64,23 +62,23 @@ class DaliCpuDecoder:
         Raises:
             UsageError: The decoder is closed or in use by another thread, or an output does not fit its request.
         """
-        targets = [_target(clip, output) for clip, output in zip(clips, outputs, strict=True)]
+        targets = [check_target(clip, output, self.outputs) for clip, output in zip(clips, outputs, strict=True)]
         if not self._lock.acquire(blocking=False):
             raise UsageError("a DALI decoder serves one thread at a time", hint="open one for each thread")
         try:
             if self._graphs is None:
                 raise UsageError("the decoder is closed")
             results: list[FastvidError | None] = [None] * len(clips)
-            samples = []
+            wrapped: dict[int, WrappedClip] = {}
             for number, clip in enumerate(clips):
                 try:
-                    samples.append(self._sample(number, clip))
+                    wrapped[number] = wrap(clip, f"DALI on a {self.device}", self.codecs)
                 except FastvidError as error:
                     results[number] = clip.fail(error.message, hint=error.hint)
             for resized in (False, True):
-                group = [sample for sample in samples if sample.resized is resized]
+                group = [number for number, sample in wrapped.items() if sample.resized is resized]
                 for first in range(0, len(group), self.max_clips):
-                    self._run(resized, group[first : first + self.max_clips], targets, results)
+                    self._run(resized, group[first : first + self.max_clips], wrapped, targets, results)
             return results
         finally:
             self._lock.release()
@@ -90,104 +88,90 @@ class DaliCpuDecoder:
         with self._lock:
             self._graphs = None
 
-    def _sample(self, number: int, clip: EncodedClip) -> _Sample:
-        info = clip.info
-        if info.codec not in self.codecs:
-            known = ", ".join(sorted(codec.label for codec in self.codecs))
-            raise DecodeError(f"DALI decodes {known} on a {self.device}, not {info.codec.label}", hint="use pyav")
-        # JPEG pictures say their range themselves.
-        if info.matrix not in _BT601 or (info.range is Range.FULL and info.codec is not Codec.MJPEG):
-            colour = f"{info.matrix.name.lower()} {info.range.name.lower()}"
-            raise DecodeError(f"DALI converts by limited BT.601, the stream is {colour}", hint="use pyav")
-        if not clip.keys[0]:
-            raise DecodeError("the first packet of a plan must be a key packet")
-        for start, size in zip(clip.starts.tolist(), clip.sizes.tolist(), strict=True):
-            if not size:
-                raise DecodeError("a packet is empty")
-            found = declared_size(info.codec, clip.data[start : start + size])
-            # DALI writes pictures into memory of the promised size, whatever theirs is.
-            if found not in (None, (info.width, info.height)):
-                raise DecodeError(f"a packet's pictures are {found}, the stream's {(info.width, info.height)}")
-        wanted, index = np.unique(clip.request.frames, return_inverse=True)
-        shown = np.sort(clip.shows)
-        # Positions among the packets given, sorted and unique: for a repeated one DALI seeks and decodes again.
-        positions = np.searchsorted(shown, wanted)
-        if positions[-1] >= len(shown) or (shown[positions] != wanted).any():
-            raise DecodeError("wanted frames are shown by no packet of the plan")
-        mp4 = minimal_mp4(info, clip.data, clip.starts, clip.sizes, clip.shows, clip.keys)
-        return _Sample(number, clip, np.frombuffer(mp4, np.uint8), positions.astype(np.int32), index)
-
     def _run(
         self,
         resized: bool,
-        samples: Sequence[_Sample],
-        targets: Sequence[UInt8Array],
+        numbers: Sequence[int],
+        wrapped: dict[int, WrappedClip],
+        targets: Sequence[Rgb | DeviceRgb],
         results: list[FastvidError | None],
     ) -> None:
+        """Decodes some clips in one run; those of a run that fails again, one by one."""
         assert self._graphs is not None
         graph = self._graphs.pop(resized, None)
         try:
             if graph is None:
-                graph = _Graph(self.device, resized=resized, max_clips=self.max_clips, num_threads=self._num_threads)
-            errors = graph.run(samples, targets)
+                graph = _Graph(resized, self.max_clips, self._num_threads, self._device_id)
+            errors = graph.run([wrapped[number] for number in numbers], [targets[number] for number in numbers])
         except RuntimeError as error:
-            if len(samples) == 1:
-                results[samples[0].number] = samples[0].clip.fail(_reason(error))
+            if len(numbers) == 1:
+                results[numbers[0]] = wrapped[numbers[0]].clip.fail(_reason(error))
                 return
-            for sample in samples:
-                self._run(resized, [sample], targets, results)
+            for number in numbers:
+                self._run(resized, [number], wrapped, targets, results)
             return
         # Put back only after a run without an exception: the pipeline is invalid otherwise.
         self._graphs[resized] = graph
-        for sample, message in zip(samples, errors, strict=True):
+        for number, message in zip(numbers, errors, strict=True):
             if message is not None:
-                results[sample.number] = sample.clip.fail(message)
+                results[number] = wrapped[number].clip.fail(message)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sample:
-    """A clip as DALI gets it.
+class DaliGpuDecoder(DaliCpuDecoder):
+    """One lane of a GPU: decodes batches of clips with NVDEC, and leaves the frames on the GPU.
 
-    Attributes:
-        number: Its place in the call.
-        clip: The clip.
-        mp4: Its packets in a container.
-        positions: Which of the container's frames are wanted, sorted and unique, int32 [U].
-        index: Which of those stands at each place of the output, int64 [T].
+    Args:
+        max_clips: The most clips of one DALI batch.
+        num_threads: Threads of the pipeline, for parsing and demuxing.
+        device_id: Which GPU; by default torch's current one.
     """
 
-    number: int
-    clip: EncodedClip
-    mp4: UInt8Array
-    positions: npt.NDArray[np.int32]
-    index: IntArray
+    outputs = frozenset({DeviceRgb})
+    codecs = frozenset({Codec.H264, Codec.HEVC, Codec.VP9})
+    device = "gpu"
 
-    @property
-    def resized(self) -> bool:
-        request = self.clip.request
-        return (request.box.height, request.box.width) != request.size
+    def __init__(self, *, max_clips: int = 4, num_threads: int = 1, device_id: int | None = None) -> None:
+        super().__init__(max_clips=max_clips, num_threads=num_threads)
+        self._device_id = nvdec.current_device() if device_id is None else device_id
+
+    @staticmethod
+    def check() -> None:
+        """Raises MissingDependency, with the reason, where no GPU can decode."""
+        nvdec.require(nvdec.current_device())
+
+    @staticmethod
+    def lanes() -> int:
+        """NVDEC engines of torch's current GPU: one decoder for each is right."""
+        return nvdec.engines(nvdec.current_device())
 
 
 class _Graph:
     """One DALI pipeline that stays open: encoded clips in, uint8 [3, U, H, W] out.
 
     Args:
-        device: "cpu".
         resized: Whether crops are resized; a crop alone costs a third of that.
         max_clips: The most samples of one run.
         num_threads: Threads of the pipeline.
+        device_id: GPU, or None for the CPU.
     """
 
-    def __init__(self, device: str, *, resized: bool, max_clips: int, num_threads: int) -> None:
+    def __init__(self, resized: bool, max_clips: int, num_threads: int, device_id: int | None) -> None:
         self._resized = resized
+        self._device_id = device_id
         pipeline = _Pipeline(
-            batch_size=max_clips, num_threads=num_threads, device_id=None, prefetch_queue_depth=1, set_affinity=False
+            batch_size=max_clips,
+            num_threads=num_threads,
+            device_id=device_id,
+            prefetch_queue_depth=1,
+            set_affinity=False,
         )
         with pipeline:
             mp4 = _fn.external_source(name="mp4", dtype=_types.UINT8, ndim=1)
             positions = _fn.external_source(name="positions", dtype=_types.INT32, ndim=1)
             # Without pad_mode a missing frame would silently be black.
-            video = _fn.decoders.video(mp4, frames=positions, device=device, pad_mode="none")
+            video = _fn.decoders.video(
+                mp4, frames=positions, device="cpu" if device_id is None else "mixed", pad_mode="none"
+            )
             corner = _fn.external_source(name="corner", dtype=_types.FLOAT, ndim=1)
             extent = _fn.external_source(name="extent", dtype=_types.FLOAT, ndim=1)
             flip = _fn.external_source(name="flip", dtype=_types.INT32, ndim=0)
@@ -208,8 +192,8 @@ class _Graph:
         pipeline.build()
         self._pipeline = pipeline
 
-    def run(self, samples: Sequence[_Sample], targets: Sequence[UInt8Array]) -> list[str | None]:
-        """Decodes samples into the targets of their numbers.
+    def run(self, samples: Sequence[WrappedClip], targets: Sequence[Rgb | DeviceRgb]) -> list[str | None]:
+        """Decodes samples into their targets.
 
         Returns:
             For each sample None, or what is wrong with it.
@@ -220,7 +204,7 @@ class _Graph:
         requests = [sample.clip.request for sample in samples]
         boxes = [request.box for request in requests]
         feed = self._pipeline.feed_input
-        feed("mp4", [sample.mp4 for sample in samples])
+        feed("mp4", [np.frombuffer(sample.mp4, np.uint8) for sample in samples])
         feed("positions", [sample.positions for sample in samples])
         feed("corner", [np.array((box.y, box.x), np.float32) for box in boxes])
         feed("extent", [np.array((box.height, box.width), np.float32) for box in boxes])
@@ -229,29 +213,31 @@ class _Graph:
             feed("size", [np.array(request.size, np.float32) for request in requests])
         rgb, shapes = self._pipeline.run()
         errors: list[str | None] = []
-        for place, sample in enumerate(samples):
+        for place, (sample, target) in enumerate(zip(samples, targets, strict=True)):
             info = sample.clip.info
             decoded = tuple(np.asarray(shapes.at(place)).tolist())
             expected = (len(sample.positions), info.height, info.width, 3)
             if decoded != expected:
                 errors.append(f"decoded frames have shape {decoded}, the stream promises {expected}")
                 continue
-            frames, target = np.asarray(rgb.at(place)), targets[sample.number]
-            if len(sample.index) == len(sample.positions) and (np.diff(sample.index) > 0).all():
-                target[...] = frames
+            if isinstance(target, Rgb):
+                frames = np.asarray(rgb.at(place))
+                target.data[...] = frames if sample.in_order else frames[:, sample.index]
             else:
-                np.take(frames, sample.index, axis=1, out=target)
+                self._deliver(rgb.at(place), sample, target)
             errors.append(None)
+        if self._device_id is not None:
+            # The pipeline writes over its outputs in the next run, and the consumer has a stream of its own.
+            nvdec.synchronize(self._device_id)
         return errors
 
+    def _deliver(self, tensor: Any, sample: WrappedClip, target: DeviceRgb) -> None:
+        """Copies from DALI's tensor on a device to ours; the frames never see the host."""
+        import torch
+        from torch.utils.dlpack import from_dlpack
 
-def _target(clip: EncodedClip, output: Output) -> UInt8Array:
-    if not isinstance(output, Rgb):
-        raise UsageError(f"DALI writes Rgb, not {type(output).__name__}")
-    expected = (3, len(clip.request.frames), *clip.request.size)
-    if output.data.shape != expected:
-        raise UsageError(f"output has shape {output.data.shape}, the request gives {expected}")
-    return output.data
+        frames = from_dlpack(tensor)
+        target.data.copy_(frames if sample.in_order else frames[:, torch.from_numpy(sample.index).to(frames.device)])
 
 
 def _reason(error: RuntimeError) -> str:

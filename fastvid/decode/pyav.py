@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import av
@@ -31,7 +31,7 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.request import EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import Box, EncodedClip, Output, Planes, Rgb, UInt8Array
 from fastvid.decode.swscale import RgbConverter
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
@@ -90,32 +90,35 @@ class PyAvDecoder:
             self._converter = None
 
     def _decode(self, clip: EncodedClip, output: Output, converter: RgbConverter) -> DecodeError | None:
-        request, box = clip.request, clip.request.box
+        request = clip.request
         frames = request.frames.tolist()
-        slots: dict[int, int] = {}
+        places: dict[int, int] = {}
+        for place, frame in enumerate(frames):
+            places.setdefault(frame, place)
         try:
             if isinstance(output, Rgb):
                 _check_shape(output.data.shape, (3, len(frames), *request.size))
-                index = [slots.setdefault(frame, len(slots)) for frame in frames]
-                self._run(clip, converter.planes(len(slots), box.height, box.width), slots, converter)
-                converter.write(clip.info, request, index, output.data)
+                converter.begin(clip.info, request, output.data)
+                self._run(clip, _Sink(clip, places, converter, converter.write))
+                written: tuple[UInt8Array, ...] = tuple(output.data)
+            elif isinstance(output, Planes):
+                _check_shape(output.y.shape, (len(frames), request.box.height, request.box.width))
+                self._run(clip, _Sink(clip, places, converter, _planes_writer(output, request.box)))
+                written = (output.y, output.u, output.v)
             else:
-                _check_shape(output.y.shape, (len(frames), box.height, box.width))
-                for place, frame in enumerate(frames):
-                    slots.setdefault(frame, place)
-                self._run(clip, output, slots, converter)
-                for place, frame in enumerate(frames):
-                    if slots[frame] != place:
-                        for plane in (output.y, output.u, output.v):
-                            plane[place] = plane[slots[frame]]
+                raise UsageError(f"PyAV writes Planes and Rgb, not {type(output).__name__}")
         except DecodeError as error:
             error.at(shard=clip.shard or None, key=clip.key or None)
             return error
+        if len(places) < len(frames):
+            for place, frame in enumerate(frames):
+                if places[frame] != place:
+                    for plane in written:
+                        plane[place] = plane[places[frame]]
         return None
 
-    def _run(self, clip: EncodedClip, planes: Planes, slots: dict[int, int], converter: RgbConverter) -> None:
-        """Feeds a clip's packets and copies frame f to row slots[f] of the planes."""
-        sink = _Sink(clip, planes, slots, converter)
+    def _run(self, clip: EncodedClip, sink: _Sink) -> None:
+        """Feeds a clip's packets; its frames go to the sink."""
         info = clip.info
         data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
         key = (info.codec, info.extradata, info.width, info.height)
@@ -156,25 +159,26 @@ class PyAvDecoder:
         return context
 
 
+Write = Callable[[VideoFrame, int], None]
+"""Copies or converts an 8-bit 4:2:0 frame to a place of the output."""
+
+
 class _Sink:
-    """Takes a clip's frames as they leave the decoder, checks each and copies the wanted ones."""
+    """Takes a clip's frames as they leave the decoder, checks each and writes the wanted ones to their places."""
 
-    __slots__ = ("_convert", "_copies", "_count", "_info", "_keys", "_last", "_shown", "_slots", "_todo")
+    __slots__ = ("_convert", "_count", "_info", "_keys", "_last", "_places", "_shown", "_todo", "_write")
 
-    def __init__(self, clip: EncodedClip, planes: Planes, slots: dict[int, int], converter: RgbConverter) -> None:
+    def __init__(self, clip: EncodedClip, places: dict[int, int], converter: RgbConverter, write: Write) -> None:
         if not clip.keys[0]:
             raise DecodeError("the first packet of a plan must be a key packet", frame=int(clip.shows[0]))
-        box = clip.request.box
-        chroma = (box.y // 2, box.x // 2, (box.height // 2, box.width // 2))
-        luma = (box.y, box.x, (box.height, box.width))
-        self._copies = ((planes.y, *luma), (planes.u, *chroma), (planes.v, *chroma))
         self._convert = converter.to_420
+        self._write = write
         self._info = clip.info
         shows = clip.shows
         self._keys = frozenset(shows[clip.keys].tolist()) if clip.info.codec in _CONCEALING else frozenset()
         self._shown = int(np.count_nonzero(shows >= 0))
-        self._slots = slots
-        self._todo = len(slots)
+        self._places = places
+        self._todo = len(places)
         self._count = 0
         self._last = -1
 
@@ -199,22 +203,36 @@ class _Sink:
             raise DecodeError(
                 f"frame {number} has {frame.width}x{frame.height} pixels, the stream {info.width}x{info.height}"
             )
-        slot = self._slots.get(number)
-        if slot is None:
+        place = self._places.get(number)
+        if place is None:
             return
         self._todo -= 1
         if frame.format.name not in _FORMATS_420:
             frame = self._convert(frame, info)
-        plane: Any  # a buffer to numpy, which the stubs do not know
-        for plane, (target, y, x, shape) in zip(frame.planes, self._copies, strict=True):
-            pitch = plane.line_size
-            target[slot] = np.ndarray(shape, np.uint8, plane, y * pitch + x, (pitch, 1))
+        self._write(frame, place)
 
     def finish(self) -> None:
         if self._count != self._shown:
             raise DecodeError(f"{self._shown} packets show a frame, {self._count} frames came out")
         if self._todo:
             raise DecodeError(f"{self._todo} of the wanted frames are shown by no packet of the plan")
+
+
+def _planes_writer(planes: Planes, box: Box) -> Write:
+    half = (box.height // 2, box.width // 2)
+    copies = (
+        (planes.y, box.y, box.x, (box.height, box.width)),
+        (planes.u, box.y // 2, box.x // 2, half),
+        (planes.v, box.y // 2, box.x // 2, half),
+    )
+
+    def write(frame: VideoFrame, place: int) -> None:
+        plane: Any  # a buffer to numpy, which the stubs do not know
+        for plane, (target, y, x, shape) in zip(frame.planes, copies, strict=True):
+            pitch = plane.line_size
+            target[place] = np.ndarray(shape, np.uint8, plane, y * pitch + x, (pitch, 1))
+
+    return write
 
 
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:

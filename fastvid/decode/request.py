@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,7 @@ class EncodedClip:
         request: What is wanted.
         info: The stream.
         data: The planned packets' bytes, with at least 64 zero bytes behind the last packet; not to be written while
-            a decoder holds it.
+            a decoder reads it, which it does until its `decode` returns.
         starts: Where each packet starts in `data`, int64 [P], decode order.
         sizes: Bytes of each packet, int64 [P].
         shows: Frame index that each packet shows, -1 for none, int64 [P].
@@ -96,7 +96,7 @@ class EncodedClip:
             raise UsageError(f"crop {box} leaves the {info.width}x{info.height} stream", key=self.key)
         if not len(self.starts) == len(self.sizes) == len(self.shows) == len(self.keys) > 0:
             raise UsageError("starts, sizes, shows and keys must have one entry a packet", key=self.key)
-        if int((self.starts + self.sizes).max()) + INPUT_PADDING > len(self.data):
+        if int(np.maximum.reduce(self.starts + self.sizes)) + INPUT_PADDING > len(self.data):
             raise UsageError(f"packet data must end with {INPUT_PADDING} spare bytes", key=self.key)
 
     def fail(self, message: str, *, hint: str | None = None, **where: object) -> DecodeError:
@@ -161,7 +161,22 @@ class Rgb:
         return f"Rgb({self.data.shape})"
 
 
-Output = Planes | Rgb
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceRgb:
+    """Where a decoder puts finished frames that never leave its device: cropped, resized, flipped, converted.
+
+    Attributes:
+        data: torch uint8 [3, T, H, W] on the decoder's device. What is written is there for every stream of the device
+            when `decode` returns.
+    """
+
+    data: Any
+
+    def __repr__(self) -> str:
+        return f"DeviceRgb({tuple(self.data.shape)} on {self.data.device})"
+
+
+Output = Planes | Rgb | DeviceRgb
 
 
 @runtime_checkable
@@ -175,7 +190,7 @@ class Decoder(Protocol):
     """The most clips of one call. Batch decoders want many, packet decoders one."""
 
     outputs: frozenset[type]
-    """Which of `Planes` and `Rgb` it can write."""
+    """Which of `Planes`, `Rgb` and `DeviceRgb` it can write."""
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
         """Decodes each clip into the output of the same index.

@@ -1,7 +1,4 @@
-"""YUV 4:2:0 planes to RGB on the host, by libswscale: all frames of a clip in one call, cropped before.
-
-Frames of a clip are stacked into one tall picture, because 4:2:0 planes of even height stay 4:2:0 when stacked; frames
-that are resized go one by one, since a vertical filter would mix neighbours.
+"""YUV 4:2:0 frames to RGB on the host, by libswscale: cropped before, from the decoder's frame straight to the output.
 
 Accuracy against the rounded float reference of `fastvid.decode.pixels`:
 
@@ -12,14 +9,15 @@ Accuracy against the rounded float reference of `fastvid.decode.pixels`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
 from typing import Any, Final
 
 import numpy as np
 from av.video.frame import VideoFrame
-from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
-from fastvid.decode.request import ClipRequest, Planes, UInt8Array
+from fastvid.decode.libswscale import Pointers, Scaler, Strides
+from fastvid.decode.request import ClipRequest, UInt8Array
 from fastvid.errors import DecodeError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Matrix, Range
@@ -37,71 +35,85 @@ COLORSPACE: Final = {
 COLOR_RANGE: Final = {Range.UNKNOWN: ColorRange.MPEG, Range.LIMITED: ColorRange.MPEG, Range.FULL: ColorRange.JPEG}
 
 # libswscale's 4:2:0 to planar RGB code leaves the last columns unwritten when the width modulo 16 is 1 to 8 (seen with
-# libswscale 9.5), so rows are padded to a multiple of 16. It may read a vector past the last row.
-_ROW: Final = 16
+# libswscale 9.5), and its vectors have up to 32 bytes: rows of other widths are converted as the next multiple.
+_ROW: Final = 32
+# Vectors may read or write past the last row.
 _SLACK: Final = 64
-
+# A context costs 15 us, one that resizes 50 us. Random crops have thousands of sizes, so few are worth keeping.
+_MAX_SCALERS: Final = 8
 # Where R, G and B lie in FFmpeg's gbrp.
-_RGB_PLANES: Final = (2, 0, 1)
+_PLANE_OF_RGB: Final = (2, 0, 1)
 
 
 class RgbConverter:
-    """Turns planes into RGB. Keeps libswscale's tables and its buffers between clips; for one thread."""
+    """Writes frames of one clip after the other. Keeps libswscale's contexts and its buffers; for one thread."""
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
-        self._buffer: UInt8Array = np.empty(0, dtype=np.uint8)
-        self._stacked: Planes | None = None
+        self._scalers: OrderedDict[tuple[object, ...], Scaler] = OrderedDict()
+        self._source, self._source_strides = Pointers(), Strides()
+        self._target, self._target_strides = Pointers(), Strides()
+        self._stage: UInt8Array = np.empty(0, dtype=np.uint8)
+        self._picture: UInt8Array = np.empty(0, dtype=np.uint8)
 
-    def planes(self, num_frames: int, height: int, width: int) -> Planes:
-        """Planes to fill with `num_frames` cropped frames before `write`; valid until the next call."""
-        padded = -(-width // _ROW) * _ROW
-        luma = num_frames * height * padded
-        if len(self._buffer) < luma * 3 // 2 + _SLACK:
-            self._buffer = np.zeros(luma * 3 // 2 + _SLACK, dtype=np.uint8)
-        half = (num_frames, height // 2, padded // 2)
-        stacked = Planes(
-            self._buffer[:luma].reshape(num_frames, height, padded),
-            self._buffer[luma : luma * 5 // 4].reshape(half),
-            self._buffer[luma * 5 // 4 : luma * 3 // 2].reshape(half),
-        )
-        self._stacked = stacked
-        return Planes(stacked.y[:, :, :width], stacked.u[:, :, : width // 2], stacked.v[:, :, : width // 2])
-
-    def write(self, info: StreamInfo, request: ClipRequest, index: Sequence[int], out: UInt8Array) -> None:
-        """Converts the planes that `planes` gave out.
+    def begin(self, info: StreamInfo, request: ClipRequest, out: UInt8Array) -> None:
+        """Prepares for the frames of a clip.
 
         Args:
             info: The stream; says range and matrix.
-            request: Says size and flip.
-            index: Which of the planes' frames stands at each position of the output, [T].
+            request: Says crop, size and flip.
             out: uint8 [3, T, H, W] to write.
 
         Raises:
             DecodeError: The matrix is not one of YUV.
         """
-        assert self._stacked is not None
-        y, u, v = self._stacked.y, self._stacked.u, self._stacked.v
-        num_frames, height, padded = y.shape
-        box, (out_height, out_width) = request.box, request.size
-        if (box.height, box.width) == request.size:
-            picture = self._convert(
-                (y.reshape(-1, padded), u.reshape(-1, padded // 2), v.reshape(-1, padded // 2)), info, None
-            )
-            for plane, target in zip(_planes(picture, (num_frames, height, box.width)), out, strict=True):
-                _copy(plane if len(index) == num_frames else plane[index], target, request.flip)
-            return
-        places: list[list[int]] = [[] for _ in range(num_frames)]
-        for place, frame in enumerate(index):
-            places[frame].append(place)
-        for frame, where in enumerate(places):
-            cut = (y[frame, :, : box.width], u[frame, :, : box.width // 2], v[frame, :, : box.width // 2])
-            picture = self._convert(cut, info, request.size)
-            for plane, target in zip(_planes(picture, (1, out_height, out_width)), out, strict=True):
-                _copy(plane[0], target[where[0]], request.flip)
-        for where in places:
-            for copy in where[1:]:
-                out[:, copy] = out[:, where[0]]
+        box, (height, width) = request.box, request.size
+        colorspace, color_range = _colour(info)
+        self._resized = (box.height, box.width) != request.size
+        padded = -(-width // _ROW) * _ROW
+        # Only what is resized has a source of the crop's true width: a filter must not see what lies beside it.
+        self._width = box.width if self._resized else padded
+        target = (height, width if self._resized else padded)
+        key = (box.height, self._width, target, colorspace, color_range)
+        scaler = self._scalers.pop(key, None)
+        if scaler is None:
+            scaler = Scaler((box.height, self._width), target, colorspace, color_range == ColorRange.JPEG)
+        self._scalers[key] = self._scaler = scaler
+        if len(self._scalers) > _MAX_SCALERS:
+            self._scalers.popitem(last=False)
+        self._box, self._flip, self._out = box, request.flip, out
+        # Rows that nothing has to be done to are written where they belong.
+        self._direct = padded == width and not request.flip and out.strides[3] == 1
+        if self._direct:
+            self._base, self._plane, self._step, pitch = out.ctypes.data, out.strides[0], out.strides[1], out.strides[2]
+        else:
+            if self._picture.shape[1:] != (height, padded):
+                buffer = np.empty(3 * height * padded + _SLACK, dtype=np.uint8)
+                self._picture = buffer[: 3 * height * padded].reshape(3, height, padded)
+            self._base, self._plane, self._step, pitch = self._picture.ctypes.data, height * padded, 0, padded
+        for number in range(3):
+            self._target_strides[number] = pitch
+
+    def write(self, frame: VideoFrame, place: int) -> None:
+        """Converts an 8-bit 4:2:0 frame of the stream's size into ``out[:, place]``."""
+        box, source, strides = self._box, self._source, self._source_strides
+        planes: Any = frame.planes
+        y, u, v = planes
+        luma, chroma = y.line_size, u.line_size
+        if box.x + self._width <= luma and box.x // 2 + self._width // 2 <= chroma:
+            source[0] = y.buffer_ptr + box.y * luma + box.x
+            source[1] = u.buffer_ptr + box.y // 2 * chroma + box.x // 2
+            source[2] = v.buffer_ptr + box.y // 2 * chroma + box.x // 2
+            strides[0], strides[1], strides[2] = luma, chroma, chroma
+        else:
+            self._copy_out(planes)
+        start = self._base + place * self._step
+        for number, plane in enumerate(_PLANE_OF_RGB):
+            self._target[plane] = start + number * self._plane
+        self._scaler(source, strides, self._target, self._target_strides)
+        if not self._direct:
+            for channel, target in zip(self._picture, self._out[:, place], strict=True):
+                _copy(channel[:, : target.shape[1]], target, self._flip)
 
     def to_420(self, frame: VideoFrame, info: StreamInfo) -> VideoFrame:
         """A frame in another YUV format (4:2:2, 4:4:4, 10 bits, grey) as 8-bit 4:2:0 of the same range and matrix.
@@ -119,26 +131,26 @@ class RgbConverter:
             dst_colorspace=colorspace,
             src_color_range=color_range,
             dst_color_range=color_range,
+            # None would start a thread per core, which takes five times as long as converting.
             threads=1,
         )
 
-    def _convert(
-        self, planes: tuple[UInt8Array, UInt8Array, UInt8Array], info: StreamInfo, size: tuple[int, int] | None
-    ) -> VideoFrame:
-        colorspace, color_range = _colour(info)
-        height, width = size or (None, None)
-        # threads=None would start a thread per core: 1.1 instead of 0.2 ms for 8 frames of 224x224.
-        return self._reformatter.reformat(
-            VideoFrame.from_dlpack(planes, format="yuv420p"),
-            width,
-            height,
-            "gbrp",
-            src_colorspace=colorspace,
-            dst_colorspace=colorspace,
-            interpolation=Interpolation.BILINEAR,
-            src_color_range=color_range,
-            threads=1,
-        )
+    def _copy_out(self, planes: Any) -> None:
+        """Crops a frame whose rows end too close behind the crop into rows of our own."""
+        box, width = self._box, self._width
+        size = box.height * width
+        if len(self._stage) < size * 3 // 2 + _SLACK:
+            self._stage = np.zeros(size * 3 // 2 + _SLACK, dtype=np.uint8)
+        at = 0
+        for number, (plane, step) in enumerate(zip(planes, (1, 2, 2), strict=True)):
+            height, row, pitch = box.height // step, width // step, plane.line_size
+            cut = (height, box.width // step)
+            rows = self._stage[at : at + height * row].reshape(height, row)
+            start = box.y // step * pitch + box.x // step
+            rows[:, : cut[1]] = np.ndarray(cut, np.uint8, plane, start, (pitch, 1))
+            self._source[number] = self._stage.ctypes.data + at
+            self._source_strides[number] = row
+            at += height * row
 
 
 def _colour(info: StreamInfo) -> tuple[int, int]:
@@ -148,22 +160,11 @@ def _colour(info: StreamInfo) -> tuple[int, int]:
         raise DecodeError(f"matrix {info.matrix.name} is not one of YUV") from None
 
 
-def _planes(picture: VideoFrame, shape: tuple[int, int, int]) -> list[UInt8Array]:
-    """R, G and B of a stacked gbrp picture, each [T, H, W], without a copy."""
-    planes = picture.planes
-    views = []
-    for number in _RGB_PLANES:
-        plane: Any = planes[number]  # a buffer to numpy, which the stubs do not know
-        pitch = plane.line_size
-        views.append(np.ndarray(shape, np.uint8, plane, 0, (shape[1] * pitch, pitch, 1)))
-    return views
-
-
 def _copy(source: UInt8Array, target: UInt8Array, flip: bool) -> None:
-    """Copies rows, mirrored or not; the last axis of both is dense."""
+    """Copies rows, mirrored or not; the source's rows are dense."""
     if not flip:
         target[...] = source
-    elif source.shape[-1] % 8 == 0:
+    elif source.shape[-1] % 8 == 0 and target.strides[-1] == 1:
         # Reversing eight bytes at once, by byte order, is seven times as fast as a negative stride over bytes.
         target.view(">u8")[...] = source.view("<u8")[..., ::-1]
     else:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.generations import Generation as Generation
@@ -137,6 +136,15 @@ class Dataset:
         starts = np.concatenate([[0], self._ends[:-1]])[shards]
         return shards, rows - starts
 
+    @cached_property
+    def shard_sizes(self) -> IntArray:
+        """Selected samples of each shard of the generation, int64 [S]."""
+        return np.diff(np.searchsorted(self.rows, self._ends), prepend=0)
+
+    def shard_name(self, index: int) -> str:
+        """Stem of a shard's files."""
+        return self.generation.shards[index].name
+
     def shard(self, index: int) -> Shard:
         """A shard of the generation, mapped on first use and kept."""
         shard = self._shards.get(index)
@@ -165,7 +173,7 @@ class Dataset:
             raise FormatError(
                 f"{table.num_rows} annotations for {self.generation.num_samples} samples", file=self.storage.url
             )
-        keep = ~ds.field("removed")
+        keep = ~pc.field("removed")
         if self.split is not None:
             keep &= self._split_expression(self.split)
         if self.where is not None:
@@ -180,7 +188,7 @@ class Dataset:
             raise UsageError("no sample matches", split=self.split, where=self.where, file=self.storage.url)
         return rows
 
-    def _split_expression(self, split: str) -> ds.Expression:
+    def _split_expression(self, split: str) -> pc.Expression:
         column, colon, value = split.rpartition(":")
         column = column if colon else _SPLIT
         names = self.annotations.column_names
@@ -192,7 +200,7 @@ class Dataset:
         if value not in values:
             present = ", ".join(sorted(str(v) for v in values if v is not None))
             raise UsageError(f"no sample has {column} {value!r}", file=self.storage.url, hint=f"known are {present}")
-        return ds.field(column) == value
+        return pc.field(column) == value
 
 
 def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

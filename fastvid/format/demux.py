@@ -35,6 +35,10 @@ _EXTRADATA_BOXES: Final = (b"avcC", b"hvcC", b"av1C")
 _VISUAL_ENTRY: Final = 78
 # Object types of an elementary stream descriptor (MP4 registration authority): JPEG is 0x6C.
 _ESDS_JPEG: Final = 0x6C
+# Tags of ISO/IEC 14496-1 table 1, and the bytes of fields before the descriptors inside.
+DECODER_CONFIG: Final = 0x04
+DECODER_SPECIFIC: Final = 0x05
+_DESCRIPTOR_FIELDS: Final = {0x03: 3, DECODER_CONFIG: 13}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,36 +136,36 @@ def read_track(view: memoryview) -> Track:
     Raises:
         FormatError: There is none, it is fragmented, or its tables are broken.
     """
-    moov = _find(view, b"moov", "file")
-    if any(name == b"mvex" for name, _ in _boxes(moov)):
+    moov = find_box(view, b"moov", "file")
+    if any(name == b"mvex" for name, _ in boxes(moov)):
         raise FormatError("the MP4 is fragmented")
-    header = _find(moov, b"mvhd", "moov")
+    header = find_box(moov, b"mvhd", "moov")
     movie_scale = _u32(header, 20 if header[0] else 12)
-    for name, trak in _boxes(moov):
+    for name, trak in boxes(moov):
         if name != b"trak":
             continue
-        mdia = _find(trak, b"mdia", "trak")
-        if bytes(_find(mdia, b"hdlr", "mdia")[8:12]) == b"vide":
+        mdia = find_box(trak, b"mdia", "trak")
+        if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == b"vide":
             return _read_trak(trak, mdia, movie_scale, len(view))
     raise FormatError("the MP4 has no video track")
 
 
 def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: int) -> Track:
-    mdhd = _find(mdia, b"mdhd", "mdia")
+    mdhd = find_box(mdia, b"mdhd", "mdia")
     timescale = _u32(mdhd, 20 if mdhd[0] else 12)
     if not timescale:
         raise FormatError("the video track has no time scale")
-    stbl = _find(_find(mdia, b"minf", "mdia"), b"stbl", "minf")
-    tables = dict(_boxes(stbl))
+    stbl = find_box(find_box(mdia, b"minf", "mdia"), b"stbl", "minf")
+    tables = dict(boxes(stbl))
     for required in (b"stsd", b"stts", b"stsc", b"stsz"):
         if required not in tables:
             raise FormatError(f"the MP4 lacks its {required.decode()} table")
-    entry_name, entry = next(iter(_boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
+    entry_name, entry = next(iter(boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
     codec = _CODECS.get(entry_name)
     if codec is None:
         raise FormatError(f"codec {entry_name!r} is not known")
-    inner = dict(_boxes(entry[_VISUAL_ENTRY:]))
-    if codec is Codec.MPEG4 and _esds_type(inner.get(b"esds")) == _ESDS_JPEG:
+    inner = dict(boxes(entry[_VISUAL_ENTRY:]))
+    if codec is Codec.MPEG4 and descriptor(inner.get(b"esds"), DECODER_CONFIG)[:1] == bytes([_ESDS_JPEG]):
         codec = Codec.MJPEG
     colour_range, matrix = _colour(inner.get(b"colr"), codec, inner.get(b"vpcC"))
 
@@ -180,7 +184,7 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
         codec=codec,
         width=_u16(entry, 24),
         height=_u16(entry, 26),
-        extradata=next((bytes(inner[name]) for name in _EXTRADATA_BOXES if name in inner), b""),
+        extradata=_decoder_setup(codec, inner),
         range=colour_range,
         matrix=matrix,
         timescale=timescale,
@@ -192,7 +196,12 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
     )
 
 
-def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Name and body of each box of a container box.
+
+    Raises:
+        FormatError: A box leaves its parent.
+    """
     position = 0
     while position + 8 <= len(view):
         size, name, header = _u32(view, position), bytes(view[position + 4 : position + 8]), 8
@@ -206,8 +215,13 @@ def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         position += size
 
 
-def _find(view: memoryview, wanted: bytes, parent: str) -> memoryview:
-    for name, body in _boxes(view):
+def find_box(view: memoryview, wanted: bytes, parent: str) -> memoryview:
+    """The body of the first box of a name.
+
+    Raises:
+        FormatError: There is none.
+    """
+    for name, body in boxes(view):
         if name == wanted:
             return body
     raise FormatError(f"the MP4's {parent} holds no {wanted.decode()} box")
@@ -285,10 +299,10 @@ def _composition_offsets(ctts: memoryview | None, count: int) -> npt.NDArray[np.
 
 def _edit(trak: memoryview, movie_scale: int, timescale: int) -> tuple[int, int | None]:
     """Start and length, in media ticks, of the one edit that shows media; (0, None) without an edit list."""
-    edts = next((body for name, body in _boxes(trak) if name == b"edts"), None)
+    edts = next((body for name, body in boxes(trak) if name == b"edts"), None)
     if edts is None:
         return 0, None
-    elst = _find(edts, b"elst", "edts")
+    elst = find_box(edts, b"elst", "edts")
     wide, count = elst[0] == 1, _u32(elst, 4)
     entries = []
     for number in range(count):
@@ -324,17 +338,27 @@ def _matrix(code: int) -> Matrix:
         return Matrix.UNKNOWN
 
 
-def _esds_type(esds: memoryview | None) -> int | None:
-    if esds is None:
-        return None
-    data = bytes(esds[4:])
-    position = data.find(b"\x04")  # DecoderConfigDescriptor
-    if position < 0:
-        return None
-    position += 1
-    while position < len(data) and data[position] & 0x80:
-        position += 1
-    return data[position + 1] if position + 1 < len(data) else None
+def descriptor(esds: memoryview | None, tag: int) -> bytes:
+    """Body of a descriptor of an elementary stream (ISO/IEC 14496-1, 7.2.6); empty when it is not there."""
+    data, position = b"" if esds is None else bytes(esds[4:]), 0
+    while position + 2 <= len(data):
+        found, size, position = data[position], 0, position + 1
+        more = True
+        while more and position < len(data):
+            more, size = bool(data[position] & 0x80), size << 7 | data[position] & 0x7F
+            position += 1
+        if found == tag:
+            return data[position : position + size]
+        # The first two hold others behind their own fields.
+        position += _DESCRIPTOR_FIELDS.get(found, size)
+    return b""
+
+
+def _decoder_setup(codec: Codec, inner: dict[bytes, memoryview]) -> bytes:
+    """The decoder's configuration record."""
+    if codec is Codec.MPEG4:
+        return descriptor(inner.get(b"esds"), DECODER_SPECIFIC)
+    return next((bytes(inner[name]) for name in _EXTRADATA_BOXES if name in inner), b"")
 
 
 def _last_duration(track: Track) -> int:

@@ -72,6 +72,7 @@ class Generation:
         parent: The generation before; 0 for the first.
         revision: Of the commit record that the change started from; 0 for the first.
         annotations_sha256: Of the annotations' file, hex; empty where it was not recorded.
+        extras: How sound and optical flow were made, by stream; empty where there is neither.
     """
 
     number: int
@@ -82,6 +83,7 @@ class Generation:
     parent: int = 0
     revision: int = 0
     annotations_sha256: str = ""
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_samples(self) -> int:
@@ -297,6 +299,7 @@ def _read_record(storage: Storage, number: int) -> Generation:
             parent=record.get("parent", 0),
             revision=record.get("revision", 0),
             annotations_sha256=record.get("annotations_sha256", ""),
+            extras=record.get("extras", {}),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"generation record is broken: {error!r}", file=name) from error

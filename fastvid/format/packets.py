@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,11 @@ from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, PacketFlag, Range
 
 IntArray = npt.NDArray[np.int64]
 
+# Flags as bytes: those of key packets, and those of packets that show a frame.
+_KEYS: Final = bytes(flags for flags in range(256) if flags & PacketFlag.KEY)
+_SHOWN: Final = bytes(flags for flags in range(256) if not flags & PacketFlag.HIDDEN)
+# How the column of frame indices begins in streams that show their packets in decode order.
+_IN_ORDER: Final = np.arange(2**15, dtype="<i4").tobytes()
 _KEY, _DROPPABLE, _HIDDEN = (np.uint8(flag) for flag in (PacketFlag.KEY, PacketFlag.DROPPABLE, PacketFlag.HIDDEN))
 
 
@@ -40,6 +46,7 @@ class StreamInfo:
         range: Sample range.
         matrix: Luma coefficients.
         flags: What is known of the stream as a whole.
+        flow_bound: Of optical flow, pixels a frame at the outermost level (`fastvid.format.flow`); 0 for pictures.
     """
 
     codec: Codec
@@ -51,6 +58,7 @@ class StreamInfo:
     range: Range = Range.LIMITED
     matrix: Matrix = Matrix.SMPTE170M
     flags: StreamFlag = StreamFlag.NONE
+    flow_bound: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +68,12 @@ class Plan:
     Attributes:
         packets: Rows of the packet table in decode order, int64 [P], unique.
         frames: The wanted frames, sorted and unique, int64 [F].
+        packets_from_keys: Packets that a decoder without a plan feeds: all from each key to the last target in its GOP.
     """
 
     packets: IntArray
     frames: IntArray
+    packets_from_keys: int
 
 
 class PacketTable:
@@ -77,40 +87,34 @@ class PacketTable:
         FormatError: The first packet is no key packet, or the shown frames are not 0..N-1, each once.
     """
 
-    __slots__ = ("_keys", "_packet_of", "_reference", "num_frames", "records", "whole")
+    __slots__ = ("_alone", "_flags", "_packet_of", "num_frames", "records", "whole")
 
     def __init__(self, records: npt.NDArray[np.void], *, whole: bool = False) -> None:
         if records.dtype != PACKET_DTYPE or records.ndim != 1:
             raise FormatError(f"packet records are {records.dtype} {records.shape}, expected {PACKET_DTYPE} [P]")
-        # One pass over the wide records; the checks below then run on small dense arrays.
-        flags, frames = records["flags"].astype(np.uint8), records["frame"].astype(np.int64)
-        if not len(records) or not flags[0] & _KEY:
+        # A table is made for every clip, after a decoder has filled the caches with its own code, so that few and small
+        # functions count: bytes where numpy would need several calls, its reductions instead of the array's methods.
+        flags = records["flags"].astype(np.uint8)
+        kinds = flags.tobytes()
+        if not kinds or not kinds[0] & PacketFlag.KEY:
             raise FormatError("the first packet of a stream must be a key packet")
-        hidden = flags & _HIDDEN
-        shown = np.flatnonzero(hidden == 0) if hidden.any() else None
-        indices = frames if shown is None else frames[shown]
-        count = len(indices)
-        # Read as unsigned, a negative index is a huge one: one comparison finds both.
-        if count and int(indices.view(np.uint64).max()) >= count:
-            outside = indices[(indices < 0) | (indices >= count)][0]
-            raise FormatError(f"frame index {outside} among {count} packets that show a frame")
-        packet_of = np.full(count, -1, dtype=np.int64)
-        packet_of[indices] = np.arange(count) if shown is None else shown
-        if count and packet_of.min() < 0:
-            raise FormatError(f"frame {int(np.argmax(packet_of < 0))} is shown by no packet")
         self.records = records
         self.whole = whole
-        self.num_frames = count
-        self._packet_of = packet_of
-        self._keys = np.flatnonzero(flags & _KEY)
-        self._reference = (flags & _DROPPABLE) == 0
+        self._flags = flags
+        # Every packet decodes alone, as in all-intra streams: there is nothing to plan.
+        self._alone = not kinds.translate(None, _KEYS)
+        if _IN_ORDER.startswith(records["frame"].tobytes()) and not kinds.translate(None, _SHOWN):
+            self.num_frames, self._packet_of = len(kinds), None
+        else:
+            self._packet_of = _packet_of(records["frame"].astype(np.int64), flags, kinds)
+            self.num_frames = len(self._packet_of)
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __repr__(self) -> str:
         keys = int(np.count_nonzero(self.records["flags"] & PacketFlag.KEY))
-        droppable = len(self) - int(np.count_nonzero(self._reference))
+        droppable = int(np.count_nonzero(self.records["flags"] & PacketFlag.DROPPABLE))
         return f"PacketTable({len(self)} packets, {self.num_frames} frames, {keys} keys, {droppable} droppable)"
 
     def plan(self, frames: Sequence[int] | npt.ArrayLike) -> Plan:
@@ -122,36 +126,56 @@ class PacketTable:
         Raises:
             UsageError: No frame is asked for, or one lies outside the stream.
         """
-        wanted = np.asarray(sorted(set(np.asarray(frames, dtype=np.int64).tolist())), dtype=np.int64)
-        if not len(wanted):
+        unique = sorted(set(np.asarray(frames, dtype=np.int64).tolist()))
+        if not unique:
             raise UsageError("a plan needs at least one frame")
-        if wanted[0] < 0 or wanted[-1] >= self.num_frames:
-            outside = wanted[0] if wanted[0] < 0 else wanted[-1]
+        if unique[0] < 0 or unique[-1] >= self.num_frames:
+            outside = unique[0] if unique[0] < 0 else unique[-1]
             raise UsageError(f"frame {outside} is outside the stream", num_frames=self.num_frames)
-        targets = self._packet_of[wanted]
+        wanted = np.array(unique, dtype=np.int64)
+        targets = wanted if self._packet_of is None else self._packet_of[wanted]
+        if self._alone and not self.whole:
+            return Plan(np.sort(targets), wanted, len(targets))
+        spans = self._spans(targets)
+        from_keys = sum(stop + 1 - start for start, stop in spans)
         if self.whole:
-            return Plan(np.arange(int(targets.max()) + 1, dtype=np.int64), wanted)
-        feed = np.zeros(len(self.records), dtype=bool)
-        for start, stop in self._spans(targets):
-            feed[start:stop] = self._reference[start:stop]
+            return Plan(np.arange(int(targets.max()) + 1, dtype=np.int64), wanted, from_keys)
+        reference = (self._flags & _DROPPABLE) == 0
+        feed = np.zeros(len(reference), dtype=bool)
+        for start, stop in spans:
+            feed[start:stop] = reference[start:stop]
         feed[targets] = True
-        return Plan(np.flatnonzero(feed), wanted)
-
-    def from_keys(self, frames: Sequence[int] | npt.ArrayLike) -> IntArray:
-        """The packets that a decoder without a plan feeds for `frames`: all from each key to the last target.
-
-        The measure that plans are compared with; int64 [P] in decode order.
-        """
-        targets = self._packet_of[np.asarray(frames, dtype=np.int64)]
-        return np.concatenate([np.arange(start, stop + 1) for start, stop in self._spans(targets)])
+        return Plan(np.flatnonzero(feed), wanted, from_keys)
 
     def _spans(self, targets: IntArray) -> list[tuple[int, int]]:
         """For each GOP with a target its key packet and its last target, ascending."""
+        keys = np.flatnonzero(self._flags & _KEY)
         last: dict[int, int] = {}
-        gops = (np.searchsorted(self._keys, targets, side="right") - 1).tolist()
+        gops = keys.searchsorted(targets, side="right").tolist()
         for gop, target in zip(gops, targets.tolist(), strict=True):
-            last[gop] = max(last.get(gop, 0), target)
-        return [(int(self._keys[gop]), last[gop]) for gop in sorted(last)]
+            if target > last.get(gop, -1):
+                last[gop] = target
+        return [(int(keys[gop - 1]), last[gop]) for gop in sorted(last)]
+
+
+def _packet_of(frames: IntArray, flags: npt.NDArray[np.uint8], kinds: bytes) -> IntArray:
+    """Which packet shows each frame, int64 [N].
+
+    Raises:
+        FormatError: The shown frames are not 0..N-1, each once.
+    """
+    shown = np.flatnonzero((flags & _HIDDEN) == 0) if kinds.translate(None, _SHOWN) else None
+    indices = frames if shown is None else frames[shown]
+    count = len(indices)
+    # Read as unsigned, a negative index is a huge one: one comparison finds both.
+    if count and np.maximum.reduce(indices.view(np.uint64)) >= count:
+        outside = indices[(indices < 0) | (indices >= count)][0]
+        raise FormatError(f"frame index {outside} among {count} packets that show a frame")
+    packet_of = np.full(count, -1, dtype=np.int64)
+    packet_of[indices] = np.arange(count) if shown is None else shown
+    if count and np.minimum.reduce(packet_of) < 0:
+        raise FormatError(f"frame {int(np.argmax(packet_of < 0))} is shown by no packet")
+    return packet_of
 
 
 def packet_records(

@@ -117,7 +117,8 @@ STREAM_DTYPE: Final = np.dtype(
         ("range", "u1"),  # Range
         ("matrix", "u1"),  # Matrix
         ("flags", "u1"),  # StreamFlag
-        ("reserved", "<u8"),
+        ("flow_bound", "<f4"),  # of optical flow: pixels a frame at the outermost level; 0 for pictures
+        ("reserved", "<u4"),
     ]
 )
 
@@ -165,6 +166,9 @@ FACTS_SCHEMA: Final = pa.schema(
         pa.field("num_packets", pa.int32(), nullable=False),
         pa.field("num_keys", pa.int32(), nullable=False),
         pa.field("num_droppable", pa.int32(), nullable=False),
+        pa.field("flow_bound", pa.float64()),  # pixels a frame at the outermost level; of optical flow only
+        # Of sound only. Its num_frames are samples of each channel, and its fps is the sample rate.
+        pa.field("channels", pa.int32()),
     ]
 )
 

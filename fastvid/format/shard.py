@@ -11,6 +11,7 @@ disagree about how.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import zlib
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 
 from fastvid import faults
 from fastvid.errors import FastvidError, FormatError, VersionError
+from fastvid.format.audio import AudioInfo, index_m4a
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import (
@@ -45,6 +47,7 @@ from fastvid.format.schema import (
 )
 from fastvid.format.tar import Member, TarDigest, read_members, to_json, wds2idx, write_tar
 from fastvid.storage import Storage
+from fastvid.storage.protocol import advise_sparse
 
 # A row group per hundred samples: one row's facts cost 1 ms to read instead of 7 (measured, pyarrow 26).
 _ROW_GROUP: Final = 100
@@ -63,12 +66,21 @@ class IndexedStream:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexedAudio:
+    """The sound of a sample as the index found it."""
+
+    member: Member
+    info: AudioInfo
+
+
+@dataclass(frozen=True, slots=True)
 class IndexedSample:
-    """A sample as the index found it: its key, its JSON, and its video streams."""
+    """A sample as the index found it: its key, its JSON, its video streams, and its sound if it has any."""
 
     key: str
     meta: Mapping[str, Any]
     streams: tuple[IndexedStream, ...]
+    audio: IndexedAudio | None = None
 
 
 Indexer = Callable[[memoryview, str, Sequence[Member], tuple[str, ...]], IndexedSample | None]
@@ -163,10 +175,11 @@ class Shard:
         self.storage, self.stem, self.tar = storage, stem, f"{stem}.tar"
         name = f"{stem}.pkt"
         view = storage.map(name)
+        advise_sparse(view)
         if len(view) < PKT_HEADER_DTYPE.itemsize or bytes(view[:4]) != PKT_MAGIC:
             raise FormatError("file is no packet sidecar", file=name, hint="rebuild it with `fastvid index`")
-        header = np.frombuffer(view, PKT_HEADER_DTYPE, count=1)[0]
-        if int(header["major"]) > FORMAT_VERSION[0]:
+        header = _values(np.frombuffer(view, PKT_HEADER_DTYPE, count=1)[0])
+        if header["major"] > FORMAT_VERSION[0]:
             raise VersionError(
                 f"packet sidecar version {header['major']}.{header['minor']} is newer than {FORMAT_VERSION[0]}",
                 file=name,
@@ -174,23 +187,19 @@ class Shard:
             )
         if header["stream_bytes"] != STREAM_DTYPE.itemsize or header["packet_bytes"] != PACKET_DTYPE.itemsize:
             raise FormatError("packet sidecar has records of another size", file=name)
-        self.num_samples, self.num_streams = int(header["num_samples"]), int(header["num_streams"])
-        rows, extra, packets = (
-            self.num_samples * self.num_streams,
-            int(header["extradata_bytes"]),
-            header["num_packets"],
-        )
-        sizes = (PKT_HEADER_DTYPE.itemsize, rows * STREAM_DTYPE.itemsize, extra, int(packets) * PACKET_DTYPE.itemsize)
+        self.num_samples, self.num_streams = header["num_samples"], header["num_streams"]
+        rows, extra, packets = self.num_samples * self.num_streams, header["extradata_bytes"], header["num_packets"]
+        sizes = (PKT_HEADER_DTYPE.itemsize, rows * STREAM_DTYPE.itemsize, extra, packets * PACKET_DTYPE.itemsize)
         if sum(sizes) != len(view):
             raise FormatError(
                 f"packet sidecar has {len(view)} bytes, its header promises {sum(sizes)}",
                 file=name,
                 hint="rebuild it with `fastvid index`",
             )
-        at = np.cumsum(sizes)
-        self._streams = np.frombuffer(view, STREAM_DTYPE, count=rows, offset=int(at[0]))
-        self._extradata = view[int(at[1]) : int(at[2])]
-        self._packets = np.frombuffer(view, PACKET_DTYPE, count=int(packets), offset=int(at[2]))
+        streams, extradata, records = sizes[0], sizes[0] + sizes[1], len(view) - sizes[3]
+        self._streams = np.frombuffer(view, STREAM_DTYPE, count=rows, offset=streams)
+        self._extradata = view[extradata:records]
+        self._packets = np.frombuffer(view, PACKET_DTYPE, count=packets, offset=records)
 
     def __repr__(self) -> str:
         return f"Shard({self.stem!r}, {self.num_samples} samples)"
@@ -215,11 +224,12 @@ class Shard:
             width=int(record["width"]),
             height=int(record["height"]),
             num_frames=int(record["num_frames"]),
-            fps=Fraction(int(record["fps_num"]), int(record["fps_den"])),
+            fps=_fps(record["fps_num"], record["fps_den"]),
             extradata=bytes(self._extradata[start : start + size]),
             range=Range(int(record["range"])),
             matrix=Matrix(int(record["matrix"])),
             flags=StreamFlag(int(record["flags"])),
+            flow_bound=float(record["flow_bound"]),
         )
 
     def table(self, row: int, stream: str = "rgb") -> PacketTable:
@@ -237,12 +247,22 @@ class Shard:
         record = self._record(row, stream)
         return int(record["member_offset"]), int(record["member_size"])
 
-    def _record(self, row: int, stream: str) -> np.void:
+    def _record(self, row: int, stream: str) -> dict[str, Any]:
         number = VIDEO_STREAMS.index(stream)
         if not 0 <= row < self.num_samples or number >= self.num_streams:
             raise FormatError(f"shard has no stream {stream!r} of sample {row}", shard=self.stem)
-        record: np.void = self._streams[row * self.num_streams + number]
-        return record
+        return _values(self._streams[row * self.num_streams + number])
+
+
+def _values(record: np.void) -> dict[str, Any]:
+    """The fields of a record as Python's numbers, in a tenth of the time of asking it for one after the other."""
+    assert record.dtype.names is not None
+    return dict(zip(record.dtype.names, record.item(), strict=True))
+
+
+@functools.lru_cache(maxsize=256)
+def _fps(numerator: int, denominator: int) -> Fraction:
+    return Fraction(numerator, denominator)
 
 
 def sample_groups(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
@@ -277,11 +297,50 @@ def index_sample(view: memoryview, key: str, members: Sequence[Member], streams:
         info, records = index_mp4(
             view[member.offset : member.offset + member.size], conforms=bool(meta.get("conforms", False))
         )
-        if "fps" in meta and name == "rgb":
+        if "fps" in meta:
             # The profile set the rate; a mean over rounded container ticks could only come near it.
             info = replace(info, fps=Fraction(meta["fps"]))
+        if name == "flow":
+            info = replace(info, flow_bound=_flow_bound(meta))
+        if "proved" in meta and name == "rgb":
+            info = proved_info(info, meta["proved"])
         indexed.append(IndexedStream(name, member, info, records))
-    return IndexedSample(key, meta, tuple(indexed))
+    sound = by_suffix.get(MEMBER_SUFFIX["audio"])
+    if sound is None:
+        return IndexedSample(key, meta, tuple(indexed))
+    heard = index_m4a(view[sound.offset : sound.offset + sound.size])
+    return IndexedSample(key, meta, tuple(indexed), IndexedAudio(sound, heard))
+
+
+def _flow_bound(meta: Mapping[str, Any]) -> float:
+    try:
+        # As float32, which is what the sidecar holds.
+        return float(np.float32(meta["flow"]["bound"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError("the sample's JSON does not say what its flow is bounded by") from error
+
+
+def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
+    """A stream with what decoding it has shown, where an MP4's tables say less.
+
+    Args:
+        info: What the tables say.
+        proved: ``width``, ``height``, ``color_range``, ``color_matrix`` and ``whole``, as a sample's JSON has them.
+
+    Raises:
+        FormatError: One is missing or cannot be.
+    """
+    try:
+        return replace(
+            info,
+            width=int(proved["width"]),
+            height=int(proved["height"]),
+            range=Range[proved["color_range"].upper()],
+            matrix=Matrix[proved["color_matrix"].upper()],
+            flags=info.flags | (StreamFlag.WHOLE if proved["whole"] else StreamFlag.NONE),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise FormatError(f"what the sample's JSON says of its stream does not parse: {error!r}") from error
 
 
 def _pack(samples: list[IndexedSample], streams: tuple[str, ...]) -> tuple[bytes, npt.NDArray[np.void]]:
@@ -299,6 +358,7 @@ def _pack(samples: list[IndexedSample], streams: tuple[str, ...]) -> tuple[bytes
         row["extradata_offset"], row["extradata_size"] = extradata[info.extradata], len(info.extradata)
         row["fps_num"], row["fps_den"] = info.fps.numerator, info.fps.denominator
         row["width"], row["height"] = info.width, info.height
+        row["flow_bound"] = info.flow_bound
         row["codec"], row["range"], row["matrix"], row["flags"] = info.codec, info.range, info.matrix, info.flags
         packets.append(stream.records)
         first += len(stream.records)
@@ -342,9 +402,40 @@ def _facts(samples: list[IndexedSample], rows: npt.NDArray[np.void]) -> bytes:
                 "num_packets": len(stream.records),
                 "num_keys": int(np.count_nonzero(flags & np.uint32(PacketFlag.KEY))),
                 "num_droppable": int(np.count_nonzero(flags & np.uint32(PacketFlag.DROPPABLE))),
+                "flow_bound": info.flow_bound or None,
             }
         )
+    # Behind all video streams: not every sample has sound, and theirs are found by arithmetic.
+    facts += [_audio_facts(sample, sample.audio) for sample in samples if sample.audio is not None]
     return to_parquet(pa.Table.from_pylist(facts, schema=FACTS_SCHEMA), row_group=_ROW_GROUP)
+
+
+def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
+    info = audio.info
+    return {name: sample.meta.get(name) for name in _META_FIELDS if name != "pix_fmt"} | {
+        "key": sample.key,
+        "source_id": sample.meta.get("source_id", sample.key),
+        "stream": "audio",
+        "num_frames": info.num_samples,
+        "fps_num": info.sample_rate,
+        "fps_den": 1,
+        "width": 0,
+        "height": 0,
+        "codec": info.codec,
+        "color_range": Range.UNKNOWN.name.lower(),
+        "color_matrix": Matrix.UNKNOWN.name.lower(),
+        "conforms": True,
+        "whole": True,
+        "extradata": info.extradata,
+        "member": audio.member.name,
+        "member_offset": audio.member.offset,
+        "member_size": audio.member.size,
+        "first_packet": 0,
+        "num_packets": info.num_packets,
+        "num_keys": info.num_packets,
+        "num_droppable": 0,
+        "channels": info.channels,
+    }
 
 
 def to_parquet(table: pa.Table, *, row_group: int | None = None) -> bytes:

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable
 from typing import Any, Final
 
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
 
@@ -23,7 +23,7 @@ _COMPARE: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 }
 
 
-def parse_where(text: str, columns: list[str]) -> ds.Expression:
+def parse_where(text: str, columns: list[str]) -> pc.Expression:
     """The Arrow expression of a filter.
 
     Args:
@@ -82,7 +82,7 @@ class _Parser:
         return compare(self.operand(left), self.operand(right))
 
     def operand(self, node: ast.expr) -> Any:
-        return self.field(node) if isinstance(node, ast.Name) else ds.scalar(self.constant(node))
+        return self.field(node) if isinstance(node, ast.Name) else pc.scalar(self.constant(node))
 
     def field(self, node: ast.Name) -> Any:
         if node.id not in self.columns:
@@ -90,7 +90,7 @@ class _Parser:
                 f"filter {self.text!r} names the unknown column {node.id!r}",
                 hint=f"columns are {', '.join(sorted(self.columns))}; texts stand in quotes",
             )
-        return ds.field(node.id)
+        return pc.field(node.id)
 
     def constant(self, node: ast.expr) -> Any:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fastvid
-from fastvid.decode.access import decode_frames, read_clip, reader_of
+from fastvid.decode.access import decode_frames
+from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.request import ClipRequest
 from fastvid.errors import ChecksumError, StorageError, UsageError
 from tests.datasets import pack
@@ -95,7 +96,7 @@ def test_damage_is_noticed(folder, tmp_path):
     assert read_numbers(video.frames([29, 31]).data[..., 0]) == [29, 31]
     with pytest.raises(ChecksumError) as caught:
         video.frames([29, 30])
-    assert caught.value.where == {"shard": "data-000000", "key": "intra"}
+    assert caught.value.where == {"shard": "data-000000", "key": "intra", "packet": 30}
 
 
 def test_threads(folder):

@@ -94,12 +94,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from fastvid.decode import dali
+from fastvid.decode import container, dali
 from fastvid.decode.request import Box, Rgb
 from tests.makers import Video
 
 if sys.argv[2] == "unchecked":
-    dali.declared_size = lambda codec, packet: None
+    container.declared_size = lambda codec, packet: None
 video = Video(Path(sys.argv[1]))
 decoder = dali.DaliCpuDecoder()
 for _ in range(10):

@@ -56,7 +56,7 @@ def test_known_backends():
     assert backend("pyav").why_unavailable() is None
     decoder = backend("pyav").open(max_contexts=3)
     decoder.close()
-    with pytest.raises(UsageError, match="known are dali-cpu, pyav"):
+    with pytest.raises(UsageError, match="known are dali-cpu, dali-gpu, pyav, torchcodec-cpu, torchcodec-cuda"):
         backend("nvdec")
 
 
