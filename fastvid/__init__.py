@@ -18,21 +18,27 @@ if TYPE_CHECKING:
     from fastvid.load.augment import MultiScaleCrop as MultiScaleCrop
     from fastvid.load.augment import RandomCrop as RandomCrop
     from fastvid.load.augment import RandomResizedCrop as RandomResizedCrop
+    from fastvid.load.blocks import BlockShuffle as BlockShuffle
     from fastvid.load.loader import Batch as Batch
     from fastvid.load.loader import ClipLoader as ClipLoader
+    from fastvid.load.mixture import Mixture as Mixture
     from fastvid.load.sampling import Dense as Dense
     from fastvid.load.sampling import Segments as Segments
     from fastvid.load.sampling import Uniform as Uniform
+    from fastvid.load.visits import ClassBalanced as ClassBalanced
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "Batch": "fastvid.load.loader",
+    "BlockShuffle": "fastvid.load.blocks",
     "CenterCrop": "fastvid.load.augment",
+    "ClassBalanced": "fastvid.load.visits",
     "ClipLoader": "fastvid.load.loader",
     "Dense": "fastvid.load.sampling",
     "FastvidError": "fastvid.errors",
     "HorizontalFlip": "fastvid.load.augment",
+    "Mixture": "fastvid.load.mixture",
     "MultiScaleCrop": "fastvid.load.augment",
     "RandomCrop": "fastvid.load.augment",
     "RandomResizedCrop": "fastvid.load.augment",
@@ -44,11 +50,14 @@ _HOMES = {
 
 __all__ = [
     "Batch",
+    "BlockShuffle",
     "CenterCrop",
+    "ClassBalanced",
     "ClipLoader",
     "Dense",
     "FastvidError",
     "HorizontalFlip",
+    "Mixture",
     "MultiScaleCrop",
     "RandomCrop",
     "RandomResizedCrop",

@@ -27,7 +27,7 @@ class Batch:
     it there.
 
     Attributes:
-        video: [B, 3, T, H, W], or [B, T, 3, H, W], on the loader's device.
+        video: The first stream on the loader's device: pictures [B, 3, T, H, W] or [B, T, 3, H, W], or flow.
         label: int64 [B], on the device; IGNORED_LABEL where the row is masked or its sample has no label.
         weight: float32 [B], on the device; one over the samples of the global batch, 0 where the row is masked.
         valid: bool [B], on the device.
@@ -39,6 +39,8 @@ class Batch:
         start: First position of the global batch.
         stop: One past the last position of the global batch.
         fields: Further columns asked for, one value a row; None where a batch is filled up.
+        flow: Optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in pixels a frame of the
+            output: x and y of L flows around each frame, L = `flow_stack`. None where it was not asked for.
     """
 
     video: Tensor
@@ -53,6 +55,7 @@ class Batch:
     start: int
     stop: int
     fields: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    flow: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.video)
@@ -75,6 +78,7 @@ def assemble(
     num_frames: int,
     epoch: int,
     fields: Mapping[str, tuple[Any, ...]],
+    flow: Tensor | None = None,
 ) -> Batch:
     """A batch from its pixels and its plan.
 
@@ -86,6 +90,7 @@ def assemble(
         num_frames: T.
         epoch: The epoch.
         fields: Further columns, one value a row.
+        flow: The finished flow.
     """
     samples = np.asarray(plan.samples, dtype=np.int64)
     present = samples != MASKED
@@ -96,7 +101,7 @@ def assemble(
     for row in np.flatnonzero(valid).tolist():
         clip = plan.clips[row]
         assert clip is not None
-        frames[row] = clip.request.frames
+        frames[row] = clip.frames
     device = video.device
     return Batch(
         video=video,
@@ -111,4 +116,5 @@ def assemble(
         start=plan.share.start,
         stop=plan.share.stop,
         fields=fields,
+        flow=flow,
     )

@@ -22,12 +22,13 @@ MASKED = -1
 """Position of a row that holds no sample."""
 
 
-def rank_slice(batch: int, rank: int, world: int) -> tuple[int, int]:
+def rank_slice(batch: int, rank: int, world: int, group: int = 1) -> tuple[int, int]:
     """Rows [start, stop) of a global batch that belong to a rank.
 
-    Over all ranks the slices cover the batch in order, and their sizes differ by at most one.
+    Over all ranks the slices cover the batch in order, and their sizes differ by at most one group of rows.
     """
-    return rank * batch // world, (rank + 1) * batch // world
+    groups = batch // group
+    return rank * groups // world * group, (rank + 1) * groups // world * group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,20 +62,28 @@ class Batches:
             rows, so that every batch has the same shape; "keep" makes a smaller batch, of which every rank has at
             least one row, masked where there are fewer samples than ranks.
         world: The rank and how many there are.
+        group: Rows that stay together on one rank; it divides `size`, and with more than one row `last` is "drop".
     """
 
     num_samples: int
     size: int
     last: Last
     world: World
+    group: int = 1
 
     def __post_init__(self) -> None:
         if self.last not in get_args(Last):
             raise UsageError(f"last is {self.last!r}", hint=f"known are {', '.join(get_args(Last))}")
-        if self.size < self.world.size:
+        if self.group < 1 or self.size % self.group or (self.group > 1 and self.last != "drop"):
             raise UsageError(
-                f"global_batch_size {self.size} is smaller than the world of {self.world.size}",
-                hint="every rank needs at least one clip of each batch",
+                f"group_size is {self.group} with global_batch_size {self.size} and last={self.last!r}",
+                hint="a group divides the global batch, and batches that are not full are dropped",
+            )
+        if self.size // self.group < self.world.size:
+            groups = f" in groups of {self.group}" if self.group > 1 else ""
+            raise UsageError(
+                f"global_batch_size {self.size}{groups} is smaller than the world of {self.world.size}",
+                hint=f"every rank needs at least one {'clip' if self.group == 1 else 'group'} of each batch",
             )
         if not self.count(0):
             raise UsageError(
@@ -92,7 +101,7 @@ class Batches:
         stop = min(position + self.size, self.num_samples)
         assert 0 <= position < stop, position
         rows = stop - position if self.last == "keep" else self.size
-        first, end = rank_slice(rows, self.world.rank, self.world.size)
+        first, end = rank_slice(rows, self.world.rank, self.world.size, self.group)
         positions = np.arange(position + first, position + max(end, first + 1), dtype=np.int64)
         # An empty share of a kept batch gets one row, which must not be the first row of the next rank.
         positions[(positions >= stop) | (np.arange(len(positions)) >= end - first)] = MASKED

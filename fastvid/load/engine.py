@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from fastvid.decode.clips import Scratch
 from fastvid.decode.request import Decoder, EncodedClip, Output
 from fastvid.errors import WorkerError
 from fastvid.load.fetch import fetch
@@ -26,6 +27,10 @@ from fastvid.load.plan import Clip, Plan, place
 from fastvid.load.stats import Counters
 
 _log = logging.getLogger(__name__)
+
+FETCH_CLIPS: Final = 4
+"""Clips that a thread fetches before it decodes them one by one. A decoder fills the caches with its own code and data,
+after which fetching a single clip takes 2 to 3 times as long as fetching the next one."""
 
 _JOIN_SECONDS: Final = 10.0
 """How long the end of an iteration waits for clips that are being decoded; a healthy one takes milliseconds."""
@@ -101,6 +106,7 @@ class Run:
         self._tasks: deque[tuple[Work, Clip]] = deque()
         self._failure: BaseException | None = None
         self._planned = self._stopped = False
+        self._num_threads = num_threads
         self._pid = os.getpid()
         self._active: dict[int, Sequence[tuple[Work, Clip]]] = {}
         # Reentrant, because the garbage collector may close a forgotten iteration from inside any thread.
@@ -195,8 +201,9 @@ class Run:
 
     def _decode(self, number: int) -> None:
         decoder = self._lanes.take()
+        scratches = [Scratch() for _ in range(max(decoder.max_clips, FETCH_CLIPS))]
         while tasks := self._take(number, decoder.max_clips):
-            self._serve(decoder, tasks)
+            self._serve(decoder, tasks, scratches)
         self._lanes.give(decoder)
 
     def _take(self, number: int, most: int) -> Sequence[tuple[Work, Clip]]:
@@ -204,17 +211,19 @@ class Run:
             self._active.pop(number, None)
             while not self._tasks and not self._planned and not self._stopped:
                 self._work.wait()
+            # Never so many that another thread gets none.
+            most = max(most, min(FETCH_CLIPS, len(self._tasks) // self._num_threads))
             tasks = [self._tasks.popleft() for _ in range(min(most, len(self._tasks)))]
             self._active[number] = tasks
             return tasks
 
-    def _serve(self, decoder: Decoder, tasks: Sequence[tuple[Work, Clip]]) -> None:
+    def _serve(self, decoder: Decoder, tasks: Sequence[tuple[Work, Clip]], scratches: Sequence[Scratch]) -> None:
         fetched: list[tuple[Work, Clip, EncodedClip, Output]] = []
-        for work, clip in tasks:
+        for (work, clip), scratch in zip(tasks, scratches, strict=False):
             begun = time.perf_counter()
             counters = Counters()
             try:
-                got = fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info)
+                got = fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
                 work.canvas.done(clip.row, good=False)
                 self._done(work, clip, counters, error)
@@ -224,8 +233,10 @@ class Run:
             counters.fetch_seconds = time.perf_counter() - begun
             with self._lock:
                 work.counters.add(counters)
-        if not fetched:
-            return
+        for first in range(0, len(fetched), decoder.max_clips):
+            self._decode_clips(decoder, fetched[first : first + decoder.max_clips])
+
+    def _decode_clips(self, decoder: Decoder, fetched: Sequence[tuple[Work, Clip, EncodedClip, Output]]) -> None:
         begun = time.perf_counter()
         errors: Sequence[Exception | None]
         try:

@@ -26,13 +26,18 @@ from fastvid.load.augment import Spatial, Transform
 from fastvid.load.batch import Batch as Batch
 from fastvid.load.batch import assemble
 from fastvid.load.batches import MASKED, Batches, Last
+from fastvid.load.blocks import BlockShuffle
 from fastvid.load.engine import Lanes, Run, Work
 from fastvid.load.finish import Finisher, PlanesFinisher, Product, RgbFinisher
+from fastvid.load.flow import FlowFinisher, FlowProduct, StreamsCanvas, StreamsFinisher
+from fastvid.load.mixture import Mixture
 from fastvid.load.order import Order
 from fastvid.load.plan import Planner
 from fastvid.load.sampling import Sampler
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.stats import Counters, LoaderStats
+from fastvid.load.streams import check_streams
+from fastvid.load.visits import ClassBalanced, Visits
 from fastvid.load.world import World, available_cores
 
 _log = logging.getLogger(__name__)
@@ -54,14 +59,22 @@ class ClipLoader:
     has no threads in the child, where going on is an error: begin the iteration in the child, or use spawn.
 
     Args:
-        dataset: The samples.
+        dataset: The samples; a `Mixture` for several datasets.
         frames: Which frames make a clip: `Segments`, `Dense`, `Uniform`.
         spatial: One crop and at most one flip.
+        streams: Video streams of each sample: "rgb", "flow", or both, with the same frames and crop. The first one is
+            `Batch.video`.
+        flow_stack: Flows L for each frame, half before and half behind it.
         global_batch_size: Clips of a step over all ranks; at least the world size.
+        group_size: Neighbouring clips of a batch that one rank always gets together; divides the batch, with
+            last="drop".
         device: Where batches lie.
         decoder: Name of a back-end, a `Backend`, or "auto".
         seed: Decides order, frames and crops, 0 <= seed < 2**64.
-        shuffle: False gives the samples as they lie in the dataset, for evaluation.
+        shuffle: True visits samples in a uniformly random order, a `BlockShuffle` in one that touches few shards at a
+            time; False as they lie in the dataset, for evaluation.
+        balance: Gives classes shares of the epoch; None visits every sample once.
+        repeats: Clips in a row of each sample that is visited, each with frames and crop of its own.
         last: Samples left at the end of an epoch: "drop", "mask" (fill the batch with masked rows) or "keep" (a smaller
             batch). "mask" and "keep" count each video once.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
@@ -84,15 +97,20 @@ class ClipLoader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Mixture,
         *,
         frames: Sampler,
         spatial: Sequence[Transform] | Transform,
         global_batch_size: int,
+        streams: Sequence[str] | str = ("rgb",),
+        flow_stack: int = 1,
+        group_size: int = 1,
         device: str | torch.device = "cpu",
         decoder: str | Backend = "auto",
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | BlockShuffle = True,
+        balance: ClassBalanced | None = None,
+        repeats: int = 1,
         last: Last = "drop",
         rank: int | None = None,
         world_size: int | None = None,
@@ -120,8 +138,10 @@ class ClipLoader:
         self.frames = frames
         self.spatial = Spatial.of(spatial)
         self.shuffle = shuffle
+        self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
         self.world = World.resolve(rank, world_size)
-        self.batches = Batches(len(dataset), global_batch_size, last, self.world)
+        self._visits = Visits(dataset, shuffle=shuffle, balance=balance, repeats=repeats)
+        self.batches = Batches(self._visits.num_samples, global_batch_size, last, self.world, group_size)
         self.device = torch.device(device)
         self.num_threads = num_threads or available_cores()
         self.stats = LoaderStats()
@@ -137,7 +157,8 @@ class ClipLoader:
         product = Product(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
         self.backend = choose_backend(decoder)
         self._lanes = Lanes(self.backend.open)
-        self._finisher = self._choose_finisher(product)
+        finishers = [self._choose_finisher(name, product, dtype) for name in self.streams]
+        self._finisher = finishers[0] if len(finishers) == 1 else StreamsFinisher(finishers)
 
     def __repr__(self) -> str:
         return (
@@ -193,7 +214,7 @@ class ClipLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: {version, fingerprint, seed, epoch, position}; plain values that fit into JSON."""
-        own = fingerprint(self.dataset, self.frames, self.spatial, shuffle=self.shuffle)
+        own = self._fingerprint()
         return {
             "version": STATE_VERSION,
             "fingerprint": own,
@@ -208,8 +229,8 @@ class ClipLoader:
         Raises:
             StateError: The state belongs to other data, another sampler or another augmentation; says which part.
         """
-        own = fingerprint(self.dataset, self.frames, self.spatial, shuffle=self.shuffle)
-        self._go(*check_state(state, own, len(self.dataset)))
+        own = self._fingerprint()
+        self._go(*check_state(state, own, self._visits.num_samples))
 
     def close(self) -> None:
         """Ends an iteration under way and closes the decoders. The loader can be used again."""
@@ -224,8 +245,8 @@ class ClipLoader:
         # What ran before must end first, also when the iterators were made in another order than they are used.
         self._stop()
         self._origin = self._position
-        order = Order(len(self.dataset), self._seed, self._epoch, shuffle=self.shuffle)
-        planner = Planner(self.dataset, self.frames, self.spatial, order, self.backend)
+        order = self._visits.order(self._seed, self._epoch)
+        planner = Planner(self.dataset, self.frames, self.spatial, order, self.backend, self.streams, self.flow_stack)
         run = Run(
             planner.plans(self.batches, self._position),
             self._lanes,
@@ -275,29 +296,36 @@ class ClipLoader:
 
     def _finish(self, work: Work, step: Counters) -> Batch:
         """The batch, or the error that it holds."""
+        plan = work.plan
+        errors: dict[int, Exception] = {}
         for row in sorted(work.errors):
-            error = work.errors[row]
+            # A clip of which one stream fails fails as a whole.
+            errors.setdefault(row % len(plan.samples), work.errors[row])
+        step.clips = sum(sample != MASKED for sample in plan.samples) - len(errors)
+        for error in errors.values():
             # What is wrong with the caller's arguments or with fastvid is no fault of the clip.
             if self._on_error == "raise" or isinstance(error, UsageError) or not isinstance(error, FastvidError):
                 raise error
             step.skips[type(error).__name__] += 1
             _log.warning("clip skipped: %s", error)
-        if work.errors:
-            self._check_skips(step, work.errors)
-        plan = work.plan
+        if errors:
+            self._check_skips(step, errors)
         rows = [None if sample == MASKED else sample for sample in plan.samples]
         fields = {
             name: tuple(None if row is None else column[row].as_py() for row in rows)
             for name, column in self._fields.items()
         }
+        canvas = work.canvas
+        made = canvas.finish_all() if isinstance(canvas, StreamsCanvas) else [canvas.finish()]
         return assemble(
-            work.canvas.finish(),
+            made[0],
             plan,
-            set(work.errors),
+            set(errors),
             labels=self._labels,
             num_frames=self.frames.num_frames,
             epoch=self._epoch,
             fields=fields,
+            flow=dict(zip(self.streams, made, strict=True)).get("flow"),
         )
 
     def _check_skips(self, step: Counters, errors: Mapping[int, Exception]) -> None:
@@ -323,8 +351,20 @@ class ClipLoader:
             run.close()
         self._origin = self._position
 
-    def _choose_finisher(self, product: Product) -> Finisher:
+    def _fingerprint(self) -> dict[str, str]:
+        streams = ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if "flow" in self.streams else "")
+        return fingerprint(self.dataset, self.frames, self.spatial, order=self._visits.text, streams=streams)
+
+    def _choose_finisher(self, stream: str, product: Product, dtype: torch.dtype) -> Finisher:
         outputs = self.backend.load().outputs
+        if stream == "flow":
+            if Planes not in outputs:
+                raise UsageError(
+                    f"decoder {self.backend.name!r} gives no planes, in which flow lies", hint="use 'pyav'"
+                )
+            numbers = dtype if dtype.is_floating_point else torch.float32
+            frames, size, layout, device = product.num_frames, product.size, product.layout, product.device
+            return FlowFinisher(FlowProduct(frames, self.flow_stack, size, layout, numbers, device))
         # On the host the decoder's thread converts best, from its cache; a device converts planes faster than it
         # would receive RGB.
         if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,21 +20,24 @@ from fastvid.format.shard import Shard
 from fastvid.load.augment import Spatial
 from fastvid.load.batches import MASKED, Batches, Share
 from fastvid.load.draws import Draws
-from fastvid.load.order import Order
+from fastvid.load.mixture import Mixture
 from fastvid.load.sampling import Sampler
+from fastvid.load.streams import IntArray, check_flow, flow_request, stack_frames
+from fastvid.load.visits import EpochOrder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """One row of a batch, decided.
+    """One stream of one row of a batch, decided.
 
     Attributes:
-        row: Row in the batch.
+        row: Row in the batch; streams beside the first count on: row r of B is row B + r of the second stream.
         key: The sample's key.
         shard: Where the sample lies.
         shard_row: Its row there.
         info: Its stream.
         request: What is wanted of it.
+        frames: Frames that the clip shows, int64 [T].
     """
 
     row: int
@@ -43,6 +46,7 @@ class Clip:
     shard_row: int
     info: StreamInfo
     request: ClipRequest
+    frames: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +57,7 @@ class Plan:
         share: Positions of the rows.
         samples: Number of the sample in each row, MASKED where there is none.
         keys: Key of each row's sample, empty where there is none.
-        clips: Each row's clip, or None: masked, or not planned because of an error.
+        clips: Each row's clip, or None: masked, or not planned because of an error; of each stream, in order.
         errors: What kept a row from being planned, by row.
     """
 
@@ -74,13 +78,17 @@ class Planner:
         spatial: Which crop and flip.
         order: Which samples when.
         backend: What will decode them; a codec that it does not know is refused here.
+        streams: Which streams of a sample.
+        flow_stack: Flows for each frame.
     """
 
-    dataset: Dataset
+    dataset: Dataset | Mixture
     sampler: Sampler
     spatial: Spatial
-    order: Order
+    order: EpochOrder
     backend: Backend
+    streams: tuple[str, ...] = ("rgb",)
+    flow_stack: int = 1
 
     def plans(self, batches: Batches, position: int) -> Iterator[Plan]:
         """The plans of all batches from `position` to the end of the epoch, each made when it is asked for."""
@@ -93,31 +101,53 @@ class Planner:
         samples = np.full(len(share.positions), MASKED, dtype=np.int64)
         samples[present] = self.order.ids(share.positions[present])
         shards, rows = self.dataset.locate(samples[present])
-        plan = Plan(share, samples.tolist(), [""] * len(samples), [None] * len(samples), {})
+        empty: list[Clip | None] = [None] * (len(samples) * len(self.streams))
+        plan = Plan(share, samples.tolist(), [""] * len(samples), empty, {})
         for row, shard, shard_row in zip(np.flatnonzero(present).tolist(), shards.tolist(), rows.tolist(), strict=True):
             sample = plan.samples[row]
             plan.keys[row] = self.dataset.key(sample)
             try:
-                plan.clips[row] = self._clip(row, sample, plan.keys[row], shard, shard_row, int(share.positions[row]))
+                clips = self._clips(row, sample, plan.keys[row], shard, shard_row, int(share.positions[row]))
+                for number, clip in enumerate(clips):
+                    at = row + number * len(samples)
+                    plan.clips[at] = replace(clip, row=at)
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
-                place(error, self.dataset.generation.shards[shard].name, plan.keys[row])
+                place(error, self.dataset.shard_name(shard), plan.keys[row])
                 plan.errors[row] = error
             # Lets decode threads have the interpreter between clips; unasked it would change hands every 5 ms only.
             time.sleep(0)
         return plan
 
-    def _clip(self, row: int, sample: int, key: str, shard_index: int, shard_row: int, position: int) -> Clip:
+    def _clips(self, row: int, sample: int, key: str, shard_index: int, shard_row: int, position: int) -> list[Clip]:
+        """One clip for each stream, of the same frames and the same crop."""
         shard = self.dataset.shard(shard_index)
-        info = shard.info(shard_row)
+        infos = {stream: self._info(shard, shard_row, stream) for stream in self.streams}
+        picture, flow = infos.get("rgb"), infos.get("flow")
+        if flow is not None:
+            check_flow(flow, picture)
+        info = infos[self.streams[0]]
+        height = info.height // 2 if picture is None else picture.height
+        draws = Draws(self.order.seed, self.order.epoch, position)
+        view = self.spatial.draw(height, info.width, draws)
+        frames = self.sampler.draw(info.num_frames, draws)
+        clips = []
+        for stream, found in infos.items():
+            if stream == "flow":
+                stacked = stack_frames(frames, found.num_frames, self.flow_stack)
+                request = flow_request(sample, stacked, view.box, view.size, found, flip=view.flip)
+            else:
+                request = ClipRequest(sample, frames, view.box, view.size, view.flip)
+            clips.append(Clip(row, key, shard, shard_row, found, request, frames))
+        return clips
+
+    def _info(self, shard: Shard, shard_row: int, stream: str) -> StreamInfo:
+        info = shard.info(shard_row, stream)
         if info.codec not in self.backend.codecs:
             known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
             raise UsageError(
                 f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"it decodes {known}"
             )
-        draws = Draws(self.order.seed, self.order.epoch, position)
-        view = self.spatial.draw(info.height, info.width, draws)
-        frames = self.sampler.draw(info.num_frames, draws)
-        return Clip(row, key, shard, shard_row, info, ClipRequest(sample, frames, view.box, view.size, view.flip))
+        return info
 
 
 def place(error: Exception, shard: str, key: str) -> None:

@@ -13,7 +13,7 @@ from fastvid.errors import StateError
 from fastvid.format.dataset import Dataset
 from fastvid.load.augment import Spatial
 from fastvid.load.draws import DRAWS_VERSION
-from fastvid.load.order import ORDER_VERSION
+from fastvid.load.mixture import Mixture
 from fastvid.load.sampling import Sampler
 
 STATE_VERSION: Final = 1
@@ -21,17 +21,22 @@ STATE_VERSION: Final = 1
 _KEYS: Final = ("version", "fingerprint", "seed", "epoch", "position")
 
 
-def fingerprint(dataset: Dataset, sampler: Sampler, spatial: Spatial, *, shuffle: bool) -> dict[str, str]:
+def fingerprint(
+    dataset: Dataset | Mixture, sampler: Sampler, spatial: Spatial, *, order: str, streams: str = "rgb"
+) -> dict[str, str]:
     """What decides the clips besides seed, epoch and position: by part, as text."""
-    return {
-        "dataset": dataset.dataset_id,
-        "generation": str(dataset.generation.number),
-        "split": repr(dataset.split),
-        "filter": repr(dataset.where),
-        "order": f"{ORDER_VERSION} shuffle={shuffle}",
+    sets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    parts = {
+        "dataset": " + ".join(part.dataset_id for part in sets),
+        "generation": " + ".join(str(part.generation.number) for part in sets),
+        "split": " + ".join(repr(part.split) for part in sets),
+        "filter": " + ".join(repr(part.where) for part in sets),
+        "order": order,
         "sampler": repr(sampler),
         "augmentation": f"{DRAWS_VERSION} {spatial}",
     }
+    # Left out where there are only pictures, so that states from before there was anything else stay good.
+    return parts if streams == "rgb" else parts | {"streams": streams}
 
 
 def check_state(state: Mapping[str, Any], own: Mapping[str, str], num_samples: int) -> tuple[int, int, int]:

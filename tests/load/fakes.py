@@ -72,7 +72,10 @@ class FakeShard:
 class FakeDataset:
     """`size` samples of 1 to 12 frames, in shards of 16."""
 
-    def __init__(self, size, *, dataset_id="fake", generation=1, split=None, where=None):
+    streams = ("rgb",)
+
+    def __init__(self, size, *, dataset_id="fake", generation=1, split=None, where=None, classes=("a", "b", "c")):
+        self.classes = classes
         self.size, self.dataset_id, self.split, self.where = size, dataset_id, split, where
         self.storage = MemoryStorage()
         self.lengths = [1 + (7 * sample) % 12 for sample in range(size)]
@@ -98,6 +101,13 @@ class FakeDataset:
 
     def shard(self, index):
         return self.shards[index]
+
+    def shard_name(self, index):
+        return self.shards[index].stem
+
+    @property
+    def shard_sizes(self):
+        return np.array([len(shard.lengths) for shard in self.shards], dtype=np.int64)
 
     def damage(self, sample):
         """Flips one bit of each of the sample's packets; a second time repairs them."""

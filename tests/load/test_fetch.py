@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastvid.decode import clips
+from fastvid.decode.clips import coalesce
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
-from fastvid.load import fetch as module
-from fastvid.load.fetch import coalesce, fetch
+from fastvid.load.fetch import fetch
 from tests.load.fakes import FakeDataset
 
 SPANS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), min_size=1, max_size=60)
@@ -100,7 +101,7 @@ def test_every_flipped_bit_of_a_planned_packet_is_found():
 
 def test_without_the_checksum_damage_would_pass(monkeypatch):
     dataset = FakeDataset(20)
-    monkeypatch.setattr(module, "_check", lambda *arguments: None)
+    monkeypatch.setattr(clips, "_check", lambda *arguments: None)
     whole = bytes(get(dataset, 3, [0]).clip.data)
     dataset.damage(3)
     assert bytes(get(dataset, 3, [0]).clip.data) != whole

@@ -1,0 +1,139 @@
+"""Several datasets as one.
+
+Sample numbers count through the datasets in their order, and so do shard numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.shard import Shard
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Mixture:
+    """Datasets put together for a `ClipLoader`.
+
+    Without weights an epoch visits every sample of every dataset once. With weights each dataset gets its share of an
+    epoch's positions, exactly, in random order; a dataset with more samples than positions goes on in the next epoch
+    where it stopped, one with fewer starts again.
+
+    Classes are merged by name where the datasets name different ones.
+
+    Args:
+        datasets: At least one.
+        weights: Share of each dataset, positive; they need not add up to one.
+        num_samples: Positions of an epoch; by default the samples of all datasets. Only with weights.
+
+    Raises:
+        UsageError: An argument is wrong, or classes cannot be merged.
+    """
+
+    def __init__(
+        self, datasets: Sequence[Dataset], *, weights: Sequence[float] | None = None, num_samples: int | None = None
+    ) -> None:
+        if not datasets:
+            raise UsageError("a mixture needs at least one dataset")
+        if weights is not None:
+            if len(weights) != len(datasets):
+                raise UsageError(f"{len(weights)} weights for {len(datasets)} datasets")
+            if not all(0 < weight < math.inf for weight in weights):
+                raise UsageError(f"weights are {list(weights)}, expected positive numbers")
+        elif num_samples is not None:
+            raise UsageError(f"num_samples is {num_samples}, but without weights every sample comes once")
+        if num_samples is not None and num_samples < 1:
+            raise UsageError(f"num_samples is {num_samples}, expected at least 1")
+        self.datasets = tuple(datasets)
+        self.weights = None if weights is None else tuple(float(weight) for weight in weights)
+        lengths = [len(dataset) for dataset in datasets]
+        self._ends = np.cumsum(lengths)
+        self._shard_ends = np.cumsum([len(dataset.shard_sizes) for dataset in datasets])
+        self.starts: tuple[int, ...] = tuple((self._ends - lengths).tolist())
+        self._shard_starts = [0, *self._shard_ends[:-1].tolist()]
+        self.num_samples = num_samples or sum(lengths)
+        self.classes = _merged([dataset.classes for dataset in datasets])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __repr__(self) -> str:
+        return f"Mixture({list(self.datasets)}, weights={self.weights}, {self.num_samples} samples an epoch)"
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Video streams that every dataset has."""
+        first, *others = (dataset.streams for dataset in self.datasets)
+        return tuple(name for name in first if all(name in other for other in others))
+
+    @property
+    def shard_sizes(self) -> IntArray:
+        """Samples of each shard, int64 [S]."""
+        return np.concatenate([dataset.shard_sizes for dataset in self.datasets])
+
+    @cached_property
+    def labels(self) -> IntArray:
+        """Label of each sample as an index into `classes`, int64 [N]; -1 where it has none."""
+        return np.concatenate([self._renumbered(dataset) for dataset in self.datasets])
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of all datasets.
+
+        Raises:
+            UsageError: A dataset has no such column, or types differ.
+        """
+        columns = [dataset.column(name) for dataset in self.datasets]
+        if any(column.type != columns[0].type for column in columns):
+            kinds = ", ".join(dict.fromkeys(str(column.type) for column in columns))
+            raise UsageError(f"column {name!r} has several types over the datasets: {kinds}")
+        return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
+
+    def key(self, sample: int) -> str:
+        """Key of a sample."""
+        number = int(np.searchsorted(self._ends, sample, side="right"))
+        return self.datasets[number].key(sample - self.starts[number])
+
+    def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
+        """Shard number and row inside the shard, both int64 [N]."""
+        wanted = np.asarray(samples, dtype=np.int64)
+        numbers = np.searchsorted(self._ends, wanted, side="right")
+        shards, rows = np.empty_like(wanted), np.empty_like(wanted)
+        for number in np.unique(numbers).tolist():
+            inside = numbers == number
+            found, rows[inside] = self.datasets[number].locate(wanted[inside] - self.starts[number])
+            shards[inside] = found + self._shard_starts[number]
+        return shards, rows
+
+    def shard(self, index: int) -> Shard:
+        """A shard."""
+        number = int(np.searchsorted(self._shard_ends, index, side="right"))
+        return self.datasets[number].shard(index - self._shard_starts[number])
+
+    def shard_name(self, index: int) -> str:
+        """Stem of a shard's files; with the dataset's folder, because names repeat over datasets."""
+        number = int(np.searchsorted(self._shard_ends, index, side="right"))
+        dataset = self.datasets[number]
+        return f"{dataset.storage.url}/{dataset.shard_name(index - self._shard_starts[number])}"
+
+    def _renumbered(self, dataset: Dataset) -> IntArray:
+        if dataset.classes == self.classes:
+            return dataset.labels
+        index = {name: label for label, name in enumerate(self.classes)}
+        table = np.asarray([*(index[name] for name in dataset.classes), -1], dtype=np.int64)
+        return table[dataset.labels]
+
+
+def _merged(classes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    if len(set(classes)) == 1:
+        return classes[0]
+    if not all(classes):
+        raise UsageError("some datasets of the mixture name their classes and some do not, so labels cannot be merged")
+    return tuple(dict.fromkeys(name for names in classes for name in names))
