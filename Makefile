@@ -30,7 +30,7 @@ $(USER_STAMP): pyproject.toml constraints.txt
 	touch $(USER_STAMP)
 
 $(DEV_STAMP): $(USER_STAMP)
-	$(PIP) -e '.[torch,dali-cuda13,report,object-stores,dev]'
+	$(PIP) -e '.[torch,dali-cuda13,report,object-stores,flow,ray,dev]'
 	touch $(DEV_STAMP)
 
 clean:

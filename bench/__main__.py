@@ -15,11 +15,12 @@ from typing import Final
 from fastvid.errors import FastvidError
 
 BENCHES: Final = {
+    "cold": ("bench.cold", "from nothing to the first batch: 100 million samples, 10,000 shards, real footage"),
     "decode": ("bench.decode", "clips a second against other decoders on the same videos"),
     "moments": ("bench.moments", "Adam under K-step averaging: its moments local, averaged or reset"),
-    "shard": ("bench.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
     "report": ("bench.report", "results as one page with plots, of one machine or several"),
     "scale": ("bench.scale", "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts"),
+    "shard": ("bench.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
     "sync": ("bench.sync", "K-step averaging against ddp on slow networks: time to a loss, bytes on the wire"),
 }
 

@@ -1,4 +1,7 @@
-"""Scores a checkpoint of a run on the evaluation split, every video once; prints one JSON object."""
+"""Scores a checkpoint of a run on the evaluation split, every video once; prints one JSON object.
+
+fastvid eval kinetics400_tsm_r50 run.out=runs/mine --protocol 10x3 --size 256 --report eval.html
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,47 @@ from fastvid.cli.train import add_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE, key=value and which checkpoint."""
+    """RECIPE, key=value, which checkpoint and how to look at the videos."""
     add_recipe(parser)
+    add_views(parser)
+    parser.add_argument("--json", metavar="FILE", help="write per-class numbers and the confusion matrix")
+    parser.add_argument("--report", metavar="FILE", help="write them as one HTML page")
+
+
+def add_views(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoint, and which views of a video."""
     parser.add_argument(
-        "--checkpoint", metavar="NAME", help="file name in the run's checkpoints; the newest that is whole by default"
+        "--checkpoint",
+        metavar="NAME",
+        help="file name in the run's checkpoints, or best; the newest that is whole by default",
     )
+    parser.add_argument(
+        "--protocol",
+        default="1x1",
+        metavar="NAME",
+        help="CLIPSxCROPS that are averaged: 1x1 (default), 10x3, 1x10, twice, twicex3, ...",
+    )
+    parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the crops, such as 256; the recipe's else")
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates; exit code 1 when a sample could not be scored."""
     import json
     import os
+    from pathlib import Path
 
-    from fastvid.train import launch, recipes
+    from fastvid.train import recipes, scoring
 
-    found = launch.score(recipes.load(args.recipe, args.changes), args.checkpoint)
+    found = scoring.score(
+        recipes.load(args.recipe, args.changes), args.checkpoint, protocol=args.protocol, size=args.size
+    )
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(found.as_row()))
-    return 0 if found.scored == found.total else 1
+        if args.json is not None:
+            record = {**found.as_row(), "classes": found.per_class(), "confusion": found.confusion.tolist()}
+            Path(args.json).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        if args.report is not None:
+            from fastvid.report import evaluation
+
+            Path(args.report).write_text(evaluation.page(found), encoding="utf-8")
+    return 0 if found.score.scored == found.score.total else 1

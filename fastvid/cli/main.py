@@ -17,6 +17,7 @@ from fastvid.errors import FastvidError, UsageError
 
 COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
+    "tune": ("fastvid.cli.tune", "measure every profile on a sample of your videos, and recommend one"),
     "add": ("fastvid.cli.add", "encode new videos into a dataset that exists"),
     "inspect": ("fastvid.cli.inspect", "what is in a dataset, in the terminal or as one HTML page"),
     "index": ("fastvid.cli.index", "make a dataset of video tars that other tools wrote, or rebuild sidecars"),
@@ -28,6 +29,7 @@ COMMANDS: Final = {
     "doctor": ("fastvid.cli.doctor", "what this machine can decode and encode with, and why not"),
     "demo": ("fastvid.cli.demo", "make a motion dataset, shard it, train on it, write a report"),
     "train": ("fastvid.cli.train", "train a recipe; under torchrun for more than one process"),
+    "predict": ("fastvid.cli.predict", "what a trained model says of videos that are in no dataset"),
     "eval": ("fastvid.cli.evaluate", "score a checkpoint on a split, every video once"),
 }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from fastvid.errors import UsageError
+from fastvid.shard.engines import ENGINES
 from fastvid.shard.job import MAX_SECONDS, JobReport, run_job
 from fastvid.shard.plan import SAMPLES_PER_SHARD
 from fastvid.shard.profiles import PROFILES, Profile, get_profile
@@ -27,14 +28,15 @@ _SHOWN: Final = 20  # rejected sources that the summary names
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid shard``."""
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder of videos, or a video")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder of videos, a video, or tars of samples")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset")
     parser.add_argument(
         "--annotations",
         action="append",
         default=[],
         metavar="FORMAT:PATH",
-        help="csv:FILE list:FILE kinetics:FILE ucf101:DIR hmdb51:DIR sthv2:DIR; may be given more than once",
+        help="csv:FILE json:FILE list:FILE kinetics:FILE ucf101:DIR hmdb51:DIR sthv2:DIR diving48:PATH;"
+        " may be given more than once",
     )
     parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one a line")
     parser.add_argument("--profile", default="compact", help=f"one of {', '.join(PROFILES)} (default: %(default)s)")
@@ -42,7 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--crf", type=int, metavar="N", help="instead of the profile's quality; lower is better")
     parser.add_argument("--gop", type=int, metavar="FRAMES", help="instead of the profile's distance of key frames")
     parser.add_argument("--fps", metavar="RATE", help="instead of each source's own rate; such as 15 or 30000/1001")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--streams", default="rgb", metavar="NAMES", help="rgb, or rgb,flow (default: %(default)s)")
+    parser.add_argument(
+        "--flow", default="dis", choices=["dis", "tvl1"], help="how flow is made (default: %(default)s)"
+    )
+    parser.add_argument("--flow-bound", type=float, metavar="PIXELS", help="largest motion a frame (default: 20)")
+    parser.add_argument("--audio", default="drop", choices=["drop", "copy", "aac"], help="default: %(default)s")
+    parser.add_argument(
+        "--engine", default="local", choices=list(ENGINES), help="where to encode (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ray-address", metavar="HOST:PORT", help="of the Ray cluster (default: RAY_ADDRESS, or one on this machine)"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="sources at the same time (default: one a core)")
     parser.add_argument("--samples-per-shard", type=int, default=SAMPLES_PER_SHARD, metavar="N", help="%(default)s")
     parser.add_argument(
         "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
@@ -60,6 +74,12 @@ def run(args: argparse.Namespace) -> int:
         annotations=args.annotations,
         class_names=_class_names(args.classes),
         profile=_profile(args),
+        streams=args.streams,
+        audio=args.audio,
+        flow=args.flow,
+        flow_bound=args.flow_bound,
+        engine=args.engine,
+        ray_address=args.ray_address,
         workers=args.workers,
         samples_per_shard=args.samples_per_shard,
         max_seconds=args.max_seconds,

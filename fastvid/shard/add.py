@@ -19,7 +19,6 @@ from fastvid.errors import JobError, MissingDependency, UsageError
 from fastvid.format.generations import Generation, read_annotations, read_generation
 from fastvid.format.schema import LEDGER_PARTS, LEDGER_SCHEMA, MAX_KEY_BYTES
 from fastvid.shard.annotations import read_annotations as read_rows
-from fastvid.shard.engines import LocalEngine
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.identity import differences, job_identity
 from fastvid.shard.job import MAX_SECONDS, JobReport
@@ -27,12 +26,15 @@ from fastvid.shard.job import _alone as alone
 from fastvid.shard.ledger import Part, read_part
 from fastvid.shard.life import ClassNames
 from fastvid.shard.limits import Limits
+from fastvid.shard.local_engine import LocalEngine
 from fastvid.shard.merge import KnownSource, known_sources, merge_parts
 from fastvid.shard.plan import SAMPLES_PER_SHARD, plan_shards
 from fastvid.shard.profiles import Profile
 from fastvid.shard.run import Run
-from fastvid.shard.sources import Source, SourceList, assign_keys, encode_name, find_sources
+from fastvid.shard.sources import Source, SourceList, assign_keys, encode_name
 from fastvid.shard.staging import Staging
+from fastvid.shard.streams import same_streams
+from fastvid.shard.tar_sources import gather_sources
 from fastvid.shard.wire import Settings
 from fastvid.storage import Storage, open_storage
 
@@ -109,7 +111,8 @@ def add_sources(
             _clear(scratch)
         specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
         rows = read_rows(specs, class_names) if specs else None
-        every = find_sources([sources] if isinstance(sources, str) else list(sources), rows, follow_links=follow_links)
+        roots = [sources] if isinstance(sources, str) else list(sources)
+        every = gather_sources(roots, rows, class_names=class_names, follow_links=follow_links)
         found = _new_sources(storage, generation, every, prefix=prefix, again=again)
         known = len(every.sources) - len(found.sources)
         if not found.sources:
@@ -122,7 +125,7 @@ def add_sources(
         parts: list[Part] = []
         if shards:
             with contextlib.closing(LocalEngine(settings, workers)) as engine:
-                parts = Run(scratch, shards, identity["encoder"]).finish(engine)
+                parts = Run(scratch, shards, identity["encoder"], settings.streams.video).finish(engine)
         faults.reach("encoded")
         number, ledger = merge_parts(storage, scratch, parts, found, settings.profile)
         _clear(scratch)
@@ -141,7 +144,7 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, oth
             f"profile {shard.profile.get('name', 'unknown')!r} of the dataset is none that this fastvid encodes",
             hint="shard these sources into a dataset of their own",
         ) from error
-    if profile.encoder not in build.encoders:
+    if not profile.runs_on(build):
         raise MissingDependency(f"{build.path} has no encoder {profile.encoder!r}", hint="name one in FASTVID_FFMPEG")
     changed = next(differences(shard.encoder, build.identity()), None)
     if changed is not None and not other_build:
@@ -150,7 +153,8 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, oth
             f"the dataset was encoded by another build of ffmpeg: {name} was {old!r} and is {new!r}",
             hint="name that build in FASTVID_FFMPEG, or allow this one with --other-build; its shards record it",
         )
-    return Settings(profile, build, limits, max_seconds)
+    streams = same_streams(generation.extras, other_build=other_build)
+    return Settings(profile, build, limits, max_seconds, streams)
 
 
 def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:

@@ -3,11 +3,13 @@
 A row names a video, its class, and any other column. How a name becomes a file is `fastvid.shard.sources`' business.
 
     csv:FILE       a table with a column ``path``, and ``label``, ``split``, ``start``, ``end`` or any other
+    json:FILE      the same as a list of objects
     list:FILE      ``path label`` a line: SlowFast, VideoMAE, mmaction2; labels are integers or names
     kinetics:FILE  label,youtube_id,time_start,time_end,split
     ucf101:DIR     classInd.txt, trainlist01.txt, testlist01.txt ...; all splits at once
     hmdb51:DIR     {class}_test_split1.txt ...; all splits at once
     sthv2:DIR      labels.json, train.json, validation.json, test.json
+    diving48:PATH  a list of {vid_name, label} as JSON, or a CSV; a folder with Diving48_V2_train.json and the others
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastvid.errors import UsageError
+from fastvid.shard.tables import read_objects, read_rows
 
 VIDEO_SUFFIXES: Final = frozenset(
     {
@@ -37,9 +40,11 @@ _SPLITS: Final = {
     "training": "train",
     "val": "val",
     "valid": "val",
+    "validate": "val",
     "validation": "val",
     "test": "test",
 }
+_TABLE_COLUMNS: Final = ("path", "label", "start", "end", "split")
 _PATH_AND_LABEL: Final = re.compile(
     r"^(.*(?:" + "|".join(re.escape(suffix) for suffix in sorted(VIDEO_SUFFIXES)) + r"))(?:\s+(.*))?$", re.IGNORECASE
 )
@@ -110,8 +115,14 @@ def read_annotations(specs: Sequence[str], class_names: Sequence[str] = ()) -> A
             raise UsageError(f"annotations do not parse as {kind}: {error!r}", file=path) from error
         if not part.rows:
             raise UsageError("annotations name no video", file=path)
+        strangers = {row.label for row in part.rows if row.label is not None} - set(part.classes)
+        if strangers:
+            raise UsageError(f"class {min(strangers)!r} is not in the list of classes", file=path)
         rows += part.rows
+        # Where each file alone has its names sorted, a class's number is its place among all names.
+        ordered = classes == sorted(classes) and list(part.classes) == sorted(part.classes)
         classes += [name for name in part.classes if name not in set(classes)]
+        classes = sorted(classes) if ordered else classes
     return _named(rows, classes, class_names)
 
 
@@ -140,28 +151,49 @@ def parse_csv(text: str) -> Annotations:
 
     Other columns are kept, as numbers where all their values are numbers.
     """
-    records = list(csv.DictReader(io.StringIO(text)))
-    if records and "path" not in records[0]:
-        raise UsageError("table has no column path", hint=f"columns are {', '.join(records[0])}")
-    known = ("path", "label", "start", "end", "split")
-    others = {name: _typed([record[name] for record in records]) for name in (records or [{}])[0] if name not in known}
+    return _table(read_rows(text, texts=_TABLE_COLUMNS))
+
+
+def parse_json(text: str, split: str | None = None) -> Annotations:
+    """A list of objects with the fields of `parse_csv`'s columns; what no column can hold stays JSON text."""
+    return _table(read_objects(text), split)
+
+
+def parse_diving48(text: str, vocabulary: str | None = None, split: str | None = None) -> Annotations:
+    """Diving48: a list of ``{vid_name, label, start_frame, end_frame}``, as JSON or CSV.
+
+    Args:
+        text: The list.
+        vocabulary: ``Diving48_vocab.json``: for each label its words, such as ``["Back", "15som", "05Twis", "FREE"]``.
+        split: Of all rows; the files do not say.
+    """
+    records = read_objects(text) if text.lstrip().startswith("[") else read_rows(text, texts=("vid_name",))
+    names = [] if vocabulary is None else ["_".join(words) for words in json.loads(vocabulary)]
     rows = []
-    for number, record in enumerate(records):
-        columns = {name: values[number] for name, values in others.items()}
-        if record.get("split"):
-            columns["split"] = record["split"]
-        start, end = (float(record[name]) if record.get(name) else None for name in ("start", "end"))
-        rows.append(Row(record["path"], record.get("label") or None, columns, start, end))
-    return Annotations(tuple(rows), _class_order(row.label for row in rows))
+    for record in records:
+        fields = dict(record)
+        name, label = str(fields.pop("vid_name")), fields.pop("label", None)
+        if label is not None and names:
+            if not 0 <= int(label) < len(names):
+                raise UsageError(f"label {label} of {name!r} is not among the {len(names)} of the vocabulary")
+            label = names[int(label)]
+        columns = fields if split is None else fields | {"split": split}
+        rows.append(Row(name, None if label is None else str(label), columns))
+    return Annotations(tuple(rows), tuple(names) or _class_order(row.label for row in rows))
 
 
-def parse_kinetics(text: str) -> Annotations:
-    """The official CSV files. A test file may lack the label column; other columns are kept."""
+def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
+    """The official CSV files. A test file may lack the label column; other columns are kept.
+
+    Args:
+        text: The table.
+        split_name: For files without a column ``split``.
+    """
     rows = []
     for record in csv.DictReader(io.StringIO(text)):
         video, start, end = record.pop("youtube_id"), float(record.pop("time_start")), float(record.pop("time_end"))
         label = record.pop("label", None)
-        split = record.pop("split", None)
+        split = record.pop("split", None) or split_name
         columns = {**record, "split": _SPLITS.get(split or "", split)}
         rows.append(Row(f"{video}_{int(start):06d}_{int(end):06d}", label or None, columns, start, end, video))
     return Annotations(tuple(rows), _class_order(row.label for row in rows))
@@ -228,8 +260,28 @@ def _read_csv(path: Path) -> Annotations:
     return parse_csv(_text(path))
 
 
+def _read_json(path: Path) -> Annotations:
+    return parse_json(_text(path), split_of(path.name))
+
+
+def _read_diving48(path: Path) -> Annotations:
+    # Published as Diving48_train.json, and, with corrected labels, as Diving48_V2_train.json.
+    files = [path]
+    if path.is_dir():
+        lists = sorted(file for file in path.iterdir() if file.suffix in (".json", ".csv") and split_of(file.name))
+        newest = [file for file in lists if "_v2_" in file.name.lower()]
+        files = newest or lists
+    folder = path if path.is_dir() else path.parent
+    vocabulary = next((file for file in sorted(folder.glob("*vocab*.json")) if file not in files), None)
+    words = None if vocabulary is None else _text(vocabulary)
+    parts = [parse_diving48(_text(file), words, split_of(file.name)) for file in files]
+    rows = tuple(row for part in parts for row in part.rows)
+    longest = max((part.classes for part in parts), key=len, default=())
+    return Annotations(rows, longest if words is not None else _class_order(row.label for row in rows))
+
+
 def _read_kinetics(path: Path) -> Annotations:
-    return parse_kinetics(_text(path))
+    return parse_kinetics(_text(path), split_of(path.name))
 
 
 def _read_ucf101(path: Path) -> Annotations:
@@ -257,7 +309,9 @@ def _read_sthv2(path: Path) -> Annotations:
 
 _READERS: Final[Mapping[str, Callable[[Path], Annotations]]] = {
     "csv": _read_csv,
+    "diving48": _read_diving48,
     "hmdb51": _read_hmdb51,
+    "json": _read_json,
     "kinetics": _read_kinetics,
     "list": _read_list,
     "sthv2": _read_sthv2,
@@ -268,6 +322,20 @@ _READERS: Final[Mapping[str, Callable[[Path], Annotations]]] = {
 def _text(path: Path) -> str:
     # File names in lists may hold any bytes; they are matched with names that the system gives in the same way.
     return path.read_bytes().decode("utf-8-sig", "surrogateescape")
+
+
+def _table(records: Sequence[Mapping[str, Any]], split: str | None = None) -> Annotations:
+    if records and "path" not in records[0]:
+        raise UsageError("table has no column path", hint=f"columns are {', '.join(records[0])}")
+    rows = []
+    for record in records:
+        columns = {name: value for name, value in record.items() if name not in _TABLE_COLUMNS}
+        if record.get("split") or split:
+            columns["split"] = record.get("split") or split
+        label = record.get("label")
+        start, end = (None if record.get(name) in (None, "") else float(record[name]) for name in ("start", "end"))
+        rows.append(Row(record["path"], None if label in (None, "") else str(label), columns, start, end))
+    return Annotations(tuple(rows), _class_order(row.label for row in rows))
 
 
 def _separator(lines: Sequence[str]) -> str | None:
@@ -283,16 +351,6 @@ def _split_line(line: str, separator: str | None) -> tuple[str, str]:
         return matched[1], (matched[2] or "").strip()
     path, _, label = line.rpartition(" ")
     return (path.strip(), label) if path else (label, "")
-
-
-def _typed(values: Sequence[str]) -> Sequence[Any]:
-    """Integers, else numbers, else texts; empty fields are None."""
-    for kind in (int, float):
-        try:
-            return [kind(value) if value else None for value in values]
-        except ValueError:
-            continue
-    return [value or None for value in values]
 
 
 def _class_order(labels: Any) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ CHECKS: Final = {
     "shape": "frames of profiles have sides of multiples of 16 and square pixels, all frames the indexed size",
     "colour": "frames of profiles are 8-bit 4:2:0, BT.601 limited, tagged in container and stream",
     "decode": "every sample decodes to the frames it promises",
+    "audio": "the sound of every sample decodes",
     "plan": "frames decoded from planned packets are those a player shows",
     "process": "no checking process died",
 }

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from av.container import InputContainer
 
-from fastvid.decode.access import read_clip, reader_of
+from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Planes
 from fastvid.decode.swscale import RgbConverter
@@ -70,9 +70,7 @@ class SampleChecker:
         if indexed is not None:
             conforms = bool(indexed.info.flags & StreamFlag.CONFORMS)
             if conforms:
-                findings += _timing(track, indexed.info)
-                findings += _shape(indexed.info)
-                findings += _colour(track, name)
+                findings += broken_promises(track, indexed.info, name)
             wanted = _choose(key, indexed.info.num_frames)
         else:
             conforms, wanted = False, np.empty(0, np.int64)
@@ -168,6 +166,13 @@ def check_packets(data: memoryview, table: PacketTable) -> Iterator[Finding]:
     if wrong:
         listed = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
         yield "packets", f"{len(wrong)} of {len(table)} packets differ from their checksums: {listed}"
+
+
+def broken_promises(track: Track, info: StreamInfo, name: str = "rgb") -> Iterator[Finding]:
+    """What an MP4's tables say against StreamFlag.CONFORMS."""
+    yield from _timing(track, info)
+    yield from _shape(info)
+    yield from _colour(track, name)
 
 
 def _timing(track: Track, info: StreamInfo) -> Iterator[Finding]:

@@ -44,7 +44,9 @@ def commit_job(storage: Storage, identity: Mapping[str, Any], found: SourceList,
     by_id = {encode_name(source.id): source for source in found.sources}
     samples = [sample for part in parts for sample in part.samples]
     table = annotation_table([_annotation(sample, by_id[sample.source_id], labels) for sample in samples])
-    generation = Generation(1, shards, ("rgb",), found.classes, note="fastvid shard")
+    extras = identity.get("streams", {})
+    names = ("rgb", "flow") if "flow" in extras else ("rgb",)
+    generation = Generation(1, shards, names, found.classes, note="fastvid shard", extras=extras)
     commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
     return ledger
 

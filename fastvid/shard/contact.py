@@ -18,7 +18,7 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.access import read_clip
+from fastvid.decode.clips import read_clip
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Rgb
 from fastvid.errors import DecodeError, FastvidError

@@ -6,16 +6,19 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
 
 from fastvid.errors import SourceError
+from fastvid.shard.audio import Sound, audio_seconds, take_audio
+from fastvid.shard.copying import copy_video
+from fastvid.shard.flow_encode import encode_flow, flow_seconds
 from fastvid.shard.probe import OpenSource, SourceInfo, open_source, probe
 from fastvid.shard.profiles import Profile, written_timing
 from fastvid.shard.reasons import Reason
-from fastvid.shard.transcode import transcode
+from fastvid.shard.transcode import play_through, transcode
 from fastvid.shard.verify import Verified, verify
 from fastvid.shard.wire import EncodedSample, Outcome, Settings, Task
 
@@ -25,6 +28,9 @@ Report = Callable[[str, float], None]
 _CHUNK: Final = 1 << 20
 # Frames that resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2
+# Decodes of a whole source that taking it over costs at most: to try it as it is, to find its packets, to prove them
+# in their MP4.
+_COPY_DECODES: Final = 15
 
 
 def encode_source(task: Task, settings: Settings, report: Report) -> Outcome:
@@ -79,15 +85,18 @@ def plan_parts(
 def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[EncodedSample, ...], tuple[str, ...]]:
     limits, profile = settings.limits, settings.profile
     report("probe", task.patience * limits.read_seconds(task.size))
-    with open_source(task.path) as source:
+    with open_source(task.path, task.member) as source:
         digest = _sha256(source)
         info = probe(source, limits)
+        if profile.copies:
+            return _copy(task, settings, source, info, digest, report)
         written = replace(info, timing=written_timing(info.timing, profile))
         parts = plan_parts(written, task.start, task.end, settings.max_seconds)
         seconds = limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
         # ffmpeg has its own clock; the one outside strikes only when that one is stuck.
         report("encode", task.patience * seconds + limits.seconds)
         result = transcode(settings.build, profile, source, info, parts, limits, patience=task.patience)
+        sound = _sound(source, settings, written, parts, task, report)
     report("verify", task.patience * (limits.seconds + seconds))
     samples = []
     for number, (part, video) in enumerate(zip(parts, result.videos, strict=True)):
@@ -97,8 +106,70 @@ def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[Encod
         if part is not None:
             meta |= {"parent": task.source_id, "start_seconds": float(part[0] / written.timing.rate)}
             key = task.key if len(parts) == 1 else f"{task.key}/{number:04d}"
-        samples.append(EncodedSample(key, meta, {"rgb": video}))
-    return tuple(samples), tuple(_changes(info, profile))
+        streams = {"rgb": video}
+        if settings.streams.flow is not None:
+            streams["flow"] = _flow(video, verified, written, settings, task, report)
+            meta["flow"] = asdict(settings.streams.flow)
+        if (member := sound.members[number]) is not None and (heard := sound.infos[number]) is not None:
+            streams["audio"] = member
+            meta["audio"] = {
+                "codec": heard.codec,
+                "sample_rate": heard.sample_rate,
+                "channels": heard.channels,
+                "copied": sound.copied,
+            }
+        samples.append(EncodedSample(key, meta, streams))
+    return tuple(samples), (*_changes(info, profile), *sound.warnings)
+
+
+def _sound(
+    source: OpenSource,
+    settings: Settings,
+    info: SourceInfo,
+    parts: list[tuple[int, int] | None],
+    task: Task,
+    report: Report,
+) -> Sound:
+    """The sound of each part of a source."""
+    if settings.streams.audio == "drop":
+        return Sound.none(len(parts))
+    rate = info.timing.rate
+    spans = [(first / rate, last / rate) for first, last in (part or (0, info.timing.frames) for part in parts)]
+    limits = settings.limits
+    allowed = audio_seconds(source, spans, limits)
+    report("audio", task.patience * (allowed + 2 * limits.seconds))
+    return take_audio(settings.build, settings.streams.audio, source, spans, limits, patience=task.patience)
+
+
+def _flow(video: bytes, verified: Verified, info: SourceInfo, settings: Settings, task: Task, report: Report) -> bytes:
+    """The flow stream of a verified picture stream."""
+    limits, how = settings.limits, settings.streams.flow
+    assert how is not None
+    seconds = flow_seconds(how, limits, frames=verified.num_frames, pixels=verified.width * verified.height)
+    # ffmpeg has its own clock; then what was written is decoded once.
+    report("flow", task.patience * (2 * seconds + limits.seconds))
+    rate = info.timing.rate
+    return encode_flow(settings.build, settings.profile, how, video, verified, rate, limits, patience=task.patience)
+
+
+def _copy(
+    task: Task, settings: Settings, source: OpenSource, info: SourceInfo, digest: str, report: Report
+) -> tuple[tuple[EncodedSample, ...], tuple[str, ...]]:
+    """Takes a source over without encoding it."""
+    limits = settings.limits
+    seconds = limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
+    report("decode", task.patience * seconds + limits.seconds)
+    play_through(settings.build, source, info, limits, patience=task.patience)
+    report("copy", task.patience * _COPY_DECODES * (limits.seconds + seconds))
+    copied = copy_video(source, limits, start=task.start, end=task.end, max_seconds=settings.max_seconds)
+    samples, warnings = [], dict.fromkeys(note.partition(":")[0] for one in copied for note in one.notes)
+    for number, one in enumerate(copied):
+        meta = _origin(task, info, digest) | one.meta()
+        if one.start is not None:
+            meta |= {"parent": task.source_id, "start_seconds": one.start}
+        key = task.key if len(copied) == 1 else f"{task.key}/{number:04d}"
+        samples.append(EncodedSample(key, meta, {"rgb": one.video}))
+    return tuple(samples), (*warnings, *(["remuxed"] if any(one.remuxed for one in copied) else []))
 
 
 def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]:
@@ -111,23 +182,29 @@ def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]
 
 def _meta(task: Task, info: SourceInfo, verified: Verified, digest: str, *, full_range: bool) -> dict[str, Any]:
     timing = info.timing
-    return {
-        "source_id": task.source_id,
-        "source_sha256": digest,
+    return _origin(task, info, digest) | {
         "num_frames": verified.num_frames,
         "fps": str(timing.rate),
         "width": verified.width,
         "height": verified.height,
         "pix_fmt": "yuvj420p" if full_range else "yuv420p",
         "conforms": True,
+    }
+
+
+def _origin(task: Task, info: SourceInfo, digest: str) -> dict[str, Any]:
+    """Where a sample comes from, and what was found there."""
+    return {
+        "source_id": task.source_id,
+        "source_sha256": digest,
         "source": {
             "container": info.container,
             "codec": info.codec,
             "width": info.width,
             "height": info.height,
             "pix_fmt": info.pix_fmt,
-            "num_frames": timing.shown,
-            "timing": timing.kind,
+            "num_frames": info.timing.shown,
+            "timing": info.timing.kind,
         },
     }
 

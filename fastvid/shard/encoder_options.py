@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _LEVEL_31_BLOCKS: Final = 3600
 
 
-def _h264_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
+def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
     blocks = size[0] * size[1] // 256
     x264 = {
         "threads": 1,
@@ -32,7 +32,7 @@ def _h264_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
         "tick_rate": 60,
         "fixed_frame_rate_flag": 0,
         "sample_aspect_ratio": "1/1",
-        "video_full_range_flag": 0,
+        "video_full_range_flag": int(full_range),
         "colour_primaries": 6,
         "transfer_characteristics": 6,
         "matrix_coefficients": 6,
@@ -49,8 +49,8 @@ def _h264_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _vp9_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
-    del size
+def _vp9_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
+    del size, full_range
     return {
         "crf": profile.crf,
         "b:v": 0,  # constant quality by crf alone
@@ -66,7 +66,7 @@ def _vp9_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _hevc_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
+def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
     blocks = size[0] * size[1] // 256
     x265 = {
         # One thread, and no wavefronts: the bytes depend on neither the machine's cores nor their load.
@@ -83,7 +83,7 @@ def _hevc_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
         "colorprim": "smpte170m",
         "transfer": "smpte170m",
         "colormatrix": "smpte170m",
-        "range": "limited",
+        "range": "full" if full_range else "limited",
         "level-idc": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
         "info": 0,  # its settings, 2 kB a file
         "log-level": "warning",
@@ -97,8 +97,8 @@ def _hevc_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _mjpeg_options(profile: Profile, size: tuple[int, int]) -> dict[str, Any]:
-    del size
+def _mjpeg_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
+    del size, full_range
     # Huffman tables of the standard: equal headers, and decoders that know them by heart.
     # The transform in plain integers: the faster ones differ between CPUs.
     return {"q:v": profile.crf, "huffman": "default", "dct": "int"}
@@ -108,10 +108,11 @@ def _pairs(values: Mapping[str, object]) -> str:
     return ":".join(f"{name}={value}" for name, value in values.items())
 
 
-ENCODER_OPTIONS: Final[dict[str, Callable[[Profile, tuple[int, int]], dict[str, Any]]]] = {
+ENCODER_OPTIONS: Final[dict[str, Callable[[Profile, tuple[int, int], bool], dict[str, Any]]]] = {
     "h264": _h264_options,
     "hevc": _hevc_options,
     "vp9": _vp9_options,
     "mjpeg": _mjpeg_options,
 }
-"""For each codec what its encoder is told, from a profile and the picture's width and height in pixels."""
+"""For each codec what its encoder is told, from a profile, the picture's width and height in pixels, and whether its
+luma is full range."""

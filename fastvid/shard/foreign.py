@@ -5,40 +5,35 @@ numbered in the order in which the decoder gives them; all frames must be those 
 packets may be left out only after every group of pictures has been decoded alone, and twice more with half of its
 droppable packets left out. A stream that fails the last is marked to be decoded whole.
 
-The file is hostile: call this in a process that may die (`fastvid.shard.engines`).
+The file is hostile: call this in a process that may die (`fastvid.shard.local_engine`).
 """
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import av
 import numpy as np
 import numpy.typing as npt
 from av.codec.context import CodecContext
-from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.demux import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
-from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.shard.containers import HEAD_BYTES, sniff
 from fastvid.shard.frame_digest import frame_digest
 from fastvid.shard.limits import Limits
+from fastvid.shard.play import ENCODE_HINT, Played, play
 from fastvid.shard.reasons import Reason
 
-# FFmpeg's names that differ from ours.
-_CODECS: Final = {codec.label: codec for codec in Codec}
 # libavcodec's own "av1" decoder needs hardware.
 _DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for codec in Codec}
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
@@ -60,6 +55,7 @@ class Found:
         pix_fmt: FFmpeg's pixel format of the frames.
         container: FFmpeg's demuxer.
         notes: In which ways it differs from what fastvid writes, and why it is decoded whole if it is.
+        digests: Of its frames in display order.
     """
 
     info: StreamInfo
@@ -67,24 +63,24 @@ class Found:
     pix_fmt: str
     container: str
     notes: tuple[str, ...]
+    digests: tuple[bytes, ...] = ()
 
 
-@dataclass(slots=True)
-class _Played:
-    """One pass of FFmpeg's demuxer and decoder over the file, as a player does it."""
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """What the packets of a stream are.
 
-    codec: Codec
-    extradata: bytes = b""
-    rate: Fraction = Fraction(25)
-    time_base: Fraction = Fraction(1, 1000)
-    aspect: Fraction = Fraction(1)
-    packets: list[memoryview] = field(default_factory=list)
-    positions: list[int | None] = field(default_factory=list)
-    pts: list[int | None] = field(default_factory=list)
-    durations: list[int] = field(default_factory=list)
-    discard: list[bool] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-    first: VideoFrame | None = None
+    Attributes:
+        flags: PacketFlag of each, uint32 [P]; the first is KEY.
+        frames: The frame that each shows, in display order, -1 for none; int64 [P].
+        order: Packets that give a frame, hidden ones too, in display order.
+        whole: Why the stream must be decoded whole; empty when nothing is known against planning.
+    """
+
+    flags: npt.NDArray[np.uint32]
+    frames: npt.NDArray[np.int64]
+    order: tuple[int, ...]
+    whole: str
 
 
 def index_video(data: bytes, limits: Limits) -> Found:
@@ -98,7 +94,7 @@ def index_video(data: bytes, limits: Limits) -> Found:
         SourceError: It is no video, it is damaged, or its packets cannot be addressed in the file.
     """
     container = sniff(data[:HEAD_BYTES])
-    played = _play(data, container, limits)
+    played = play(data, container, limits)
     offsets = _locate(data, played)
     first = played.first
     assert first is not None
@@ -113,6 +109,29 @@ def index_video(data: bytes, limits: Limits) -> Found:
         range=_RANGE.get(int(first.color_range), Range.FULL if first.format.name.startswith("yuvj") else Range.UNKNOWN),
         matrix=Matrix(matrix) if matrix in list(Matrix) else Matrix.UNKNOWN,
     )
+    numbered = number_packets(played)
+    info, notes = _rate(played, info, numbered.frames)
+    sizes = [len(packet) for packet in played.packets]
+    checksums = [zlib.crc32(packet) for packet in played.packets]
+    try:
+        records = packet_records(offsets, sizes, checksums, numbered.frames, numbered.flags)
+        PacketTable(records)
+    except FormatError as error:
+        raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+    whole = numbered.whole or disproof(played, numbered)
+    if whole:
+        info = replace(info, flags=info.flags | StreamFlag.WHOLE)
+        notes.append(f"whole: {whole}")
+    notes = [*_differences(played, info, first), *notes]
+    return Found(info, records, first.format.name, container, tuple(notes), tuple(played.digests))
+
+
+def number_packets(played: Played) -> Numbered:
+    """What each packet is and shows, by their headers and by decoding all without their container.
+
+    Raises:
+        SourceError: The frames are not those that a player shows, or a packet gives none.
+    """
     flags, whole = np.zeros(len(played.packets), np.uint32), ""
     if can_plan(played.codec):
         try:
@@ -121,117 +140,37 @@ def index_video(data: bytes, limits: Limits) -> Found:
             whole = error.message
     else:
         whole = f"packets of {played.codec.label} are not read"
-    flags, frames = _number(played, info, flags)
-    info, notes = _rate(played, info, frames)
+    try:
+        given = dict(_decode(played, range(len(played.packets))))
+    except (SourceError, av.FFmpegError, ValueError) as error:
+        raise SourceError(
+            f"its packets do not decode without their container: {error}", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+        ) from error
+    silent = [number for number in range(len(played.packets)) if number not in given]
+    allowed = set(_silent(played, flags))
+    lost = [number for number in silent if number not in allowed]
+    if lost:
+        raise SourceError(
+            f"{len(lost)} packets give no frame, the first of them packet {lost[0]}", reason=Reason.DAMAGED
+        )
+    shown = [number for number in given if not played.discard[number]]
+    if [given[number] for number in shown] != played.digests:
+        raise SourceError(
+            f"decoding its packets gives {len(shown)} frames, other than the {len(played.digests)} of the file",
+            reason=Reason.NO_INDEX,
+            hint=ENCODE_HINT,
+        )
+    frames = np.full(len(played.packets), -1, np.int64)
+    frames[shown] = np.arange(len(shown))
+    hidden = np.where(frames < 0, np.uint32(PacketFlag.HIDDEN), np.uint32(0))
+    flags = (flags & ~np.uint32(PacketFlag.HIDDEN)) | hidden
     if not whole and not flags[0] & PacketFlag.KEY:
         whole = "the first packet is no key packet"
     flags[0] |= np.uint32(PacketFlag.KEY)
-    sizes = [len(packet) for packet in played.packets]
-    checksums = [zlib.crc32(packet) for packet in played.packets]
-    try:
-        records = packet_records(offsets, sizes, checksums, frames, flags)
-        PacketTable(records)
-    except FormatError as error:
-        raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
-    whole = whole or _disproof(played, info, records)
-    if whole:
-        info = replace(info, flags=info.flags | StreamFlag.WHOLE)
-        notes.append(f"whole: {whole}")
-    notes = [*_differences(played, info, first), *notes]
-    return Found(info, records, first.format.name, container, tuple(notes))
+    return Numbered(flags, frames, tuple(given), whole)
 
 
-def _play(data: bytes, container: str, limits: Limits) -> _Played:
-    try:
-        opened = av.open(
-            io.BytesIO(data),
-            format=container,
-            metadata_errors="replace",
-            options={"protocol_whitelist": "file", "format_whitelist": container},
-        )
-    except MemoryError as error:
-        raise SourceError("opening the file needs too much memory", reason=Reason.MEMORY) from error
-    except (av.FFmpegError, ValueError) as error:
-        raise SourceError(f"{container}: {_said(error)}", reason=Reason.BROKEN_CONTAINER) from error
-    with cast(InputContainer, opened) as source:
-        stream = _video_stream(source)
-        name = stream.codec_context.codec.canonical_name
-        codec = _CODECS.get(name)
-        if codec is None:
-            raise SourceError(
-                f"no decoder of fastvid takes {name}", reason=Reason.NO_INDEX, hint="encode it with `fastvid shard`"
-            )
-        width, height = stream.codec_context.width, stream.codec_context.height
-        if width * height > limits.max_pixels:
-            raise SourceError(
-                f"frames of {width}x{height} pixels, {limits.max_pixels} at most", reason=Reason.TOO_LARGE
-            )
-        stream.codec_context.thread_count = 1
-        played = _Played(codec, bytes(stream.codec_context.extradata or b""))
-        played.time_base = Fraction(stream.time_base or Fraction(1, 1000))
-        played.rate = Fraction(stream.average_rate or stream.guessed_rate or 25).limit_denominator(100_000)
-        played.aspect = Fraction(stream.sample_aspect_ratio or 1)
-        try:
-            _read(source, stream, played, limits)
-        except MemoryError as error:
-            raise SourceError("decoding needs too much memory", reason=Reason.MEMORY) from error
-        except av.FFmpegError as error:
-            raise SourceError(
-                f"decoding stops after {len(played.digests)} frames: {_said(error)}", reason=Reason.DAMAGED
-            ) from error
-        if not played.packets:
-            raise SourceError("the video stream has no packets", reason=Reason.NO_FRAMES)
-        if container == "mov" and len(played.packets) < stream.frames:
-            raise SourceError(
-                f"{len(played.packets)} of the {stream.frames} packets that the header counts are there",
-                reason=Reason.TRUNCATED,
-            )
-        if played.first is None:
-            raise SourceError(f"none of {len(played.packets)} packets shows a frame", reason=Reason.NO_FRAMES)
-    return played
-
-
-def _read(source: InputContainer, stream: VideoStream, played: _Played, limits: Limits) -> None:
-    for packet in source.demux(stream):
-        if packet.size:
-            if packet.is_corrupt:
-                raise SourceError(f"packet {len(played.packets)} is cut", reason=Reason.TRUNCATED)
-            # The binding neither copies nor pads what it is given back, and decoders read past the end.
-            played.packets.append(memoryview(bytes(packet) + bytes(INPUT_PADDING))[: packet.size])
-            played.positions.append(packet.pos)
-            played.pts.append(packet.pts)
-            played.durations.append(packet.duration or 0)
-            played.discard.append(packet.is_discard)
-            if len(played.packets) > limits.max_frames:
-                raise SourceError(f"more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
-        for frame in packet.decode():
-            number = len(played.digests)
-            if frame.is_corrupt:
-                raise SourceError(f"frame {number} decodes with errors", reason=Reason.DAMAGED)
-            played.first = played.first or frame
-            size = (played.first.width, played.first.height)
-            if (frame.width, frame.height) != size:
-                raise SourceError(
-                    f"frame {number} has {frame.width}x{frame.height} pixels, the first {size[0]}x{size[1]}",
-                    reason=Reason.NO_INDEX,
-                    hint="encode it with `fastvid shard`",
-                )
-            played.digests.append(frame_digest(frame))
-
-
-def _video_stream(source: InputContainer) -> VideoStream:
-    # As ffmpeg's specifier V: cover images are no video.
-    pictures = [s for s in source.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
-    if not pictures:
-        raise SourceError("the file holds no video", reason=Reason.NO_VIDEO_STREAM)
-    # The binding has no context for a codec that it cannot decode; its types do not say so.
-    context: Any = pictures[0].codec_context
-    if context is None:
-        raise SourceError("no decoder for the video stream", reason=Reason.NO_DECODER)
-    return pictures[0]
-
-
-def _locate(data: bytes, played: _Played) -> list[int]:
+def _locate(data: bytes, played: Played) -> list[int]:
     """Where each packet's very bytes stand in the file.
 
     Raises:
@@ -246,50 +185,14 @@ def _locate(data: bytes, played: _Played) -> list[int]:
             raise SourceError(
                 f"packet {number} does not lie in one piece at byte {start} of the file",
                 reason=Reason.NO_INDEX,
-                hint="encode it with `fastvid shard`",
+                hint=ENCODE_HINT,
             )
         offsets.append(at)
         end = at + len(packet)
     return offsets
 
 
-def _number(
-    played: _Played, info: StreamInfo, flags: npt.NDArray[np.uint32]
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """Which frame each packet shows, by decoding all packets without their container.
-
-    Raises:
-        SourceError: The frames are not those that a player shows, or a packet gives none.
-    """
-    try:
-        given = dict(_decode(played, info, range(len(played.packets))))
-    except (SourceError, av.FFmpegError, ValueError) as error:
-        raise SourceError(
-            f"its packets do not decode without their container: {error}",
-            reason=Reason.NO_INDEX,
-            hint="encode it with `fastvid shard`",
-        ) from error
-    silent = [number for number in range(len(played.packets)) if number not in given]
-    allowed = set(_silent(played, flags))
-    lost = [number for number in silent if number not in allowed]
-    if lost:
-        raise SourceError(
-            f"{len(lost)} packets give no frame, the first of them packet {lost[0]}", reason=Reason.DAMAGED
-        )
-    shown = [number for number in given if not played.discard[number]]
-    if [given[number] for number in shown] != played.digests:
-        raise SourceError(
-            f"decoding its packets gives {len(shown)} frames, other than the {len(played.digests)} of the file",
-            reason=Reason.NO_INDEX,
-            hint="encode it with `fastvid shard`",
-        )
-    frames = np.full(len(played.packets), -1, np.int64)
-    frames[shown] = np.arange(len(shown))
-    hidden = np.where(frames < 0, np.uint32(PacketFlag.HIDDEN), np.uint32(0))
-    return (flags & ~np.uint32(PacketFlag.HIDDEN)) | hidden, frames
-
-
-def _silent(played: _Played, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
+def _silent(played: Played, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
     """Packets that may give no frame."""
     leading = played.codec is Codec.HEVC
     for number, packet in enumerate(played.packets):
@@ -303,13 +206,13 @@ def _silent(played: _Played, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
                 yield number
 
 
-def _disproof(played: _Played, info: StreamInfo, records: npt.NDArray[np.void]) -> str:
+def disproof(played: Played, numbered: Numbered) -> str:
     """Why a part of the stream cannot be decoded alone; empty when it can."""
-    flags = records["flags"]
-    shown = {number: played.digests[frame] for number, frame in enumerate(records["frame"].tolist()) if frame >= 0}
-    keys = [*np.flatnonzero(flags & np.uint32(PacketFlag.KEY)).tolist(), len(records)]
+    flags, frames = numbered.flags, numbered.frames
+    shown = {number: played.digests[frame] for number, frame in enumerate(frames.tolist()) if frame >= 0}
+    keys = [*np.flatnonzero(flags & np.uint32(PacketFlag.KEY)).tolist(), len(flags)]
     droppable = (flags & np.uint32(PacketFlag.DROPPABLE)) != 0
-    rng = np.random.default_rng(zlib.crc32(records.tobytes()))
+    rng = np.random.default_rng(zlib.crc32(flags.tobytes() + frames.tobytes()))
     for start, stop in pairwise(keys):
         group = np.arange(start, stop)
         # Each droppable packet is left out of some passes while those that could need it are kept.
@@ -320,7 +223,7 @@ def _disproof(played: _Played, info: StreamInfo, records: npt.NDArray[np.void]) 
             ]
         for packets in kept:
             try:
-                given = dict(_decode(played, info, packets.tolist()))
+                given = dict(_decode(played, packets.tolist()))
             except (SourceError, av.FFmpegError, ValueError) as error:
                 return f"packets {start} to {stop - 1} do not decode alone: {error}"
             wrong = [number for number in packets.tolist() if number in shown and given.get(number) != shown[number]]
@@ -329,12 +232,12 @@ def _disproof(played: _Played, info: StreamInfo, records: npt.NDArray[np.void]) 
     return ""
 
 
-def _decode(played: _Played, info: StreamInfo, packets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+def _decode(played: Played, packets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Decodes packets as `fastvid.decode.pyav` does: gives their numbers with their frames, in display order."""
-    context = CodecContext.create(_DECODER[info.codec], "r")
+    context = CodecContext.create(_DECODER[played.codec], "r")
     assert isinstance(context, VideoCodecContext)
-    if info.extradata:
-        context.extradata = info.extradata
+    if played.extradata:
+        context.extradata = played.extradata
     context.thread_count = 1
     context.options = {"strict": "1"}
     for number in [*packets, None]:
@@ -349,7 +252,7 @@ def _decode(played: _Played, info: StreamInfo, packets: Sequence[int]) -> Iterat
             yield frame.pts, frame_digest(frame)
 
 
-def _rate(played: _Played, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
+def _rate(played: Played, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
     """The mean rate over the times of the shown packets, and notes about those times."""
     shown = np.flatnonzero(frames >= 0)
     order = shown[np.argsort(frames[shown])]
@@ -374,7 +277,7 @@ def _rate(played: _Played, info: StreamInfo, frames: npt.NDArray[np.int64]) -> t
     return info, ["variable-rate"] if varies else []
 
 
-def _differences(played: _Played, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
+def _differences(played: Played, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
     """Why a stream does not conform to what fastvid's profiles write."""
     if info.width % 16 or info.height % 16:
         yield "size"
@@ -390,7 +293,3 @@ def _differences(played: _Played, info: StreamInfo, frame: VideoFrame) -> Iterat
         yield "interlaced"
     if any(played.discard):
         yield "edit-list"
-
-
-def _said(error: BaseException) -> str:
-    return str(getattr(error, "strerror", None) or error)[:200]

@@ -16,6 +16,7 @@ def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_pe
     """Everything that decides what a job writes, by names that a message can use."""
     tried = [source for source in found.sources if source.problem is None]
     files = [(encode_name(s.id), s.size, s.start, s.end, s.key) for s in tried]
+    streams = settings.streams.to_json()
     notes = [(encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources]
     return {
         "format": ".".join(map(str, FORMAT_VERSION)),
@@ -25,7 +26,7 @@ def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_pe
         "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
         "order": {"seed": seed, "samples_per_shard": samples_per_shard},
         "max_seconds": settings.max_seconds,
-    }
+    } | ({"streams": streams} if streams else {})
 
 
 def digest(value: Any) -> str:

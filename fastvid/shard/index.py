@@ -24,13 +24,14 @@ from fastvid.format.schema import DATASET_JSON, LEDGER, shard_stem
 from fastvid.format.shard import IndexedSample, IndexedStream, index_shard
 from fastvid.format.tar import Member
 from fastvid.shard.audit_foreign import FOREIGN
-from fastvid.shard.engines import Engine, LocalEngine
+from fastvid.shard.engines import Engine
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.foreign_work import unpack_found
 from fastvid.shard.identity import digest
 from fastvid.shard.job import MAX_SECONDS, JobReport
 from fastvid.shard.ledger import Row, ledger_row, write_ledger
 from fastvid.shard.limits import Limits
+from fastvid.shard.local_engine import LocalEngine
 from fastvid.shard.profiles import get_profile
 from fastvid.shard.progress import Progress
 from fastvid.shard.reasons import Reason
@@ -202,7 +203,8 @@ class _Work:
                 continue
             name, key = self.keys[tar.stem, sample.first]
             place = (sample.video.offset, sample.video.size)
-            tasks.append(Task(number, encode_name(name), self._path(tar), key, size=sample.video.size, member=place))
+            size = sample.video.size
+            tasks.append(Task(number, encode_name(name), self._path(tar), key, size=size, member=place, indexes=True))
         again = []
         for outcome in self.engine.run(tasks):
             if outcome.transient:

@@ -21,7 +21,7 @@ from fastvid.errors import JobError, StorageError, UsageError
 from fastvid.format.schema import DATASET_JSON, LEDGER, shard_stem
 from fastvid.shard.annotations import read_annotations
 from fastvid.shard.commit import commit_job
-from fastvid.shard.engines import LocalEngine
+from fastvid.shard.engines import open_engine
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.identity import differences, job_identity
 from fastvid.shard.ledger import part_name, read_ledger
@@ -30,8 +30,9 @@ from fastvid.shard.plan import SAMPLES_PER_SHARD, plan_shards
 from fastvid.shard.profiles import Profile, get_profile
 from fastvid.shard.reasons import Reason
 from fastvid.shard.run import Run
-from fastvid.shard.sources import find_sources
 from fastvid.shard.staging import Staging
+from fastvid.shard.streams import PICTURES, choose_streams
+from fastvid.shard.tar_sources import gather_sources
 from fastvid.shard.wire import Settings
 from fastvid.storage import LocalStorage, Storage, open_storage
 
@@ -73,6 +74,12 @@ def run_job(
     annotations: Sequence[str] | str | None = None,
     class_names: Sequence[str] = (),
     profile: str | Profile = "compact",
+    streams: Sequence[str] | str = ("rgb",),
+    audio: str = "drop",
+    flow: str = "dis",
+    flow_bound: float | None = None,
+    engine: str = "local",
+    ray_address: str | None = None,
     workers: int | None = None,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     max_seconds: float = MAX_SECONDS,
@@ -83,16 +90,22 @@ def run_job(
 ) -> JobReport:
     """Encodes raw videos into an indexed WebDataset; what ``fastvid shard`` does.
 
-    Run again after an interruption, with the same arguments, it goes on where it was; ``workers`` and ``limits`` may
-    differ.
+    Run again after an interruption, with the same arguments, it goes on where it was; ``engine``, ``workers`` and
+    ``limits`` may differ.
 
     Args:
-        sources: Folders of videos, or single files.
+        sources: Folders of videos, single files, or tars of samples with a video each, as webdataset writes them.
         out: Folder of the dataset.
         annotations: ``format:path``, one or several; by default the class of a video is its folder.
         class_names: Names for integer labels.
         profile: How to encode, by name or as a `Profile`.
-        workers: Processes; by default one for each core.
+        streams: Video streams of every sample: "rgb", or "rgb,flow" for optical flow beside the picture.
+        audio: "drop", "copy" (the packets of AAC and ALAC as they are, other codecs encoded) or "aac" (all encoded).
+        flow: How optical flow is estimated: "dis" or "tvl1".
+        flow_bound: Largest motion that is kept, in pixels a frame; 20 by default.
+        engine: Where to encode: "local", or "ray" for all nodes of a Ray cluster.
+        ray_address: Of the cluster's head; by default RAY_ADDRESS, or else a cluster on this machine for this job.
+        workers: Sources encoded at the same time; by default one for each core.
         samples_per_shard: Most sources in a shard.
         max_seconds: Longer videos are split into parts of equal length, none longer than this.
         seed: Of the order of samples in the shards.
@@ -105,10 +118,10 @@ def run_job(
 
     Raises:
         UsageError: An argument is wrong, or there is nothing to do.
-        MissingDependency: There is no ffmpeg.
+        MissingDependency: There is no ffmpeg, or no Ray for engine "ray".
         JobError: Another job works in `out`, an unfinished one there differs, or not a single source could be packed.
         StorageError: `out` cannot be written, or is full; the job can go on later.
-        WorkerError: Workers cannot be started.
+        WorkerError: Workers cannot be started, or the Ray cluster is gone; the job can go on later.
     """
     if samples_per_shard < 1 or max_seconds <= 0 or (workers is not None and workers < 1):
         raise UsageError(
@@ -116,13 +129,20 @@ def run_job(
         )
     chosen = get_profile(profile) if isinstance(profile, str) else profile
     build = find_ffmpeg()
-    if chosen.encoder not in build.encoders:
+    if not chosen.runs_on(build):
         raise UsageError(f"{build.path} has no encoder {chosen.encoder!r}", hint="name another one in FASTVID_FFMPEG")
+    extras = choose_streams(streams, audio=audio, method=flow, bound=flow_bound)
+    if chosen.copies and extras != PICTURES:
+        raise UsageError(
+            "profile 'copy' takes pictures over as they are, without sound or flow", hint="--profile compact"
+        )
+    settings = Settings(chosen, build, limits or Limits(), max_seconds, extras)
+    place = open_engine(engine, settings, workers=workers, address=ray_address)
     specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
     rows = read_annotations(specs, class_names) if specs else None
     roots = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    found = find_sources([os.fspath(root) for root in roots], rows, follow_links=follow_links)
-    settings = Settings(chosen, build, limits or Limits(), max_seconds)
+    paths = [os.fspath(root) for root in roots]
+    found = gather_sources(paths, rows, class_names=class_names, follow_links=follow_links)
     identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
     storage = open_storage(out)
     with _alone(storage):
@@ -133,8 +153,8 @@ def run_job(
             tried = [source for source in found.sources if source.problem is None]
             shards = plan_shards(tried, seed=seed, samples=samples_per_shard)
             _begin(storage, staging, identity, len(shards), other_build=other_build)
-            with contextlib.closing(LocalEngine(settings, workers)) as engine:
-                parts = Run(storage, shards, identity["encoder"]).finish(engine)
+            with contextlib.closing(place):
+                parts = Run(storage, shards, identity["encoder"], extras.video).finish(place)
             ledger = commit_job(storage, identity, found, parts)
         staging.end()
     return JobReport(storage.url, ledger, found.ignored)

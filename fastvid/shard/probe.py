@@ -1,7 +1,7 @@
 """What a source is: its container, stream, size, colour, orientation and timing. Reads packets, decodes one frame.
 
 The file is hostile: native code parses it here. Call this in a process that may die and that has limits
-(`fastvid.shard.engines`), never in one that holds something of value.
+(`fastvid.shard.local_engine`), never in one that holds something of value.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ _SLACK_PART: Final = 0.1
 _PLACEHOLDER_BYTES: Final = 2
 # Sample aspect ratios beyond this are damage, not anamorphic video; DV and DVD stay below 1.5, scope below 2.
 _MAX_ASPECT: Final = 8
+_CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,13 @@ class SourceInfo:
 
 
 @contextmanager
-def open_source(path: str) -> Iterator[OpenSource]:
+def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[OpenSource]:
     """Opens a source and decides its container.
+
+    Args:
+        path: The file.
+        member: First byte and bytes of the source inside it, when the file is a tar; it is copied out, because FFmpeg
+            reads whole files.
 
     Raises:
         SourceError: It cannot be read, or is nothing that is accepted.
@@ -128,6 +135,8 @@ def open_source(path: str) -> Iterator[OpenSource]:
     except OSError as error:
         raise SourceError(f"the file cannot be opened: {error.strerror}", reason=Reason.UNREADABLE) from error
     try:
+        if member is not None:
+            descriptor = _copied_out(descriptor, *member)
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, HEAD_BYTES, 0)
         yield OpenSource(descriptor, size, sniff(head))
@@ -135,6 +144,21 @@ def open_source(path: str) -> Iterator[OpenSource]:
         raise SourceError(f"the file cannot be read: {error.strerror}", reason=Reason.UNREADABLE) from error
     finally:
         os.close(descriptor)
+
+
+def _copied_out(tar: int, offset: int, size: int) -> int:
+    """Descriptor of an unlinked file with a part of another one, which is closed."""
+    with tempfile.TemporaryFile(prefix="fastvid-") as file:
+        position = 0
+        while position < size and (data := os.pread(tar, min(_CHUNK, size - position), offset + position)):
+            file.write(data)
+            position += len(data)
+        if position < size:
+            raise SourceError("the tar ends inside the video", reason=Reason.TRUNCATED)
+        file.flush()
+        copy = os.dup(file.fileno())
+    os.close(tar)
+    return copy
 
 
 def probe(source: OpenSource, limits: Limits) -> SourceInfo:

@@ -33,6 +33,9 @@ SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
 _MAX_SIDE: Final = 4096
 # Pictures larger than standard definition are BT.709 when nothing is said, as players assume.
 _SD_WIDTH, _SD_HEIGHT = 1024, 576
+_QUIET: Final = (
+    "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-filter_complex_threads", "1", "-y",
+)  # fmt: skip
 _MATRICES: Final = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020", 10: "bt2020"}
 _HDR_MATRICES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020_ncl", 10: "2020_cl"}
 _HDR_PRIMARIES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020", 12: "smpte432"}
@@ -44,7 +47,7 @@ class Profile:
 
     Attributes:
         name: What users call it.
-        codec: "h264", "hevc", "vp9" or "mjpeg".
+        codec: "h264", "hevc", "vp9" or "mjpeg"; "copy" encodes nothing, and the other fields then mean nothing.
         gop: Frames from one key frame to the next.
         bframes: Frames that nothing refers to between two reference frames.
         crf: Constant quality of the encoder; lower is better and larger. For MJPEG its ``qscale``, 2 to 31.
@@ -65,9 +68,11 @@ class Profile:
     fps: str = ""
 
     def __post_init__(self) -> None:
+        if self.codec == _COPY:
+            return
         if self.codec not in _ENCODERS:
             raise UsageError(
-                f"codec {self.codec!r} of profile {self.name!r} is not known", hint="h264, hevc, vp9, mjpeg"
+                f"codec {self.codec!r} of profile {self.name!r} is not known", hint="h264, hevc, vp9, mjpeg, copy"
             )
         if self.gop < 1 or not 0 <= self.bframes < self.gop:
             raise UsageError(f"gop {self.gop} with {self.bframes} B-frames cannot be", hint="0 <= bframes < gop")
@@ -79,14 +84,23 @@ class Profile:
             _check_rate(self.fps)
 
     @property
+    def copies(self) -> bool:
+        """Whether it encodes nothing: sources go into the shards as they are, or their packets do."""
+        return self.codec == _COPY
+
+    @property
     def full_range(self) -> bool:
         """Whether luma runs from 0 to 255: in JPEG by definition (JFIF 1.02), which has no field to say otherwise."""
         return self.codec == "mjpeg"
 
     @property
     def encoder(self) -> str:
-        """ffmpeg's name of the encoder."""
-        return _ENCODERS[self.codec]
+        """ffmpeg's name of the encoder; empty where there is none."""
+        return _ENCODERS.get(self.codec, "")
+
+    def runs_on(self, build: FfmpegBuild) -> bool:
+        """Whether a build of ffmpeg has the encoder that it takes."""
+        return self.copies or self.encoder in build.encoders
 
     def changed(
         self,
@@ -99,9 +113,12 @@ class Profile:
         """This profile with other parameters; None keeps one.
 
         Raises:
-            UsageError: The parameters do not fit each other.
+            UsageError: The parameters do not fit each other, or nothing is encoded.
         """
         changes = {"short_side": short_side, "crf": crf, "gop": gop, "fps": fps}
+        given = [name for name, value in changes.items() if value is not None]
+        if self.copies and given:
+            raise UsageError(f"profile {self.name!r} encodes nothing: {given[0]} has no meaning with it")
         values = asdict(self) | {name: value for name, value in changes.items() if value is not None}
         return Profile(**values | {"bframes": min(self.bframes, values["gop"] - 1)})
 
@@ -110,6 +127,7 @@ class Profile:
         return asdict(self)
 
 
+_COPY: Final = "copy"
 _ENCODERS: Final = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg"}
 _QSCALE: Final = (2, 31)  # of FFmpeg's MJPEG encoder
 
@@ -137,6 +155,8 @@ PROFILES: Final = {
         Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium"),
         # All-intra that DALI decodes on a CPU too.
         Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset=""),
+        # No encoding: for videos that are small and well cut already, and for looking before deciding.
+        Profile("copy", _COPY, gop=0, bframes=0, crf=0, preset="", short_side=0, multiple=0),
     )
 }
 
@@ -212,6 +232,33 @@ def build_command(
     Raises:
         SourceError: The picture cannot be brought into the profile's form by this build.
     """
+    arguments = input_options(info, limits)
+    picture = picture_filters(build, profile, info, ffmpeg.input(source_url, **arguments)["V:0"])
+    geometry = _upright_geometry(info, profile)
+    branches = picture.split() if len(targets) > 1 else None
+    outputs = []
+    for number, (url, frames) in enumerate(targets):
+        branch = picture if branches is None else branches[number]
+        if frames is not None:
+            branch = branch.trim(start_frame=frames[0], end_frame=frames[1]).setpts("PTS-STARTPTS")
+        most = 2 * written_timing(info.timing, profile).frames + 16
+        options = output_options(profile, geometry.cropped, frames=most, full_range=profile.full_range)
+        outputs.append(ffmpeg.output(branch, url, **options))
+    command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
+    return [build.path, *_QUIET, *command]
+
+
+def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: Limits) -> list[str]:
+    """The ffmpeg command that decodes a source and writes nothing."""
+    source = ffmpeg.input(
+        source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=limits.max_pixels
+    )
+    command: list[str] = ffmpeg.output(source["V:0"], "-", f="null", fps_mode="passthrough").get_args()
+    return [build.path, *_QUIET, *command]
+
+
+def input_options(info: SourceInfo, limits: Limits) -> dict[str, Any]:
+    """What ffmpeg is told before it opens a source."""
     arguments: dict[str, Any] = {
         "f": info.container,
         "protocol_whitelist": "file",
@@ -220,18 +267,7 @@ def build_command(
     }
     if info.timing.input_rate is not None:
         arguments["r"] = str(info.timing.input_rate)
-    picture = _filters(build, profile, info, ffmpeg.input(source_url, **arguments)["V:0"])
-    geometry = _upright_geometry(info, profile)
-    branches = picture.split() if len(targets) > 1 else None
-    outputs = []
-    for number, (url, frames) in enumerate(targets):
-        branch = picture if branches is None else branches[number]
-        if frames is not None:
-            branch = branch.trim(start_frame=frames[0], end_frame=frames[1]).setpts("PTS-STARTPTS")
-        outputs.append(ffmpeg.output(branch, url, **_output_options(profile, geometry, info)))
-    command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
-    quiet = ["-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-filter_complex_threads", "1", "-y"]
-    return [build.path, *quiet, *command]
+    return arguments
 
 
 def _upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
@@ -241,7 +277,8 @@ def _upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
     return plan_geometry(width, height, aspect, profile)
 
 
-def _filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, picture: Any) -> Any:
+def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, picture: Any) -> Any:
+    """A source's pictures, decoded, as a profile's encoder takes them: streams of ffmpeg-python."""
     # ffmpeg itself puts the filters that turn the picture upright in front of these. Left to us, it would copy the
     # display matrix into the output, and players would turn the picture once more.
     geometry = _upright_geometry(info, profile)
@@ -322,7 +359,15 @@ def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, he
     return picture.filter("zscale", transfer="709", matrix="170m", range="limited").filter("format", "yuv420p")
 
 
-def _output_options(profile: Profile, geometry: Geometry, info: SourceInfo) -> dict[str, Any]:
+def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full_range: bool) -> dict[str, Any]:
+    """What ffmpeg is told of one output of a profile, by the names of its options.
+
+    Args:
+        profile: How to encode.
+        size: Width and height in pixels.
+        frames: Most frames that may come out.
+        full_range: Whether luma runs from 0 to 255.
+    """
     common = {
         "f": "mp4",
         "codec:v": profile.encoder,
@@ -333,16 +378,16 @@ def _output_options(profile: Profile, geometry: Geometry, info: SourceInfo) -> d
         # Timestamps lie on the grid already; other modes drop or repeat frames.
         "fps_mode": "passthrough",
         # A damaged clock must not make a filter repeat a frame forever.
-        "frames:v": 2 * written_timing(info.timing, profile).frames + 16,
+        "frames:v": frames,
         # For the container's colour box; the stream's own header is written by the encoder and its bitstream filter.
         "colorspace": "smpte170m",
         "color_primaries": "smpte170m",
         "color_trc": "smpte170m",
-        "color_range": "pc" if profile.full_range else "tv",
+        "color_range": "pc" if full_range else "tv",
         "map_metadata": -1,
         "map_chapters": -1,
         "fflags": "+bitexact",
         "flags:v": "+bitexact",
         "movflags": "+faststart",
     }
-    return common | ENCODER_OPTIONS[profile.codec](profile, geometry.cropped)
+    return common | ENCODER_OPTIONS[profile.codec](profile, size, full_range)

@@ -38,10 +38,17 @@ class Run:
         storage: Folder of the dataset.
         shards: Sources by shard and slot.
         encoder: Build of the encoder, recorded with each shard.
+        streams: Video streams of every sample.
     """
 
-    def __init__(self, storage: Storage, shards: Sequence[Sequence[Source]], encoder: Mapping[str, Any]) -> None:
-        self.storage, self.shards, self.encoder = storage, shards, encoder
+    def __init__(
+        self,
+        storage: Storage,
+        shards: Sequence[Sequence[Source]],
+        encoder: Mapping[str, Any],
+        streams: tuple[str, ...] = ("rgb",),
+    ) -> None:
+        self.storage, self.shards, self.encoder, self.streams = storage, shards, encoder, streams
         self.staging = Staging(storage)
         self.parts: dict[int, Part] = {}
         self.progress = Progress(sum(map(len, shards)))
@@ -117,6 +124,7 @@ class Run:
             size=source.size,
             start=source.start,
             end=source.end,
+            member=source.member,
         )
 
     def _place(self, index: int) -> tuple[int, int]:
@@ -152,7 +160,9 @@ class Run:
         members = self._members(shard, rows, packed)
         first = next(members, None)
         # A shard of nothing but rejected sources leaves a gap.
-        digest = None if first is None else write_shard(self.storage, stem, chain([first], members))
+        digest = (
+            None if first is None else write_shard(self.storage, stem, chain([first], members), streams=self.streams)
+        )
         faults.reach("ledger")
         part = Part(stem, rows, packed, digest, self.encoder)
         write_part(self.storage, part)

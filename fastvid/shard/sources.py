@@ -36,6 +36,7 @@ class Source:
         columns: Its other annotation columns.
         start: Seconds into the file where the clip begins; None for the beginning.
         end: Seconds into the file where the clip ends; None for the end.
+        member: First byte and bytes of the video when `path` is a tar.
         problem: A reason and message when it cannot even be tried.
         key: Name of its samples in the shards.
     """
@@ -47,6 +48,7 @@ class Source:
     columns: Mapping[str, Any] = field(default_factory=dict)
     start: float | None = None
     end: float | None = None
+    member: tuple[int, int] | None = None
     problem: tuple[Reason, str] | None = None
     key: str = ""
 
@@ -253,11 +255,16 @@ def _by_rows(found: Sequence[_Found], rows: Sequence[Row], ignored: Counter[str]
         for name in {file.parts[-1], os.path.splitext(file.parts[-1])[0]}:
             by_name.setdefault(name, []).append(file)
 
+    strip = _foreign_folders([row.name for row in rows if os.path.isabs(row.name)], by_path)
+
     def look_up(name: str, label: str | None) -> _Found | None:
         exact = by_path.get(os.path.normpath(name))
         if exact is not None:
             return exact
         if "/" in name:
+            moved = by_path.get("/".join(name.split("/")[strip:])) if os.path.isabs(name) else None
+            if moved is not None:
+                return moved
             # A list made for class folders, over files that lie flat.
             return next((file for file in by_name.get(os.path.basename(name), []) if len(file.parts) == 1), None)
         # A bare name may exist in several class folders; the row's own class decides.
@@ -288,6 +295,17 @@ def _by_rows(found: Sequence[_Found], rows: Sequence[Row], ignored: Counter[str]
     return list(sources.values())
 
 
+def _foreign_folders(names: Sequence[str], known: Mapping[str, Any]) -> int:
+    """How many leading parts to leave out of absolute names that a list made on another machine holds.
+
+    The same for all: the fewest with which at least half as many files are found as with any other number.
+    """
+    split = [name.split("/") for name in names]
+    deepest = max(map(len, split), default=0)
+    found = [sum("/".join(parts[cut:]) in known for parts in split) for cut in range(deepest)]
+    return next((cut for cut, count in enumerate(found) if count and 2 * count >= max(found)), 0)
+
+
 def _spellings(folders: Sequence[str]) -> set[str]:
     return {folder.replace(" ", "_") for folder in folders}
 
@@ -299,7 +317,7 @@ def _annotated(row: Row, file: _Found | None, start: float | None, end: float | 
     name = file.id
     if start is not None or end is not None:
         name = f"{name}#{'' if start is None else f'{start:g}'}-{'' if end is None else f'{end:g}'}"
-    return Source(name, file.path, file.size, row.label, row.columns, start, end, file.problem)
+    return Source(name, file.path, file.size, row.label, row.columns, start, end, problem=file.problem)
 
 
 def _stem(name: str) -> str:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -25,7 +25,7 @@ from fastvid.errors import SourceError
 from fastvid.shard.ffmpeg import FfmpegBuild, environment
 from fastvid.shard.limits import Limits, confine_child
 from fastvid.shard.probe import OpenSource, SourceInfo
-from fastvid.shard.profiles import Profile, build_command
+from fastvid.shard.profiles import Profile, build_check, build_command
 from fastvid.shard.reasons import Reason
 
 # Damaged streams make ffmpeg print without end.
@@ -91,14 +91,34 @@ def transcode(
         targets = [(f"file:/dev/fd/{file.fileno()}", part) for file, part in zip(files, parts, strict=True)]
         command = build_command(build, profile, info, source.url, targets, limits)
         started = time.monotonic()
-        log = _run(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
+        log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
         took = time.monotonic() - started
         decoded = _judge(log, info, whole=all(part is None for part in parts))
-        return Transcoded(tuple(_contents(file) for file in files), decoded, took)
+        return Transcoded(tuple(read_back(file) for file in files), decoded, took)
 
 
-class _Log:
-    """What ffmpeg printed: the first complaints, the statistics, and how it ended."""
+def play_through(
+    build: FfmpegBuild, source: OpenSource, info: SourceInfo, limits: Limits, *, patience: float = 1.0
+) -> int:
+    """Decodes a source and writes nothing: holds against it what `transcode` does. Returns the number of frames.
+
+    Raises:
+        SourceError: ffmpeg fails, takes too long or too much, or reports damage.
+    """
+    seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
+    log = run_ffmpeg(build_check(build, info, source.url, limits), [source.descriptor], seconds, limits)
+    return _judge(log, info, whole=True)
+
+
+class FfmpegLog:
+    """What ffmpeg printed: the first complaints, the statistics, and how it ended.
+
+    Attributes:
+        lines: The first lines with a level.
+        last: The last ones.
+        statistics: Packets and frames of the video stream, when it was decoded.
+        status: Its exit status.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -107,6 +127,7 @@ class _Log:
         self.status = 0
 
     def read(self, stream: IO[bytes]) -> None:
+        """Takes everything from a pipe, until it ends."""
         while line := stream.readline(_LINE_BYTES):
             text = line.decode("utf-8", "replace").strip()
             found = _STATISTICS.search(text)
@@ -118,12 +139,31 @@ class _Log:
                     self.lines.append(text)
 
 
-def _run(command: Sequence[str], descriptors: Sequence[int], seconds: float, limits: Limits) -> _Log:
-    log = _Log()
+def run_ffmpeg(
+    command: Sequence[str],
+    descriptors: Sequence[int],
+    seconds: float,
+    limits: Limits,
+    *,
+    feed: Iterable[bytes] | None = None,
+) -> FfmpegLog:
+    """Runs ffmpeg inside limits.
+
+    Args:
+        command: The program and its arguments.
+        descriptors: Open files that it inherits.
+        seconds: Wall time it may take.
+        limits: For its memory and its output.
+        feed: What it reads from its standard input; made while it runs.
+
+    Raises:
+        SourceError: It takes too long. How it ended otherwise is in the log.
+    """
+    log = FfmpegLog()
     # ffmpeg stays in this process's group: whoever kills the group leaves nothing running.
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if feed is None else subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         pass_fds=tuple(descriptors),
@@ -131,15 +171,24 @@ def _run(command: Sequence[str], descriptors: Sequence[int], seconds: float, lim
     )
     assert process.stderr is not None
     reader = threading.Thread(target=log.read, args=(process.stderr,), daemon=True)
+    deadline = time.monotonic() + seconds
+    # A program that no longer reads would hold the writer for ever.
+    late = threading.Timer(seconds, process.kill)
     try:
         reader.start()
         with contextlib.suppress(ProcessLookupError):
             # Twice the wall time: with one thread, the clock on the wall strikes first.
             confine_child(process.pid, limits, cpu_seconds=2 * seconds)
-        log.status = process.wait(timeout=seconds)
+        if feed is not None and process.stdin is not None:
+            late.start()
+            _feed(process.stdin, feed)
+        log.status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        if log.status == -signal.SIGKILL and time.monotonic() >= deadline:
+            raise _too_slow(seconds)
     except subprocess.TimeoutExpired as error:
-        raise SourceError(f"ffmpeg took longer than {seconds:.0f} s", reason=Reason.TIMEOUT, transient=True) from error
+        raise _too_slow(seconds) from error
     finally:
+        late.cancel()
         process.kill()
         process.wait()
         reader.join()
@@ -147,7 +196,18 @@ def _run(command: Sequence[str], descriptors: Sequence[int], seconds: float, lim
     return log
 
 
-def _judge(log: _Log, info: SourceInfo, *, whole: bool) -> int:
+def _feed(pipe: IO[bytes], feed: Iterable[bytes]) -> None:
+    # A program that ends early says why in its log.
+    with contextlib.suppress(BrokenPipeError), pipe:
+        for data in feed:
+            pipe.write(data)
+
+
+def _too_slow(seconds: float) -> SourceError:
+    return SourceError(f"ffmpeg took longer than {seconds:.0f} s", reason=Reason.TIMEOUT, transient=True)
+
+
+def _judge(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
     """The number of decoded frames, when ffmpeg was content.
 
     Raises:
@@ -197,7 +257,12 @@ def _complaint(line: str, others: frozenset[str]) -> str | None:
     return text
 
 
-def _contents(file: IO[bytes]) -> bytes:
+def read_back(file: IO[bytes]) -> bytes:
+    """All bytes of a file that another process has written.
+
+    Args:
+        file: Open here; its own position does not count.
+    """
     # ffmpeg wrote through its own descriptor of the same file.
     size = os.fstat(file.fileno()).st_size
     data = bytearray(size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -40,13 +41,24 @@ class Verified:
     num_droppable: int
 
 
-def verify(data: bytes, profile: Profile, *, frames: tuple[int, int]) -> Verified:
+def verify(
+    data: bytes,
+    profile: Profile,
+    *,
+    frames: tuple[int, int],
+    size: tuple[int, int] | None = None,
+    full_range: bool | None = None,
+    look: Callable[[Any], None] | None = None,
+) -> Verified:
     """Decodes every frame of an encoded sample and checks count, size, colour, and the structure that plans rely on.
 
     Args:
         data: The MP4.
         profile: What wrote it.
         frames: Fewest and most frames it may have.
+        size: Width and height in pixels that it must have; by default those that the profile gives pictures.
+        full_range: Whether its luma runs from 0 to 255; by default what the profile gives pictures.
+        look: Called with every decoded frame.
 
     Raises:
         SourceError: It breaks a promise; the message says which.
@@ -68,19 +80,23 @@ def verify(data: bytes, profile: Profile, *, frames: tuple[int, int]) -> Verifie
     if profile.bframes and info.num_frames > 2 and not droppable:
         raise _failure("every frame is referred to")
     sides = sorted((info.width, info.height))
-    if sides[0] != profile.short_side or sides[1] % profile.multiple:
+    if size is not None:
+        if (info.width, info.height) != size:
+            raise _failure(f"{info.width}x{info.height} pixels, expected {size[0]}x{size[1]}")
+    elif sides[0] != profile.short_side or sides[1] % profile.multiple:
         raise _failure(
             f"{info.width}x{info.height} pixels, expected {profile.short_side} and a multiple of {profile.multiple}"
         )
-    if info.range is not (Range.FULL if profile.full_range else Range.LIMITED) or info.matrix not in _BT601:
+    full = profile.full_range if full_range is None else full_range
+    if info.range is not (Range.FULL if full else Range.LIMITED) or info.matrix not in _BT601:
         raise _failure(f"the container is tagged {info.range.name} {info.matrix.name}")
-    decoded = _decode(data, info.width, info.height, full_range=profile.full_range)
+    decoded = _decode(data, info.width, info.height, look, full_range=full)
     if decoded != info.num_frames:
         raise _failure(f"{decoded} frames decode, {info.num_frames} are indexed")
     return Verified(info.num_frames, info.width, info.height, keys, droppable)
 
 
-def _decode(data: bytes, width: int, height: int, *, full_range: bool) -> int:
+def _decode(data: bytes, width: int, height: int, look: Callable[[Any], None] | None, *, full_range: bool) -> int:
     count = 0
     try:
         with cast(InputContainer, av.open(io.BytesIO(data), format="mov")) as container:
@@ -88,6 +104,8 @@ def _decode(data: bytes, width: int, height: int, *, full_range: bool) -> int:
             stream.codec_context.thread_count = 1
             for frame in container.decode(stream):
                 _check_frame(frame, width, height, count, full_range=full_range)
+                if look is not None:
+                    look(frame)
                 count += 1
     except av.FFmpegError as error:
         raise _failure(f"decoding fails after {count} frames: {error}") from error
@@ -99,7 +117,9 @@ def _check_frame(frame: Any, width: int, height: int, number: int, *, full_range
         raise _failure(f"frame {number} decodes with errors")
     if frame.rotation:
         raise _failure(f"frame {number} is to be turned by {frame.rotation} degrees")
-    if (frame.width, frame.height, frame.format.name) != (width, height, "yuvj420p" if full_range else "yuv420p"):
+    # Decoders name full range by the format, or by the range alone.
+    formats = ("yuvj420p", "yuv420p") if full_range else ("yuv420p",)
+    if (frame.width, frame.height) != (width, height) or frame.format.name not in formats:
         raise _failure(f"frame {number} is {frame.width}x{frame.height} {frame.format.name}")
     if int(frame.colorspace) not in _BT601 or int(frame.color_range) != (_FULL if full_range else _LIMITED):
         raise _failure(f"frame {number} is tagged matrix {int(frame.colorspace)} range {int(frame.color_range)}")

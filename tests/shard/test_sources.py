@@ -111,6 +111,9 @@ def test_links_that_leave_the_folder_are_reported_and_not_followed(tmp_path):
     found = find_sources([str(tmp_path / "in")])
     problems = {source.id: source.problem and source.problem[0] for source in found.sources}
     assert problems == {"a.mp4": None, "out.mp4": Reason.OUTSIDE, "same.mp4": None}
+    (annotated,) = find_sources([str(tmp_path / "in")], rows(Row("out.mp4", "run"))).sources
+    assert annotated.problem is not None
+    assert annotated.problem[0] == Reason.OUTSIDE
     assert found.ignored == {"linked folder": 1}
     # The control: asked for, the link is followed.
     followed = find_sources([str(tmp_path / "in")], follow_links=True)
@@ -141,6 +144,18 @@ def test_a_bare_name_is_looked_up_in_its_own_class_and_never_guessed(tmp_path):
     assert source.problem is not None
     (source,) = find_sources([str(tmp_path)], rows(Row("swimming/1.mp4", "swimming"))).sources
     assert source.problem is not None
+
+
+def test_absolute_names_of_another_machine_are_found_by_their_ends_all_alike(tmp_path):
+    touch(tmp_path, "train/run/1.mp4", "train/jump/2.mp4", "val/run/3.mp4")
+    listed = [Row(f"/data/k400/{name}", "run") for name in ("train/run/1.mp4", "train/jump/2.mp4", "val/run/1.mp4")]
+    found = find_sources([str(tmp_path)], rows(*listed))
+    # val/run/1.mp4 is not there, and train/run/1.mp4 is another video.
+    assert {source.id: source.problem is None for source in found.sources} == {
+        "train/run/1.mp4": True,
+        "train/jump/2.mp4": True,
+        "/data/k400/val/run/1.mp4": False,
+    }
 
 
 def test_cut_clips_are_taken_as_they_are_and_uncut_videos_are_trimmed(tmp_path):

@@ -1,0 +1,91 @@
+"""More rivals by the same measure: PyAV as its users call it, and SPDL, with RGB and with YUV out."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.measure.clips import CROP, Corpus
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class PyAvFilesJob:
+    """PyAV on whole files: for each run of frames behind one key frame a seek, then decoding up to each wanted frame.
+
+    Args:
+        corpus: The clips.
+        source: "memory" or "file".
+        ffmpeg_threads: Of each decoder.
+    """
+
+    def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int) -> None:
+        self._corpus, self._requests, self._threads = corpus, corpus.requests, ffmpeg_threads
+        self._sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
+        self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
+
+    def __call__(self, task: int, /) -> UInt8Array:
+        """Returns [T, H, W, 3]."""
+        request = self._requests[task]
+        source, box = self._sources[request.sample], request.box
+        rows, columns = slice(box.y, box.y + box.height), slice(box.x, box.x + box.width)
+        with av.open(io.BytesIO(source) if isinstance(source, bytes) else source) as container:
+            stream = container.streams.video[0]
+            stream.codec_context.thread_count = self._threads
+            assert stream.average_rate is not None
+            assert stream.time_base is not None
+            ticks = 1 / (stream.average_rate * stream.time_base)
+            start = stream.start_time or 0
+            decoded = container.decode(stream)
+            now, picture = -1, None
+            for place, frame in enumerate(request.frames.tolist()):
+                # Seeking backwards in decode order is never worth it; how far ahead it is, players guess, too.
+                if now < 0 or frame - now > 32:
+                    container.seek(round(start + frame * ticks), stream=stream, backward=True)
+                    decoded = container.decode(stream)
+                while now < frame or picture is None:
+                    picture = next(decoded)
+                    assert picture.pts is not None
+                    now = round((picture.pts - start) / ticks)
+                self._out[place] = picture.to_ndarray(format="rgb24")[rows, columns]
+        return self._out
+
+
+class SpdlJob:
+    """SPDL: demux, decode the wanted frames, convert.
+
+    Args:
+        corpus: The clips.
+        source: "memory" or "file".
+        crop: "filter" for FFmpeg's, before conversion; "slice" afterwards.
+        pix_fmt: "rgb24" or "yuv420p".
+    """
+
+    def __init__(self, corpus: Corpus, source: str, crop: str, pix_fmt: str = "rgb24") -> None:
+        import spdl.io
+
+        self._io: Any = spdl.io
+        self._requests, self._filtered, self._pix_fmt = corpus.requests, crop == "filter", pix_fmt
+        self._sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
+        shape = (CROP, CROP, 3) if pix_fmt == "rgb24" else (CROP * 3 // 2, CROP)
+        self._out = np.empty((len(self._requests[0].frames), *shape), np.uint8)
+
+    def __call__(self, task: int, /) -> UInt8Array:
+        """Returns RGB [T, H, W, 3], or YUV [T, H * 3 / 2, W] as FFmpeg packs it."""
+        request, spdl = self._requests[task], self._io
+        box = request.box
+        steps = [f"crop={box.width}:{box.height}:{box.x}:{box.y}"] if self._filtered else []
+        steps.append(f"format=pix_fmts={self._pix_fmt}")
+        packets = spdl.demux_video(self._sources[request.sample])
+        frames = spdl.sample_decode_video(packets, request.frames.tolist(), filter_desc=",".join(steps))
+        pictures = np.asarray(spdl.to_numpy(spdl.convert_frames(frames)))
+        if self._filtered:
+            self._out[...] = pictures.reshape(self._out.shape)
+        else:
+            self._out[...] = pictures[:, box.y : box.y + box.height, box.x : box.x + box.width]
+        return self._out

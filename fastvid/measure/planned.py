@@ -1,0 +1,83 @@
+"""fastvid's own decoder as a contender: planning, reading and checksums are inside its time."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.decode.clips import Scratch, read_clip, reader_of
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import ClipRequest, EncodedClip, Output, Planes, Rgb
+from fastvid.load.engine import FETCH_CLIPS
+from fastvid.load.fetch import fetch
+from fastvid.measure.clips import Corpus
+from fastvid.measure.rounds import Contender
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class FastvidJob:
+    """fastvid's PyAV back-end.
+
+    Args:
+        corpus: The clips.
+        product: "rgb", or "planes" for YUV 4:2:0 ready for a device.
+        source: "memory" or "disk".
+    """
+
+    def __init__(self, corpus: Corpus, product: str, source: str) -> None:
+        self._requests, self._dataset, self._decoder = corpus.requests, corpus.dataset, PyAvDecoder()
+        shards, rows = self._dataset.locate(np.arange(len(self._dataset)))
+        self._places = [
+            (self._dataset.shard(int(shard)), int(row), self._dataset.key(number))
+            for number, (shard, row) in enumerate(zip(shards, rows, strict=True))
+        ]
+        self._scratches = [Scratch() for _ in range(FETCH_CLIPS)]
+        self._read = [reader_of(data) for data in corpus.mp4s] if source == "memory" else None
+        # Written over again and again, as a loader's buffers are.
+        self._rgb = product == "rgb"
+        sizes = [3 * len(r.frames) * r.size[0] * r.size[1] for r in self._requests]
+        self._buffer = np.empty(max(sizes), np.uint8)
+
+    def __call__(self, task: int, /) -> UInt8Array | None:
+        """Returns [T, H, W, 3], or None for planes."""
+        return self.decode(self._requests[task])
+
+    def run(self, tasks: range) -> None:
+        """Fetches some clips, then decodes them one by one, as a loader's thread does."""
+        scratches = zip(tasks, self._scratches, strict=False)
+        for clip in [self._fetch(self._requests[task], scratch) for task, scratch in scratches]:
+            self._decode(clip)
+
+    def decode(self, request: ClipRequest) -> UInt8Array | None:
+        """Returns [T, H, W, 3], or None for planes."""
+        return self._decode(self._fetch(request, self._scratches[0]))
+
+    def _fetch(self, request: ClipRequest, scratch: Scratch) -> EncodedClip:
+        shard, row, key = self._places[request.sample]
+        if self._read is None:
+            return fetch(shard, row, request, key=key, scratch=scratch).clip
+        return read_clip(request, shard.info(row), shard.table(row), self._read[request.sample], scratch=scratch)
+
+    def _decode(self, clip: EncodedClip) -> UInt8Array | None:
+        out = self._output(clip.request)
+        (error,) = self._decoder.decode([clip], [out])
+        if error is not None:
+            raise error
+        return out.data.transpose(1, 2, 3, 0) if isinstance(out, Rgb) else None
+
+    def _output(self, request: ClipRequest) -> Output:
+        count = len(request.frames)
+        if self._rgb:
+            shape = (3, count, *request.size)
+            return Rgb(self._buffer[: prod(shape)].reshape(shape))
+        return Planes.packed(self._buffer[: Planes.nbytes(count, request.box)], count, request.box)
+
+
+def fastvid(corpus: Corpus, workers: int, *, product: str = "rgb", source: str = "disk") -> Contender:
+    """fastvid with one thread a worker."""
+    settings = {"product": product, "source": source}
+    return Contender("fastvid", settings, partial(FastvidJob, corpus, **settings), workers, chunk=FETCH_CLIPS)

@@ -1,0 +1,263 @@
+"""The measurements behind `fastvid tune`: a seeded sample of the videos, encoded with every profile, compared, timed.
+
+Decoding is timed as `python -m bench decode` times it, by the same code (`fastvid.measure`): planned packets with their
+checksums, YUV planes in the worker's buffer, as a loader hands them to a device.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from fastvid.decode.access import open as open_dataset
+from fastvid.errors import JobError, UsageError
+from fastvid.load.world import available_cores
+from fastvid.measure.clips import CROP, Corpus, parse_sampling
+from fastvid.measure.planned import fastvid
+from fastvid.measure.rounds import Timing, measure
+from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.shard.job import run_job
+from fastvid.shard.limits import Limits
+from fastvid.shard.profiles import PROFILES, Profile, get_profile
+from fastvid.shard.sources import Source, encode_name
+from fastvid.shard.tar_sources import gather_sources
+from fastvid.tune.quality import compare, mean
+
+_LOG = logging.getLogger(__name__)
+
+VIDEOS: Final = 24
+"""Videos of the sample. Ratios between profiles settle long before; a few unusual videos should not decide."""
+
+_PICTURE: Final = 256  # short side to which the crop of CROP pixels belongs
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one profile does to the sample.
+
+    Attributes:
+        profile: Its name.
+        bytes: Of all samples.
+        encode_seconds: CPU seconds, probing and verification included, all processes together.
+        ssim: Mean over the videos, 1 is equal; None where nothing is encoded.
+        psnr: Mean in dB; None where nothing is encoded.
+        clips_per_second: Of `workers` threads by the clock on the wall, median of the rounds.
+        cpu_ms: CPU milliseconds a clip, median of the rounds.
+        packets: Mean packets that are decoded for a clip.
+        packets_from_keys: Mean packets that a decoder without a plan would decode.
+        rejected: Number of videos that the profile does not take, by reason.
+    """
+
+    profile: str
+    bytes: int
+    encode_seconds: float
+    ssim: float | None
+    psnr: float | None
+    clips_per_second: float
+    cpu_ms: float
+    packets: float
+    packets_from_keys: float
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Everything that was measured.
+
+    Attributes:
+        videos: Number of videos of the sample that every profile takes; all numbers are over these.
+        found: Number of videos there are.
+        seconds: Length of those videos.
+        source_bytes: Their size as they are.
+        sampling: Which frames a clip has.
+        workers: Threads that decoded.
+        seed: Of the sample and of the clips.
+        measured: By profile, in the order in which they were asked for.
+        refused: Profiles that cannot be measured, and why.
+    """
+
+    videos: int
+    found: int
+    seconds: float
+    source_bytes: int
+    sampling: str
+    workers: int
+    seed: int
+    measured: tuple[Measured, ...]
+    refused: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"measured": [asdict(one) for one in self.measured]}
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """A dataset of the sample in one profile."""
+
+    profile: Profile
+    folder: str
+    cpu_seconds: float
+    rejected: dict[str, int]
+    keys: dict[str, str]  # by source id, of samples that hold a whole source
+
+
+def study(
+    sources: Sequence[str],
+    *,
+    profiles: Sequence[str | Profile] = tuple(PROFILES),
+    videos: int = VIDEOS,
+    seed: int = 0,
+    sampling: str = "tsn8",
+    rounds: int = 5,
+    repeats: int = 2,
+    workers: int | None = None,
+    folder: str | None = None,
+    follow_links: bool = False,
+    limits: Limits | None = None,
+) -> Study:
+    """Measures profiles on a sample of videos.
+
+    Args:
+        sources: Folders of videos, or single files.
+        profiles: By name or as `Profile`.
+        videos: Most videos of the sample.
+        seed: Another seed draws other videos and clips.
+        sampling: Frames of a clip, see `fastvid.measure.clips.parse_sampling`.
+        rounds: How often each profile's clips are decoded.
+        repeats: Clips of each video.
+        workers: Processes that encode, and threads that decode; by default one for each core.
+        folder: Where the datasets are left; by default they are deleted.
+        follow_links: Take symbolic links that lead out of their folder.
+        limits: What one source may cost.
+
+    Raises:
+        UsageError: An argument is wrong, there is no video, or no profile takes any of the sample.
+    """
+    parse_sampling(sampling)
+    chosen = [get_profile(profile) if isinstance(profile, str) else profile for profile in profiles]
+    if videos < 1 or rounds < 1 or repeats < 1 or not chosen:
+        raise UsageError(f"{videos} videos, {rounds} rounds, {repeats} repeats, {len(chosen)} profiles: too few")
+    every = gather_sources(list(sources), follow_links=follow_links).sources
+    candidates = [source for source in every if source.problem is None]
+    if not candidates or any(source.member is not None for source in candidates):
+        raise UsageError("there is no video file to tune for", file=", ".join(sources), hint="name a folder of videos")
+    sample = _draw(candidates, videos, seed)
+    limits, workers = limits or Limits(), workers or available_cores()
+    with tempfile.TemporaryDirectory(prefix="fastvid-tune-") as scratch:
+        place = Path(folder or scratch)
+        encoded, refused = _encode_all(sample, chosen, place, workers, limits)
+        common = [source for source in sample if all(source.id in one.keys for one in encoded)]
+        if not common:
+            raise UsageError("no profile takes any video of the sample", hint="; ".join(refused.values()) or None)
+        corpora = [
+            Corpus(one.folder, sampling, repeats, seed, CROP, _PICTURE, tuple(one.keys[s.id] for s in common))
+            for one in encoded
+        ]
+        _LOG.info("decoding %d clips of each profile, %d rounds", len(corpora[0].requests), rounds)
+        contenders = [fastvid(corpus, workers, product="planes", source="memory") for corpus in corpora]
+        timings = measure(contenders, len(corpora[0].requests), rounds)
+        measured = []
+        for one, corpus, timing in zip(encoded, corpora, timings, strict=True):
+            _LOG.info("comparing %s with its sources", one.profile.name)
+            measured.append(_measured(one, corpus, timing, common, len(sample), limits))
+    dataset = corpora[0].dataset
+    lengths = [dataset[key] for key in corpora[0].keys or ()]
+    return Study(
+        videos=len(common),
+        found=len(candidates),
+        seconds=float(sum(video.num_frames / video.fps for video in lengths)),
+        source_bytes=sum(source.size for source in common),
+        sampling=sampling,
+        workers=workers,
+        seed=seed,
+        measured=tuple(measured),
+        refused=refused,
+    )
+
+
+def _draw(sources: Sequence[Source], videos: int, seed: int) -> list[Source]:
+    picks = np.random.default_rng(seed).choice(len(sources), min(videos, len(sources)), replace=False)
+    return [sources[place] for place in sorted(picks.tolist())]
+
+
+def _encode_all(
+    sample: Sequence[Source], profiles: Sequence[Profile], place: Path, workers: int, limits: Limits
+) -> tuple[list[_Encoded], dict[str, str]]:
+    build, encoded, refused = find_ffmpeg(), [], {}
+    for profile in profiles:
+        if not profile.runs_on(build):
+            refused[profile.name] = f"{build.path} has no encoder {profile.encoder}"
+            continue
+        _LOG.info("encoding %d videos as %s", len(sample), profile.name)
+        try:
+            one = _encode(sample, profile, place / profile.name, workers, limits)
+        except JobError as error:
+            refused[profile.name] = error.message
+            continue
+        if len(one.keys) * 2 < len(sample):
+            # What so few videos say would be held against profiles that take all.
+            refused[profile.name] = f"it takes {len(one.keys)} of {len(sample)} videos"
+            continue
+        encoded.append(one)
+    return encoded, refused
+
+
+def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int, limits: Limits) -> _Encoded:
+    before = _children_seconds()
+    report = run_job(
+        [source.path for source in sample], str(out), profile=profile, workers=workers, limits=limits, follow_links=True
+    )
+    spent = _children_seconds() - before
+    dataset = open_dataset(str(out))
+    # A long video becomes several samples, which no clip of the whole stands for.
+    whole = [(not row.get("parent"), row["source_id"], row["key"]) for row in dataset.annotations.to_pylist()]
+    names = _names(sample)
+    keys = {names[source_id]: key for entire, source_id, key in whole if entire}
+    return _Encoded(profile, str(out), spent, {reason.value: count for reason, count in report.rejected.items()}, keys)
+
+
+def _names(sample: Sequence[Source]) -> dict[str, str]:
+    """Ids among all sources by ids within a job of the sample alone, which are relative to its own common folder."""
+    common = os.path.commonpath([os.path.dirname(source.path) for source in sample])
+    return {encode_name(os.path.relpath(source.path, common)): source.id for source in sample}
+
+
+def _measured(
+    one: _Encoded, corpus: Corpus, timing: Timing, common: Sequence[Source], sampled: int, limits: Limits
+) -> Measured:
+    dataset, build = corpus.dataset, find_ffmpeg()
+    sizes, scores = 0, []
+    for source in common:
+        data = corpus.mp4(dataset.find(one.keys[source.id]))
+        sizes += len(data)
+        if not one.profile.copies:
+            scores.append(compare(build, one.profile, source.path, data, limits))
+    numbers, packets = timing.summary(), corpus.packets_a_clip()
+    return Measured(
+        profile=one.profile.name,
+        bytes=sizes,
+        # Of the videos that count, by their share of the sample.
+        encode_seconds=one.cpu_seconds * len(common) / sampled,
+        ssim=mean([score[0] for score in scores]) if scores else None,
+        psnr=mean([score[1] for score in scores]) if scores else None,
+        clips_per_second=numbers["rate"],
+        cpu_ms=numbers["cpu_ms"],
+        packets=packets["planned"],
+        packets_from_keys=packets["from_keys"],
+        rejected=one.rejected,
+    )
+
+
+def _children_seconds() -> float:
+    """CPU seconds of all processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

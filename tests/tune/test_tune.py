@@ -1,0 +1,141 @@
+"""`fastvid tune`: what it measures is what datasets are, and its advice follows from the numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+import fastvid
+from fastvid.cli.main import main
+from fastvid.errors import UsageError
+from fastvid.measure.clips import parse_sampling
+from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.shard.limits import Limits
+from fastvid.shard.probe import open_source, probe
+from fastvid.shard.profiles import PROFILES
+from fastvid.shard.transcode import transcode
+from fastvid.tune.advice import recommend
+from fastvid.tune.quality import compare
+from fastvid.tune.study import Measured, Study, study
+from tests.shard.shardtools import make
+
+ONE = Measured("compact", 100, 1.0, 0.97, 40.0, 100.0, 10.0, 26.0, 99.0)
+
+
+def found(*measured, **options):
+    return Study(8, 20, 60.0, 500, "tsn8", 2, 0, measured, {}, **options)
+
+
+def test_advice_weighs_size_against_speed():
+    # Twice as fast for three times the bytes is no bargain; half the bytes for two thirds of the speed is one.
+    intra = replace(ONE, profile="intra", bytes=300, cpu_ms=5.0, clips_per_second=200.0)
+    hevc = replace(ONE, profile="hevc", bytes=50, cpu_ms=15.0, clips_per_second=66.0)
+    assert recommend(found(ONE, intra)).profile == "compact"
+    assert recommend(found(ONE, intra, hevc)).profile == "hevc"
+    # One that is small because it is bad is out.
+    assert recommend(found(ONE, intra, replace(hevc, ssim=0.9))).profile == "compact"
+    assert recommend(found(ONE, replace(intra, bytes=190))).profile == "intra"
+
+
+def test_a_need_takes_the_smallest_that_is_fast_enough():
+    intra = replace(ONE, profile="intra", bytes=300, cpu_ms=5.0, clips_per_second=200.0)
+    mjpeg = replace(ONE, profile="mjpeg", bytes=900, cpu_ms=4.0, clips_per_second=250.0)
+    assert recommend(found(ONE, intra, mjpeg), 150).profile == "intra"
+    assert recommend(found(ONE, intra, mjpeg), 50).profile == "compact"
+    advice = recommend(found(ONE, intra, mjpeg), 1000)
+    assert advice.profile == "mjpeg"
+    assert "no profile decodes 1000" in advice.reasons[0]
+    assert "2.00 times the clips" in recommend(found(ONE, intra)).reasons[1]
+    with pytest.raises(UsageError, match="no profile was measured"):
+        recommend(found())
+
+
+@pytest.mark.parametrize(("text", "expected"), [("tsn8", (8, None)), ("tsn3", (3, None)), ("dense16x4", (16, 4))])
+def test_samplings(text, expected):
+    assert parse_sampling(text) == expected
+
+
+@pytest.mark.parametrize("text", ["tsn", "tsn0", "dense16", "dense4x0", "uniform8", "tsn8 "])
+def test_samplings_that_make_no_sense(text):
+    with pytest.raises(UsageError, match="not understood"):
+        parse_sampling(text)
+
+
+def scores(path, profile):
+    """SSIM and PSNR of a file in a profile."""
+    build, limits = find_ffmpeg(), Limits()
+    with open_source(str(path)) as source:
+        made = transcode(build, profile, source, probe(source, limits), [None], limits)
+    return compare(build, profile, str(path), made.videos[0], limits)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """Three videos, of which one is no video."""
+    folder = tmp_path_factory.mktemp("raw")
+    for number, size in enumerate(("320x240", "240x320")):
+        make(folder / f"v{number}.mp4", "-pix_fmt", "yuv420p", size=size, frames=40 + 10 * number)
+    (folder / "text.mp4").write_text("no video")
+    return folder
+
+
+def test_quality_is_that_of_the_picture_and_not_of_its_tags(raw):
+    small = PROFILES["compact"].changed(short_side=128)
+    good, bad = (scores(raw / "v0.mp4", small.changed(crf=crf)) for crf in (18, 45))
+    assert good[0] > bad[0] + 0.05
+    assert good[1] > bad[1] + 5
+    # Full range, other than its source's, and no loss worth the name: one level off would cost more than this.
+    ssim, psnr = scores(raw / "v0.mp4", PROFILES["mjpeg"].changed(short_side=128, crf=2))
+    assert ssim > 0.98
+    assert psnr > 38
+
+
+def test_the_numbers_are_those_of_the_datasets(raw, tmp_path, capsys):
+    page = tmp_path / "tune.html"
+    arguments = ["tune", str(raw), "--profiles", "compact", "intra", "copy", "--rounds", "1", "--workers", "1"]
+    assert main([*arguments, "--json", "--html", str(page), "--keep", str(tmp_path / "kept")]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["videos"], record["found"]) == (2, 3)
+    assert record["seconds"] == pytest.approx(90 / 25)
+    by_name = {one["profile"]: one for one in record["measured"]}
+    for name, one in by_name.items():
+        dataset = fastvid.open(tmp_path / "kept" / name)
+        sizes = [dataset.shard(0).member(row)[1] for row in range(len(dataset))]
+        assert one["bytes"] == sum(sizes)
+        assert one["rejected"] == {"not-video": 1}
+        assert one["cpu_ms"] > 0
+        assert one["encode_seconds"] > 0
+    assert by_name["intra"]["packets"] == by_name["intra"]["packets_from_keys"] == 8
+    assert by_name["compact"]["packets"] < by_name["compact"]["packets_from_keys"]
+    assert by_name["copy"]["ssim"] is None
+    assert by_name["copy"]["bytes"] == record["source_bytes"]
+    assert 0.9 < by_name["compact"]["ssim"] <= 1
+    assert record["recommended"] in by_name
+    text = page.read_text()
+    assert text.count("<svg") == 5
+    assert not re.search(r"(src|href)=[\"'](?!data:|#)", text)
+    for name in by_name:
+        assert f">{name}</td>" in text
+
+
+def test_the_sample_is_seeded_and_a_profile_that_takes_too_few_is_named(raw, tmp_path):
+    make(tmp_path / "raw" / "a.webm", "-c:v", "libvpx", size="64x48", frames=5)
+    make(tmp_path / "raw" / "b.webm", "-c:v", "libvpx", size="64x48", frames=6)
+    options = {"profiles": [PROFILES["intra"].changed(short_side=256), "copy"], "rounds": 1, "workers": 1, "videos": 1}
+    done = study([str(tmp_path / "raw")], sampling="dense4x2", **options)
+    assert "not one of 1 sources" in done.refused["copy"]
+    assert [one.profile for one in done.measured] == ["intra"]
+    frames = {study([str(tmp_path / "raw")], seed=seed, **options).seconds for seed in range(4)}
+    assert frames == {float(Fraction(5, 25)), float(Fraction(6, 25))}
+
+
+def test_nothing_to_tune_for(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError, match="no video"):
+        study([str(tmp_path)])
+    with pytest.raises(UsageError, match="too few"):
+        study([str(tmp_path)], profiles=[])
