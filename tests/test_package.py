@@ -16,7 +16,21 @@ from fastvid import errors
 ROOT = Path(fastvid.__file__).parent
 
 # Each layer may import those before it. faults.py and report stand beside errors; models stand beside load.
-LAYERS = ["errors", "faults", "report", "storage", "format", "decode", "shard", "load", "train", "demo", "cli"]
+LAYERS = [
+    "errors",
+    "faults",
+    "report",
+    "storage",
+    "format",
+    "decode",
+    "shard",
+    "load",
+    "measure",
+    "tune",
+    "train",
+    "demo",
+    "cli",
+]
 BESIDE = {"models": {"errors"}}
 
 

@@ -24,7 +24,7 @@ from fastvid.models.shift import ShiftConv2d
 from fastvid.models.tsn import FrameAverage
 
 # Under which names checkpoints keep their state dict, outermost first.
-_STATE_KEYS = ("state_dict", "model")
+_STATE_KEYS = ("replica", "state_dict", "model")
 
 # Names that a report prints for each kind before it says how many more there are.
 _NAMES_SHOWN = 6
@@ -38,6 +38,7 @@ class LoadReport:
         origin: Whose names the checkpoint uses.
         matched: The model's keys that were filled.
         inflated: Those of them that were filled from a 2D kernel.
+        crossed: Those of them that were filled from a kernel on RGB.
         missing: The model's keys that the checkpoint lacks and that keep their values. Batch norms' step counters,
             which old files lack, are not counted.
         unexpected: The checkpoint's keys, as spelled there, that have no place in the model.
@@ -48,6 +49,7 @@ class LoadReport:
     origin: Origin
     matched: tuple[str, ...]
     inflated: tuple[str, ...]
+    crossed: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
@@ -62,6 +64,8 @@ class LoadReport:
         lines = [f"{self.origin} checkpoint: {len(self.matched)} tensors loaded"]
         if self.inflated:
             lines[0] += f", {len(self.inflated)} of them inflated to 3D"
+        if self.crossed:
+            lines[0] += f", {', '.join(self.crossed)} from RGB"
         shapes = [f"{key} {list(theirs)} in the checkpoint, {list(ours)} here" for key, theirs, ours in self.mismatched]
         for what, keys in (
             ("left alone as asked", self.skipped),
@@ -105,6 +109,7 @@ def load_weights(
     skipped = () if head else tuple(key for key in wanted if key.startswith(f"{prefix}{head_name}."))
     filled: dict[str, Tensor] = {}
     inflated: list[str] = []
+    crossed: list[str] = []
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
     for key, ours in wanted.items():
         if key in skipped or key not in found:
@@ -113,6 +118,9 @@ def load_weights(
         if ours.dim() == 5 and theirs.dim() == 4 and theirs.shape == ours.shape[:2] + ours.shape[3:]:
             theirs = inflated_weight(theirs, ours.shape[2])
             inflated.append(key)
+        elif _is_other_modality(theirs, ours):
+            theirs = cross_modality_weight(theirs, ours.shape[1])
+            crossed.append(key)
         if theirs.shape != ours.shape:
             mismatched.append((key, tuple(theirs.shape), tuple(ours.shape)))
         else:
@@ -121,6 +129,7 @@ def load_weights(
         origin=origin,
         matched=tuple(filled),
         inflated=tuple(inflated),
+        crossed=tuple(crossed),
         missing=tuple(
             key for key in wanted if key not in found and key not in skipped and not key.endswith("num_batches_tracked")
         ),
@@ -160,10 +169,11 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise FormatError(f"not a readable torch checkpoint: {error}", file=file) from error
-    for key in _STATE_KEYS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
+    while isinstance(content, Mapping):
+        inner = next((content[key] for key in _STATE_KEYS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
             break
+        content = inner
     if not isinstance(content, Mapping):
         raise FormatError(f"the checkpoint holds a {type(content).__name__}, not a state dict", file=file)
     state = {key: value for key, value in content.items() if isinstance(value, Tensor)}
@@ -200,6 +210,29 @@ def mit_state_dict(model: nn.Module) -> dict[str, Tensor]:
             # Theirs has a bias in front of the batch norm, which ours leaves out.
             state[key.removesuffix("weight") + "bias"] = tensor.new_zeros(tensor.shape[0])
     return state
+
+
+def cross_modality_weight(weight: Tensor, channels: int) -> Tensor:
+    """The first kernel of a net on RGB for an input of another kind: its mean over RGB, for every channel.
+
+    It is not scaled down, as Wang et al. 2016 ("Temporal Segment Networks", section 3.1) have it: on an input whose
+    channels are equal it answers channels / 3 times as strongly as on grey RGB, which batch norm takes back.
+
+    Args:
+        weight: [out, 3, h, w].
+        channels: Of the input.
+
+    Returns:
+        [out, channels, h, w].
+    """
+    return weight.mean(1, keepdim=True).repeat(1, channels, 1, 1)
+
+
+def _is_other_modality(theirs: Tensor, ours: Tensor) -> bool:
+    """Whether a kernel on RGB meets a place for one on other channels."""
+    if theirs.dim() != 4 or ours.dim() != 4 or theirs.shape[1] != 3 or ours.shape[1] == 3:
+        return False
+    return theirs.shape[0] == ours.shape[0] and theirs.shape[2:] == ours.shape[2:]
 
 
 def _fold_non_local_bias(found: dict[str, Tensor]) -> None:

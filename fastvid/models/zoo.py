@@ -1,7 +1,9 @@
 """Every model by name: ``build("tsm-r50", num_classes=400, num_frames=8)``.
 
 A model of the zoo maps clips [B, C, T, H, W] to logits [B, num_classes] and has the attributes ``input_layout``
-("BCTHW") and ``num_frames``. The keys of its state dict are torchvision's names of the 2D net behind ``backbone.``.
+("BCTHW"), ``num_frames`` and ``streams``, the streams of a sample that it takes, one argument each: ("rgb",), ("flow",)
+or both. The keys of its state dict are torchvision's names of the 2D net behind ``backbone.``; a net of two streams has
+``spatial.`` or ``temporal.`` in front of that.
 """
 
 from __future__ import annotations
@@ -15,16 +17,19 @@ from typing import Any
 from torch import nn
 
 from fastvid.errors import UsageError
-from fastvid.models import i3d, tsn
+from fastvid.models import i3d, tsn, two_stream
 from fastvid.models.resnet import DEPTHS
 
 INPUT_LAYOUT = "BCTHW"
+STREAMS = ("rgb",)
 
 _BOTTLENECK_DEPTHS = (50, 101)
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     **{f"tsn-r{depth}": partial(tsn.tsn, depth) for depth in DEPTHS},
     **{f"tsm-r{depth}": partial(tsn.tsm, depth) for depth in DEPTHS},
+    **{f"temporal-r{depth}": partial(two_stream.temporal, depth) for depth in DEPTHS},
+    **{f"two-stream-r{depth}": partial(two_stream.two_stream, depth) for depth in DEPTHS},
     "tsn-mobilenetv2": tsn.tsn_mobilenetv2,
     "tsm-mobilenetv2": tsn.tsm_mobilenetv2,
     **{f"i3d-r{depth}": partial(i3d.i3d, depth, i3d.I3D_3X3X3) for depth in DEPTHS},
@@ -70,7 +75,10 @@ def build(name: str, num_classes: int, num_frames: int, **model_options: Any) ->
             f"model {name!r} has no option {', '.join(map(repr, unknown))}",
             hint=f"its options are {', '.join(options(name))}",
         )
-    return _builder(name)(num_classes=num_classes, num_frames=num_frames, **model_options)
+    model = _builder(name)(num_classes=num_classes, num_frames=num_frames, **model_options)
+    if not hasattr(model, "streams"):
+        setattr(model, "streams", STREAMS)  # noqa: B010 - a module's type knows parameters and modules only
+    return model
 
 
 def _builder(name: str) -> Callable[..., nn.Module]:

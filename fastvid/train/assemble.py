@@ -15,9 +15,12 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.batch import IGNORED_LABEL, Batch
 from fastvid.load.loader import ClipLoader
 from fastvid.models import zoo
+from fastvid.models.ghost import use_ghost_norm
+from fastvid.models.two_stream import TwoStream, load_stream_weights
 from fastvid.models.weights import load_weights
 from fastvid.train.config import Config
 from fastvid.train.elastic import Member, broadcast_bytes
+from fastvid.train.freeze import Freezer
 from fastvid.train.loop import EvalData
 from fastvid.train.optim import make_optimizer
 from fastvid.train.replica import Replica
@@ -88,7 +91,10 @@ def _loader(config: Config, dataset: Dataset, member: Member, *, train: bool) ->
         dataset,
         frames=data.frames if train else data.eval_frames,
         spatial=data.spatial if train else data.eval_spatial,
+        streams=data.streams,
+        flow_stack=data.flow_stack,
         global_batch_size=data.global_batch_size if train else max(data.eval_batch_size, member.world.size),
+        group_size=data.group_size if train else 1,
         device=member.device,
         decoder=data.decoder,
         seed=config.run.seed,
@@ -161,13 +167,43 @@ def build_model(config: Config, member: Member) -> nn.Module:
             config.data.frames.num_frames,
             **config.model.arguments,
         )
+    check_streams(config, model)
+    if config.model.ghost_norm:
+        use_ghost_norm(model, config.data.group_size)
     model = model.to(member.device)
     if config.model.channels_last:
         for parameter in model.parameters():
             if parameter.ndim in _FORMATS:
                 parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
         model.register_forward_pre_hook(_channels_last)
+    if config.model.compile:
+        model.compile()
     return model
+
+
+def check_streams(config: Config, model: nn.Module) -> None:
+    """The loader gives what the model takes.
+
+    Raises:
+        UsageError: It gives other streams, or other stacks of flow.
+    """
+    data = config.data
+    streams = tuple(getattr(model, "streams", data.streams))
+    if streams != data.streams:
+        raise UsageError(
+            f"data.streams is {','.join(data.streams)!r}, model {config.model.name!r} takes {','.join(streams)!r}",
+            hint=f"data.streams={','.join(streams)}",
+        )
+    if len(streams) > 1 and (config.optim.mixup or config.optim.cutmix):
+        raise UsageError(
+            "mixup and CutMix mix pictures only; a model of several streams has more", hint="optim.mixup=0"
+        )
+    stack = getattr(model, "flow_stack", data.flow_stack)
+    if stack != data.flow_stack:
+        raise UsageError(
+            f"data.flow_stack is {data.flow_stack}, the model was built for {stack}",
+            hint=f"data.flow_stack={stack}, or model.options.flow_stack={data.flow_stack}",
+        )
 
 
 def _channels_last(_model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -179,8 +215,14 @@ def load_initial_weights(config: Config, model: nn.Module) -> None:
 
     Called on rank 0 alone: a strategy gives its weights to the others.
     """
-    if config.model.weights is not None:
-        log.info("weights of %s: %s", config.model.weights, load_weights(model, config.model.weights))
+    weights = config.model.weights
+    if weights is None:
+        return
+    if isinstance(model, TwoStream):
+        for report in load_stream_weights(model, weights.split(",")):
+            log.info("weights of %s: %s", weights, report)
+    else:
+        log.info("weights of %s: %s", weights, load_weights(model, weights))
 
 
 def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Replica:
@@ -193,13 +235,22 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Repl
     if run.amp == "fp16" and member.device.type != "cuda":
         raise UsageError(f"run.amp is 'fp16', but the run computes on {member.device.type}", hint="use run.amp=bf16")
     model = build_model(config, member)
+    freezer = Freezer(model, config.optim.freeze, samples_per_epoch) if config.optim.freeze else None
     schedule = Schedule.of(
         config.optim,
         epochs=run.epochs,
         samples_per_epoch=samples_per_epoch,
         global_batch_size=config.data.global_batch_size,
     )
-    return Replica(model, make_optimizer(model, config.optim), schedule, scale_loss=run.amp == "fp16")
+    decay = config.optim.ema_decay
+    return Replica(
+        model,
+        make_optimizer(model, config.optim),
+        schedule,
+        scale_loss=run.amp == "fp16",
+        ema_decay=None if decay is None else decay ** (config.data.global_batch_size / config.optim.base_batch_size),
+        freezer=freezer,
+    )
 
 
 def samples_per_epoch(clips: ClipLoader) -> int:

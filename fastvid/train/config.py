@@ -17,7 +17,7 @@ from fastvid.load.batches import Last
 from fastvid.load.loader import OnError
 from fastvid.load.sampling import Sampler
 
-OptimizerName = Literal["sgd", "adam", "adamw"]
+OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb"]
 Groups = Literal["plain", "tsm"]
 Decay = Literal["constant", "step", "cosine"]
 Amp = Literal["off", "bf16", "fp16"]
@@ -64,6 +64,8 @@ class DataConfig:
         eval_frames: The same for evaluation.
         spatial: Crop, resize and flip.
         eval_spatial: The same for evaluation.
+        streams: Streams of each sample that the model takes: "rgb", "flow" or both.
+        flow_stack: Flows for each frame.
         global_batch_size: Clips of a step, over all ranks; does not change with the world.
         eval_batch_size: Clips that all ranks together evaluate at once.
         last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.ClipLoader`.
@@ -71,6 +73,8 @@ class DataConfig:
         decoder: Back-end, or "auto".
         num_threads: Decode threads of a rank; None takes the cores it may use.
         prefetch: Batches made ahead.
+        group_size: Neighbouring clips of a global batch that one rank always gets together, so that what looks at
+            several clips, ghost batch norm and mixing, is the same in any world. Shares are whole groups then.
         on_error: What a clip that does not decode does: "raise" stops the run; "skip" leaves it out of the loss and
             counts it. It is never replaced by another clip.
     """
@@ -84,6 +88,8 @@ class DataConfig:
     eval_frames: Sampler
     spatial: tuple[Transform, ...]
     eval_spatial: tuple[Transform, ...]
+    streams: tuple[str, ...] = ("rgb",)
+    flow_stack: int = 1
     global_batch_size: int = 64
     eval_batch_size: int = 64
     last: Last = "drop"
@@ -91,10 +97,11 @@ class DataConfig:
     decoder: str = "auto"
     num_threads: int | None = None
     prefetch: int = 2
+    group_size: int = 1
     on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "global_batch_size", "eval_batch_size")
+        _at_least(1, self, "global_batch_size", "eval_batch_size", "flow_stack", "group_size")
         _one_of(self, "on_error", OnError)
         _one_of(self, "last", Last)
         if self.frames.num_frames != self.eval_frames.num_frames:
@@ -113,7 +120,10 @@ class ModelConfig:
         name: A name of `fastvid.models.zoo`, or ``module:callable``.
         num_classes: Width of the last layer; None takes the dataset's classes.
         channels_last: Keep channels innermost in memory; faster on most devices, the same numbers up to rounding.
-        weights: File of the weights that training starts from, see `fastvid.models.weights`; None starts afresh.
+        weights: File of the weights that training starts from, see `fastvid.models.weights`; None starts afresh. Nets
+            of two streams take one for both, or SPATIAL,TEMPORAL.
+        ghost_norm: Batch norm over groups of `data.group_size` clips instead of over what a rank holds.
+        compile: Run the model through ``torch.compile``; the first steps take longer.
         options: Options of the model, such as ``{"dropout": 0.8}``; None leaves one to the model.
     """
 
@@ -121,6 +131,8 @@ class ModelConfig:
     num_classes: int | None = None
     channels_last: bool = False
     weights: str | None = None
+    ghost_norm: bool = False
+    compile: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,9 +155,11 @@ class OptimConfig:
     Attributes:
         base_lr: Learning rate at `base_batch_size`.
         base_batch_size: Global batch that `base_lr` was tuned for, in clips.
-        name: "sgd", "adam" (weight decay is added to the gradient) or "adamw" (it is not).
-        momentum: Of SGD.
+        name: "sgd", "adam" (weight decay is added to the gradient), "adamw" (it is not), "lars" (SGD with a rate for
+            each layer) or "lamb" (AdamW with one), see `fastvid.train.optim_large`.
+        momentum: Of SGD and LARS.
         nesterov: Nesterov's momentum, of SGD.
+        trust: Of LARS: share of a layer's weights that a step at rate 1 moves.
         beta1: Decay of Adam's first moment.
         beta2: Decay of Adam's second moment.
         eps: Of Adam, added to the root of the second moment.
@@ -159,6 +173,12 @@ class OptimConfig:
         final: Share of the rate at which "cosine" ends.
         clip_norm: Largest norm of the whole gradient; None does not clip.
         label_smoothing: Of the cross-entropy.
+        mixup: alpha of mixup inside groups of `data.group_size` clips; 0 is off. See `fastvid.train.mixup`.
+        cutmix: alpha of CutMix; 0 is off.
+        ema_decay: Of a moving average of the weights, each step at `base_batch_size`; a step of a larger batch has the
+            effect of several. The average is what is evaluated. None keeps none.
+        head_lr_mult: Factor of the last layer's rate, besides those of `groups`.
+        freeze: Parts that do not move, ``PREFIX`` for ever or ``PREFIX:EPOCHS``; see `fastvid.train.freeze`.
     """
 
     base_lr: float
@@ -166,6 +186,7 @@ class OptimConfig:
     name: OptimizerName = "sgd"
     momentum: float = 0.9
     nesterov: bool = False
+    trust: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -179,10 +200,16 @@ class OptimConfig:
     final: float = 0.0
     clip_norm: float | None = None
     label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    ema_decay: float | None = None
+    head_lr_mult: float = 1.0
+    freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _at_least(1, self, "base_batch_size")
         _at_least(0.0, self, "base_lr", "momentum", "weight_decay", "warmup_epochs", "warmup_start", "gamma", "final")
+        _at_least(0.0, self, "trust", "mixup", "cutmix", "head_lr_mult")
         _one_of(self, "name", OptimizerName)
         _one_of(self, "groups", Groups)
         _one_of(self, "decay", Decay)
@@ -192,6 +219,8 @@ class OptimConfig:
             raise UsageError(f"optim.clip_norm is {self.clip_norm}, expected more than 0, or none")
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"optim.label_smoothing is {self.label_smoothing}, expected 0 <= x < 1")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise UsageError(f"optim.ema_decay is {self.ema_decay}, expected 0 <= x < 1, or none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +229,8 @@ class RunConfig:
 
     Attributes:
         out: Local folder of the run: config.json, metrics.jsonl, summary.json and checkpoints/.
+        checkpoints: Folder or URL of the checkpoints, such as s3://bucket/run; None takes the one in `out`. Of several
+            nodes' folders, the one with the newest checkpoint is read.
         epochs: Passes over the training split.
         seed: Of the order, the augmentation, fresh weights and dropout.
         micro_batch_size: Most clips that a rank computes at once; larger shares are accumulated, so that a smaller
@@ -208,7 +239,7 @@ class RunConfig:
         log_every_steps: Steps between two lines of metrics.
         eval_every_epochs: Epochs between two evaluations; the last epoch is always evaluated.
         checkpoint_every_s: Seconds between two checkpoints inside an epoch; the end of an epoch always makes one.
-        keep_checkpoints: How many of the newest to keep.
+        keep_checkpoints: How many of the newest to keep, besides the one that scored best.
         resume: Go on from the newest checkpoint in `out`; False refuses a folder that has one.
         timeout_s: How long to wait for a peer before it counts as dead.
     """
@@ -222,6 +253,7 @@ class RunConfig:
     eval_every_epochs: int = 1
     checkpoint_every_s: float = 600.0
     keep_checkpoints: int = 3
+    checkpoints: str | None = None
     resume: bool = True
     timeout_s: float = 300.0
 
@@ -256,6 +288,21 @@ class Config:
     shard: ShardConfig | None = None
     sync: str = "ddp"
     sync_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = self.data.group_size
+        mixes = self.optim.mixup or self.optim.cutmix
+        if (mixes or self.model.ghost_norm) and size < 2:
+            raise UsageError(
+                f"{'mixing' if mixes else 'model.ghost_norm'} needs groups of clips, data.group_size is {size}",
+                hint="set data.group_size, such as 8; it divides data.global_batch_size",
+            )
+        if self.model.ghost_norm and self.run.micro_batch_size is not None and self.run.micro_batch_size % size:
+            raise UsageError(
+                f"run.micro_batch_size is {self.run.micro_batch_size}, no multiple of data.group_size {size}"
+            )
+        if self.optim.ema_decay is not None and self.sync != "ddp":
+            raise UsageError(f"optim.ema_decay goes with sync=ddp, not with sync={self.sync}")
 
 
 def to_json(value: Any) -> Any:

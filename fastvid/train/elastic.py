@@ -142,18 +142,28 @@ def _nnodes(command: Sequence[str]) -> str:
     return ""
 
 
-def broadcast_bytes(data: bytes | None, member: Member) -> bytes | None:
-    """What rank 0 has, on every rank. None stays None."""
+def highest(value: int, member: Member) -> int:
+    """The rank with the highest value, the lowest such rank; the same on every rank."""
+    if member.world.size == 1:
+        return 0
+    values = torch.zeros(member.world.size, dtype=torch.int64)
+    values[member.world.rank] = value
+    dist.all_reduce(values)
+    return int(values.argmax())
+
+
+def broadcast_bytes(data: bytes | None, member: Member, source: int = 0) -> bytes | None:
+    """What one rank has, on every rank. None stays None."""
     if member.world.size == 1:
         return data
     size = torch.tensor([-1 if data is None else len(data)])
-    dist.broadcast(size, 0)
+    dist.broadcast(size, source)
     length = int(size)
     if length < 0:
         return None
     # bytearray: torch refuses read-only memory without a warning.
     buffer = torch.frombuffer(bytearray(data or length), dtype=torch.uint8) if length else torch.empty(0).byte()
-    dist.broadcast(buffer, 0)
+    dist.broadcast(buffer, source)
     return buffer.numpy().tobytes()
 
 

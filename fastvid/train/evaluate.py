@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fastvid.errors import StateError
 from fastvid.train.config import Amp
-from fastvid.train.feed import Loader
+from fastvid.train.feed import Loader, inputs
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def evaluate(
     """Scores one epoch of a loader.
 
     Args:
-        model: Clips [b, C, T, H, W] to logits [b, classes]; left in the mode it was in.
+        model: Clips [b, C, T, H, W], one of each stream, to logits [b, classes]; left in the mode it was in.
         loader: Stands at the start of an epoch and gives every sample once over all ranks (``last="keep"``).
         total: Samples of the split.
         device: Where clips are.
@@ -84,7 +84,7 @@ def evaluate(
         for batch in loader:
             delivered += int((batch.position >= 0).sum())
             with autocast(device, amp):
-                logits = model(batch.video)
+                logits = model(*inputs(batch))
             numbers += count(logits, batch.label, batch.valid)
     finally:
         model.train(training)

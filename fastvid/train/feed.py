@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from torch import Tensor
+
 from fastvid.load.batch import Batch
 
 
@@ -41,6 +43,13 @@ class Loader(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes where a state was taken."""
         ...
+
+
+def inputs(batch: Batch) -> tuple[Tensor, ...]:
+    """What a model gets of a batch: one tensor for each stream, pictures before flow."""
+    if batch.flow is None or batch.flow is batch.video:
+        return (batch.video,)
+    return (batch.video, batch.flow)
 
 
 _MASK: Final = 2**64 - 1

@@ -2,6 +2,7 @@
 
 A run's folder:
     config.json     the configuration with everything resolved
+    classes.json    names of the classes
     metrics.jsonl   one row every few steps and every evaluation, see `fastvid.train.metrics`
     checkpoints/    see `fastvid.train.checkpoint`
     summary.json    where the run stands when the process ends
@@ -18,12 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fastvid.errors import StateError, UsageError
+from fastvid.errors import UsageError
 from fastvid.train import assemble, sync
 from fastvid.train.checkpoint import Checkpoints, decode
 from fastvid.train.config import Config, flatten, to_json
-from fastvid.train.elastic import Member, StopSignal, broadcast_bytes, join
-from fastvid.train.evaluate import Score, evaluate
+from fastvid.train.elastic import Member, StopSignal, broadcast_bytes, highest, join
 from fastvid.train.loop import Trainer
 from fastvid.train.metrics import METRICS_FILE, Recorder, clock
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 CHECKPOINTS: Final = "checkpoints"
 CONFIG_FILE: Final = "config.json"
 SUMMARY_FILE: Final = "summary.json"
+CLASSES_FILE: Final = "classes.json"
 
 # Exit code of a run that a signal ended, as shells report it: 128 + the signal's number.
 _SIGNALLED: Final = 128
@@ -54,10 +55,10 @@ def train(config: Config) -> int:
 def _train(config: Config, member: Member) -> int:
     with contextlib.ExitStack() as open_until_the_end:
         stop = open_until_the_end.enter_context(StopSignal())
-        _quiet(member)
+        quiet(member)
         began = time.monotonic()
         out = Path(config.run.out)
-        checkpoints = Checkpoints(str(out / CHECKPOINTS), config.run.keep_checkpoints)
+        checkpoints = checkpoints_of(config)
         if member.leads:
             checkpoints.sweep()
         name, state = read_state(checkpoints, member)
@@ -86,6 +87,7 @@ def _train(config: Config, member: Member) -> int:
             assemble.load_initial_weights(config, replica.model)
         if member.leads:
             (out / CONFIG_FILE).write_text(json.dumps(to_json(config), indent=1) + "\n")
+            (out / CLASSES_FILE).write_text(json.dumps(list(train_set.classes)) + "\n")
             _announce(trainer, loader.clips, name, state)
         over = trainer.fit()
         if member.leads:
@@ -96,56 +98,16 @@ def _train(config: Config, member: Member) -> int:
         return 0 if over else _SIGNALLED + (stop.received or signal.SIGTERM)
 
 
-def score(config: Config, checkpoint: str | None = None) -> Score:
-    """Evaluates a checkpoint of a run on its evaluation split.
-
-    Args:
-        config: The run's.
-        checkpoint: File name in the run's checkpoints; None takes the newest.
-
-    Raises:
-        UsageError: There is no evaluation split or no checkpoint.
-        StateError: The checkpoint does not fit the model.
-    """
-    with join(config.run.timeout_s) as member:
-        return _score(config, checkpoint, member)
-
-
-def _score(config: Config, checkpoint: str | None, member: Member) -> Score:
-    _quiet(member)
-    checkpoints = Checkpoints(str(Path(config.run.out) / CHECKPOINTS))
-    name, state = read_state(checkpoints, member, checkpoint)
-    if state is None:
-        raise UsageError("run has no checkpoint", file=checkpoints.storage.url)
-    config, _, eval_set = assemble.datasets(config, state, member)
-    if eval_set is None:
-        raise UsageError("data.eval_split is none, so there is nothing to evaluate")
-    model = assemble.build_model(config, member)
-    try:
-        model.load_state_dict(state["replica"]["model"])
-    except RuntimeError as error:
-        raise StateError(f"checkpoint does not fit the model: {error}", file=name) from error
-    data = assemble.eval_data(config, eval_set, member)
-    ranks = sync.build("ddp", member, {})
-    return evaluate(
-        model,
-        data.loader,
-        total=data.total,
-        device=member.device,
-        amp=config.run.amp,
-        add_up=lambda values: ranks.total(values)(),
-    )
-
-
 def read_state(
     checkpoints: Checkpoints, member: Member, name: str | None = None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Name and content of a checkpoint, the same on every rank; only rank 0 needs to see the folder.
+    """Name and content of a checkpoint, the same on every rank. The rank that has the newest reads it: where each node
+    has its own folder, rank 0 may be on a node that has just joined.
 
     Args:
         checkpoints: Of the run.
         member: This process.
-        name: Which one; None takes the newest that is whole.
+        name: Which one; "best" has the highest score, None takes the newest that is whole.
 
     Returns:
         None and None when there is none.
@@ -153,15 +115,39 @@ def read_state(
     Raises:
         StateError: There are checkpoints, and none of them is whole.
         FormatError: The named one is not whole.
+        UsageError: No checkpoint was noted as the best.
     """
-    found = None
-    if member.leads:
-        found = checkpoints.newest() if name is None else checkpoints.read(name)
-    which = broadcast_bytes(found.name.encode() if found else None, member)
-    data = broadcast_bytes(found.data if found else None, member)
+    found, owner = None, highest(checkpoints.newest_samples(), member) if name is None else 0
+    if member.world.rank == owner:
+        found = checkpoints.newest() if name is None else checkpoints.read(_named(checkpoints, name))
+    which = broadcast_bytes(found.name.encode() if found else None, member, owner)
+    data = broadcast_bytes(found.data if found else None, member, owner)
     if which is None or data is None:
         return None, None
     return which.decode(), decode(data, which.decode())
+
+
+def checkpoints_of(config: Config) -> Checkpoints:
+    """The checkpoints of a run."""
+    run = config.run
+    return Checkpoints(run.checkpoints or str(Path(run.out) / CHECKPOINTS), run.keep_checkpoints)
+
+
+def known_classes(config: Config) -> list[str]:
+    """Names of the classes as the run noted them; none where it did not."""
+    try:
+        return [str(name) for name in json.loads((Path(config.run.out) / CLASSES_FILE).read_text())]
+    except (OSError, ValueError):
+        return []
+
+
+def _named(checkpoints: Checkpoints, name: str) -> str:
+    if name != "best":
+        return name
+    best = checkpoints.best()
+    if best is None:
+        raise UsageError("no checkpoint was noted as the best", file=checkpoints.storage.url)
+    return best[0]
 
 
 def _announce(trainer: Trainer, clips: Any, name: str | None, state: Mapping[str, Any] | None) -> None:
@@ -207,7 +193,7 @@ def _summary(trainer: Trainer, *, over: bool, seconds: float) -> dict[str, Any]:
     return summary
 
 
-def _quiet(member: Member) -> None:
+def quiet(member: Member) -> None:
     """Only rank 0 tells of progress; warnings come from all."""
     if not member.leads:
         logging.getLogger("fastvid").setLevel(logging.WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -19,6 +20,7 @@ from fastvid.train.checkpoint import Checkpoints
 from fastvid.train.config import Config, to_json
 from fastvid.train.elastic import Member, StopSignal
 from fastvid.train.evaluate import Score, evaluate
+from fastvid.train.exposure import Exposure
 from fastvid.train.feed import Lineage, Loader
 from fastvid.train.metrics import Recorder, Stopwatch, console
 from fastvid.train.replica import Replica
@@ -86,6 +88,7 @@ class Trainer:
         self._position = loader.state_dict()
         self._sums = torch.zeros(4, dtype=torch.float64, device=member.device)
         self._watch, self._whole = Stopwatch(), Stopwatch()
+        self._exposure = Exposure(replica.model, member.device) if member.world.size > 1 else None
         self._saved_at = time.monotonic()
         self._saved_samples = 0
 
@@ -102,8 +105,11 @@ class Trainer:
         return over
 
     def _fit(self) -> bool:
-        run, stepper = self.config.run, Stepper(self.config.optim, self.config.run, self.member, self.strategy)
+        config, run = self.config, self.config.run
+        stepper = Stepper.of(config, self.member, self.strategy, self._exposure)
         self.strategy.prepare(self.replica)
+        if self.replica.average is not None and self.replica.samples == 0:
+            self.replica.average.restart()
         self._saved_at = time.monotonic()
         self._watch.start()
         self._whole.start()
@@ -122,11 +128,13 @@ class Trainer:
                     self._log(replica, part.epoch, norm)
                 stopping, saving = wishes.tolist()
                 if (stopping or saving) and self._save(replica) and stopping:
+                    self._written()
                     return False
             self._save(replica)
             done = part.epoch + 1
             if self.eval_data is not None and (done % run.eval_every_epochs == 0 or done == run.epochs):
                 self._evaluate(replica, self.eval_data, part.epoch)
+        self._written()
         return True
 
     def state_dict(self, replica: Replica) -> dict[str, Any]:
@@ -207,7 +215,8 @@ class Trainer:
             )
 
     def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
-        with self._watch.paused(), self._whole.paused() as began:
+        average = contextlib.nullcontext() if replica.average is None else replica.average.in_place()
+        with self._watch.paused(), self._whole.paused() as began, average:
             self.score = evaluate(
                 replica.model,
                 data.loader,
@@ -221,6 +230,13 @@ class Trainer:
         self.recorder.write("eval", samples=replica.samples, epoch=epoch, seconds=seconds, **self.score.as_row())
         if self.member.leads:
             log.info("epoch %d evaluated in %.1f s: %s", epoch + 1, seconds, self.score)
+            if self.checkpoints is not None:
+                self.checkpoints.note(replica.samples, self.score.top1_percent)
+
+    def _written(self) -> None:
+        """Waits for the checkpoint that is being written."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
 
     def _save(self, replica: Replica) -> bool:
         """Writes a checkpoint of what is not saved yet. False when the ranks hold no common model now."""
@@ -230,7 +246,7 @@ class Trainer:
             self._gather_lineage()
             self._saved_at = time.monotonic()
             if self.checkpoints is not None and self.member.leads and replica.samples != self._saved_samples:
-                log.info("checkpoint %s", self.checkpoints.save(self.state_dict(replica), replica.samples))
+                self.checkpoints.begin(self.state_dict(replica), replica.samples)
             self._saved_samples = replica.samples
             return True
 

@@ -10,6 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fastvid.errors import StateError
+from fastvid.train.ema import Average
+from fastvid.train.freeze import Freezer
 from fastvid.train.schedule import Schedule
 
 
@@ -25,9 +27,20 @@ class Replica:
         lr: Learning rate of the last step.
         lr_scale: Factor of the schedule's rate, where the batch size changes during the run.
         scaler: Loss scaling for fp16; disabled otherwise.
+        average: Moving average of the weights, which is what is evaluated; None for none.
+        freezer: What does not move yet; None for nothing.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, schedule: Schedule, *, scale_loss: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        scale_loss: bool = False,
+        ema_decay: float | None = None,
+        freezer: Freezer | None = None,
+    ) -> None:
         self.model = model
         self.forward: nn.Module = model
         self.optimizer = optimizer
@@ -36,6 +49,8 @@ class Replica:
         self.lr = schedule.lr(0)
         self.lr_scale = 1.0
         self.scaler = torch.amp.GradScaler("cuda", enabled=scale_loss)
+        self.average = None if ema_decay is None else Average(model, ema_decay)
+        self.freezer = freezer
 
     def set_lr(self) -> None:
         """Gives every group the rate of the step that follows."""
@@ -44,12 +59,13 @@ class Replica:
             group["lr"] = self.lr * group.get("lr_mult", 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, loss scale and schedule position."""
+        """Weights, their average, optimiser, loss scale and schedule position."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "samples": self.samples,
+            "average": None if self.average is None else self.average.shadow,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -61,6 +77,10 @@ class Replica:
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            if self.average is not None and state.get("average") is not None:
+                self.average.load_state_dict(state["average"])
+            elif self.average is not None:
+                self.average.restart()
         except (RuntimeError, ValueError, KeyError) as error:
             raise StateError(
                 f"checkpoint does not fit the model: {error}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fastvid.load.batch import Batch
-from fastvid.train.config import OptimConfig, RunConfig
+from fastvid.models import ghost
+from fastvid.train.config import Config, OptimConfig, RunConfig
 from fastvid.train.elastic import Member
 from fastvid.train.evaluate import autocast, count
+from fastvid.train.exposure import Exposure
+from fastvid.train.feed import inputs
+from fastvid.train.mixup import Mixed, Mixer
 from fastvid.train.replica import Replica
 from fastvid.train.sync import Strategy
 
@@ -24,16 +30,28 @@ class Stepper:
     """How a replica steps.
 
     Attributes:
-        optim: Clipping and label smoothing.
+        optim: Clipping, label smoothing and mixing.
         run: Precision, micro-batch and seed.
         member: This process.
         strategy: How replicas agree.
+        group_size: Clips of a batch that stay together.
+        ghost_norm: Whether the model has ghost batch norms.
+        exposure: Counts time that is lost to communication; None counts nothing.
     """
 
     optim: OptimConfig
     run: RunConfig
     member: Member
     strategy: Strategy
+    group_size: int = 1
+    ghost_norm: bool = False
+    exposure: Exposure | None = None
+
+    @classmethod
+    def of(cls, config: Config, member: Member, strategy: Strategy, exposure: Exposure | None = None) -> Stepper:
+        """The stepper of a configuration."""
+        groups, ghosts = config.data.group_size, config.model.ghost_norm
+        return cls(config.optim, config.run, member, strategy, groups, ghosts, exposure)
 
     def step(self, replica: Replica, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Moves a replica by this rank's share of a batch.
@@ -52,35 +70,65 @@ class Stepper:
         replica.optimizer.zero_grad(set_to_none=True)
         # The batch's own weights, not rounded to float32.
         weight = batch.valid.double() / (batch.stop - batch.start)
-        weight = weight * self.strategy.loss_scale(weight.sum())
+        scale = self.strategy.loss_scale(weight.sum())
+        weight = weight * scale
+        clips, mixed = inputs(batch), self._mixed(batch)
+        if mixed is not None:
+            clips = (mixed.video,)
+        if replica.freezer is not None:
+            replica.freezer.still(replica.samples)
         sums = torch.zeros(4, dtype=torch.float64, device=device)
-        slices = micro_batches(len(batch), self.run.micro_batch_size)
+        slices = micro_batches(len(batch), self.run.micro_batch_size, self.group_size)
         for rows in slices:
             label = batch.label[rows]
             with self.strategy.accumulate(replica, last=rows is slices[-1]):
                 with autocast(device, self.run.amp):
-                    logits = replica.forward(batch.video[rows])
+                    logits = replica.forward(*(clip[rows] for clip in clips))
                 logits = logits.float() if logits.dtype in HALVES else logits
-                losses = functional.cross_entropy(
-                    logits, label, reduction="none", label_smoothing=self.optim.label_smoothing
-                )
+                losses = self._losses(logits, label)
+                if mixed is not None:
+                    own = mixed.own[rows].to(losses.dtype)
+                    losses = own * losses + (1 - own) * self._losses(logits, mixed.partner[rows])
                 loss = (losses * weight[rows].to(losses.dtype)).sum()
                 torch.autograd.backward(replica.scaler.scale(loss))
+                if self.exposure is not None and rows is slices[-1]:
+                    self.exposure.backward_ended()
             sums += count(logits.detach(), label, batch.valid[rows])
+        if replica.freezer is not None:
+            replica.freezer.drop_gradients(replica.samples)
         norm = None
         if self.optim.clip_norm is not None:
             replica.scaler.unscale_(replica.optimizer)
             norm = nn.utils.clip_grad_norm_(replica.model.parameters(), self.optim.clip_norm)
         replica.scaler.step(replica.optimizer)
         replica.scaler.update()
-        self.strategy.maybe_sync(replica, sums)
+        if self.ghost_norm:
+            ghost.update(replica.model, float(scale) * len(batch) / (batch.stop - batch.start))
+        with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
+            self.strategy.maybe_sync(replica, sums)
+        if replica.average is not None:
+            replica.average.update()
         return sums, norm
 
+    def _losses(self, logits: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, label, reduction="none", label_smoothing=self.optim.label_smoothing)
 
-def micro_batches(rows: int, limit: int | None) -> list[slice]:
-    """The fewest slices of at most `limit` rows, their sizes differing by one at most; all rows at once without one."""
-    parts = 1 if limit is None else -(-rows // limit)
-    return [slice(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
+    def _mixed(self, batch: Batch) -> Mixed | None:
+        optim = self.optim
+        if not (optim.mixup or optim.cutmix):
+            return None
+        return Mixer(optim.mixup, optim.cutmix, self.group_size, self.run.seed)(batch)
+
+
+def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
+    """The fewest slices of at most `limit` rows; all rows at once without one.
+
+    Their sizes differ by one group of rows at most, and a group of `group` rows is never cut.
+    """
+    groups, most = -(-rows // group), max(1, (limit or rows) // group)
+    parts = -(-groups // most)
+    ends = [min(rows, groups * part // parts * group) for part in range(parts + 1)]
+    return [slice(first, end) for first, end in itertools.pairwise(ends)]
 
 
 def step_seed(seed: int, samples: int, rank: int) -> int:

@@ -18,8 +18,11 @@ def test_every_name_maps_clips_to_logits(name):
         model = build(name, 7, 8)
     assert model.input_layout == "BCTHW"
     assert model.num_frames == 8
-    assert model(torch.empty(2, 3, 8, 64, 64, device="meta")).shape == (2, 7)
-    assert all(key.startswith("backbone.") for key in model.state_dict())
+    channels = {"rgb": 3, "flow": 2 * getattr(model, "flow_stack", 0)}
+    clips = [torch.empty(2, channels[stream], 8, 64, 64, device="meta") for stream in model.streams]
+    assert model(*clips).shape == (2, 7)
+    bare = [key.removeprefix("spatial.").removeprefix("temporal.") for key in model.state_dict()]
+    assert all(key.startswith("backbone.") for key in bare)
     assert not any(".net." in key for key in model.state_dict())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from fastvid import faults
-from fastvid.errors import FormatError, StateError, VersionError
+from fastvid.errors import FormatError, StateError, StorageError, VersionError
 from fastvid.train.checkpoint import Checkpoints, decode
 
 STATE = {"replica": {"weight": torch.arange(1000.0)}, "lineage": [{"epoch": 0, "samples": 8}], "step": 3}
@@ -127,3 +128,58 @@ def test_killed_in_mid_write_the_one_before_is_loadable_and_nothing_is_left(tmp_
     assert newest(checkpoints) == 16
     checkpoints.sweep()
     assert [path.name for path in tmp_path.iterdir()] == checkpoints.names()
+
+
+def test_killed_50_times_in_mid_write_there_is_always_a_loadable_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.train.killing", str(tmp_path), "50", "0"]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["kills"], found["lost"], found["unreadable"]) == (50, 0, 0)
+    # Otherwise the kills would show little.
+    assert found["inside_a_write"] > 5
+
+
+def test_training_may_change_the_state_while_it_is_written(tmp_path: Path) -> None:
+    checkpoints, weight = Checkpoints(str(tmp_path)), torch.ones(2_000_000)
+    checkpoints.begin({"replica": {"weight": weight}, "lineage": [(1, 2)]}, 8)
+    weight.zero_()
+    checkpoints.wait()
+    found = checkpoints.newest()
+    assert found is not None
+    state = decode(found.data, found.name)
+    assert bool((state["replica"]["weight"] == 1).all())
+    assert state["lineage"] == [(1, 2)]
+
+
+def test_a_failed_write_is_raised_where_training_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(str(tmp_path))
+
+    def full(state: object, samples: int) -> str:
+        raise StorageError("no space left on device")
+
+    monkeypatch.setattr(checkpoints, "save", full)
+    checkpoints.begin({"samples": 8}, 8)
+    with pytest.raises(StorageError, match="no space"):
+        checkpoints.begin({"samples": 16}, 16)
+    checkpoints.wait()
+
+
+def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path), keep=2)
+    assert checkpoints.best() is None
+    noted = []
+    for samples, score in ((8, 30.0), (16, 50.0), (24, 50.0), (32, 20.0), (40, 49.0)):
+        checkpoints.save({"samples": samples}, samples)
+        noted.append(checkpoints.note(samples, score))
+    assert noted == [True, True, False, False, False]
+    assert [int(name.split("-")[1]) for name in checkpoints.names()] == [16, 32, 40]
+    best = Checkpoints(str(tmp_path)).best()
+    assert best is not None
+    assert best[0].startswith("checkpoint-000000000016-")
+    assert best[1] == 50.0
+    # A better one frees it.
+    checkpoints.save({"samples": 48}, 48)
+    assert checkpoints.note(48, 60.0)
+    checkpoints.save({"samples": 56}, 56)
+    assert [int(name.split("-")[1]) for name in checkpoints.names()] == [48, 56]

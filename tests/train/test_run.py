@@ -121,7 +121,8 @@ def test_killed_workers_are_restarted_by_torchrun_and_the_curve_goes_on(folder: 
     result = torchrun(folder, "killed", "--max-restarts", "1", FASTVID_FAULT="step:8")
     assert result.returncode == 0, result.stderr
     rows = metrics.read(folder / "killed" / "metrics.jsonl")
-    assert [row["samples"] for row in rows if row["kind"] == "start"] == [0, 28]
+    # The checkpoint of the seventh step may have been under way.
+    assert [row["samples"] for row in rows if row["kind"] == "start"] in ([0, 28], [0, 24])
     whole, pieces = metrics.curve(metrics.read(undisturbed / "metrics.jsonl")), metrics.curve(rows)
     assert [row["samples"] for row in pieces] == [row["samples"] for row in whole]
     assert [row["lr"] for row in pieces] == [row["lr"] for row in whole]

@@ -149,8 +149,10 @@ def test_killed_run_goes_on_in_another_world_as_if_nothing_had_happened(outcomes
     whole = metrics.curve(metrics.read(folder / "world1" / "plain" / metrics.METRICS_FILE))
     pieces = metrics.read(folder / f"world{world}" / "resumed" / metrics.METRICS_FILE)
     starts = [(row["samples"], row["world_size"]) for row in pieces if row["kind"] == "start"]
-    # The kill came before the checkpoint of its step was written, so that step was done again.
-    assert starts == [(0, 1), ((KILLED_AFTER - 1) * toy.BATCH, world)]
+    # The kill came before the checkpoint of its step was begun, and perhaps while the one before was written.
+    again_from = starts[1][0] // toy.BATCH
+    assert starts == [(0, 1), (again_from * toy.BATCH, world)]
+    assert again_from in (KILLED_AFTER - 2, KILLED_AFTER - 1)
     again = metrics.curve(pieces)
     assert [row["samples"] for row in again] == [row["samples"] for row in whole]
     assert [row["lr"] for row in again] == [row["lr"] for row in whole]

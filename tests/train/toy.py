@@ -48,8 +48,10 @@ ROOT = Path(__file__).parents[2]
 class ToyLoader:
     """Clips drawn from the sample's number, in the order and the shares of a real loader."""
 
-    def __init__(self, world: World, *, size: int = BATCH, last: Last = "drop", bad: tuple[int, ...] = ()) -> None:
-        self.batches = Batches(NUM_SAMPLES, size, last, world)
+    def __init__(
+        self, world: World, *, size: int = BATCH, last: Last = "drop", bad: tuple[int, ...] = (), group: int = 1
+    ) -> None:
+        self.batches = Batches(NUM_SAMPLES, size, last, world, group)
         self.epoch = self.position = self._origin = 0
         self.bad = bad
 

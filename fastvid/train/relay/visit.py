@@ -67,7 +67,7 @@ def train_visit(
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         replica, state = _open(trainee, unit, token)
         member = Member(World(), device)
-        stepper = Stepper(trainee.config.optim, trainee.config.run, member, Ddp(member))
+        stepper = Stepper.of(trainee.config, member, Ddp(member))
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         before, lineage = replica.samples, Lineage()
         with trainee.batches(unit) as batches:

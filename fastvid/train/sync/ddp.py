@@ -18,8 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from fastvid.errors import UsageError
 from fastvid.train.elastic import Member
 from fastvid.train.evaluate import Score
 from fastvid.train.feed import Loader
@@ -28,11 +30,24 @@ from fastvid.train.sync import Round
 
 
 class Ddp:
-    """The strategy ``sync=ddp``. It has no options and no state."""
+    """The strategy ``sync=ddp``. It has no state.
 
-    def __init__(self, member: Member) -> None:
+    Args:
+        member: This process.
+        gradients: What gradients travel as: "fp32" (as they are), "fp16" or "bf16" (half the bytes; needs CUDA).
+
+    Raises:
+        UsageError: The type is not known, or the device's back-end cannot send it.
+    """
+
+    def __init__(self, member: Member, *, gradients: str = "fp32") -> None:
         self.member = member
         self.world_size = member.world.size
+        if gradients not in _HOOKS:
+            raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"known are {', '.join(_HOOKS)}")
+        if gradients == "bf16" and member.device.type != "cuda":
+            raise UsageError("sync_options.gradients is 'bf16', which gloo cannot add up", hint="use fp16, or CUDA")
+        self._hook = _HOOKS[gradients]
 
     def prepare(self, replica: Replica) -> None:
         if self.world_size == 1:
@@ -46,6 +61,8 @@ class Ddp:
             gradient_as_bucket_view=True,
             **_KEEP_BUFFERS,
         )
+        if self._hook is not None:
+            replica.forward.register_comm_hook(None, self._hook)
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Iterator[Round]:
         while (epoch := loader.epoch) < epochs:
@@ -88,6 +105,8 @@ class Ddp:
                 for name in ("running_mean", "running_var")
                 if isinstance(buffer := getattr(module, name, None), Tensor)
             ]
+            if replica.average is not None:
+                statistics += replica.average.statistics()
             if statistics:
                 flat = torch.cat([buffer.reshape(-1) for buffer in statistics])
                 dist.all_reduce(flat)
@@ -109,6 +128,9 @@ class Ddp:
     def on_membership_change(self, before: int, now: int) -> None:
         """Nothing: the global batch stays, and only the shares change."""
 
+
+# A half's range is no danger: the loss is a mean over the global batch, and each rank divides before anything is added.
+_HOOKS: dict[str, Any] = {"fp32": None, "fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
 # No broadcast of buffers in each forward. Until torch 2.12 the argument is broadcast_buffers, deprecated since.
 _PARAMETERS = inspect.signature(DistributedDataParallel).parameters

@@ -1,0 +1,97 @@
+"""The large-batch recipe: one global batch gives one model in worlds of 1, 2, 3 and 5, with all its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fastvid.errors import UsageError
+from fastvid.load.world import World
+from fastvid.train import sync
+from fastvid.train.elastic import Member
+from tests.train import toy, toy_large
+from tests.train.test_worlds import difference
+
+ALONE = Member(World(), torch.device("cpu"))
+WORLDS = (2, 3, 5)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("large")
+    found = {}
+    for world in (1, *WORLDS):
+        here = folder / f"world{world}"
+        here.mkdir()
+        names = toy_large.NAMES if world <= 2 else ("plain", "norm", "ghost", "recipe")
+        assert toy.spawn(world, here, *names, module="tests.train.toy_large") == [0] * world
+        for name in names:
+            found[world, name] = torch.load(here / f"{name}-{world - 1}.pt")
+    return found
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", ["plain", "ghost", "recipe"])
+def test_200_steps_in_any_world_end_at_the_same_weights(
+    outcomes: dict[tuple[int, str], dict[str, Any]], name: str, world: int
+) -> None:
+    one, other = outcomes[1, name], outcomes[world, name]
+    assert one["samples"] == other["samples"] >= 200 * toy_large.BATCH
+    # Running statistics of ghost norms are among the compared values.
+    assert difference(one, other) < 1e-9
+    assert one["lineage"] == other["lineage"]
+    assert other["score"]["loss"] == pytest.approx(one["score"]["loss"], abs=1e-9)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_plain_batch_norm_depends_on_the_world(outcomes: dict[tuple[int, str], dict[str, Any]], world: int) -> None:
+    assert difference(outcomes[1, "norm"], outcomes[world, "norm"]) > 1e-4
+
+
+def test_lamb_in_two_worlds(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
+    assert difference(outcomes[1, "lamb"], outcomes[2, "lamb"]) < 1e-9
+
+
+def test_groups_are_not_cut_by_micro_batches(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
+    for world in (1, 2):
+        assert difference(outcomes[1, "ghost"], outcomes[world, "micro"]) < 1e-9
+
+
+def test_the_average_is_the_same_in_any_world_and_is_what_is_scored(
+    outcomes: dict[tuple[int, str], dict[str, Any]],
+) -> None:
+    one = outcomes[1, "recipe"]
+    for world in WORLDS:
+        other = outcomes[world, "recipe"]
+        for name, value in one["average"].items():
+            assert float((value - other["average"][name]).abs().max()) < 1e-9
+    model = toy.net(norm=True)
+    loader = toy.ToyLoader(World(), last="keep")
+    losses = []
+    for state in ({**one["weights"], **one["average"]}, one["weights"]):
+        model.load_state_dict(state)
+        losses.append(toy.evaluate(model, loader, total=toy.NUM_SAMPLES, device=torch.device("cpu")).loss)
+    assert one["score"]["loss"] == pytest.approx(losses[0], abs=1e-9)
+    assert abs(losses[0] - losses[1]) > 1e-4
+
+
+def test_gradients_in_half_precision_come_near(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
+    apart = difference(outcomes[2, "plain"], outcomes[2, "half"])
+    # Half precision has 11 bits: something was rounded, and little.
+    assert 1e-9 < apart < 0.05
+    assert difference(outcomes[1, "plain"], outcomes[1, "half"]) == 0
+
+
+def test_every_part_learns(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
+    untrained = toy.score(ALONE, bad=())
+    for name in toy_large.NAMES:
+        assert outcomes[1, name]["score"]["loss"] < 0.9 * untrained.loss, name
+
+
+def test_bf16_gradients_are_refused_where_gloo_would_fail() -> None:
+    with pytest.raises(UsageError, match="gloo"):
+        sync.build("ddp", ALONE, {"gradients": "bf16"})
+    with pytest.raises(UsageError, match="known are fp32, fp16, bf16"):
+        sync.build("ddp", ALONE, {"gradients": "fp8"})

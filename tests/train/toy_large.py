@@ -1,0 +1,84 @@
+"""The parts of the large-batch recipe on a toy, 200 steps in float64; see `tests.train.toy` for how it is started."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastvid.models.ghost import use_ghost_norm
+from fastvid.train import sync
+from fastvid.train.config import Config, ModelConfig
+from fastvid.train.elastic import Member, join
+from fastvid.train.freeze import Freezer
+from fastvid.train.loop import EvalData, Trainer
+from fastvid.train.optim import make_optimizer
+from fastvid.train.replica import Replica
+from fastvid.train.schedule import Schedule
+from tests.train import toy
+
+BATCH, GROUP = 30, 2  # in worlds of 2 and 5: shares of 14 and 16, and of 6
+EPOCHS = 67  # of 3 steps
+NAMES = ("plain", "norm", "ghost", "micro", "recipe", "lamb", "half")
+
+
+def toy_config(name: str, folder: Path) -> Config:
+    base = toy.toy_config(folder / name, epochs=EPOCHS, eval_every_epochs=EPOCHS, log_every_steps=50)
+    data = replace(base.data, global_batch_size=BATCH, group_size=GROUP)
+    optim = replace(base.optim, base_batch_size=BATCH, base_lr=0.02, groups="plain", milestones=(40.0,))
+    run, model, options = base.run, ModelConfig(name="toy", ghost_norm=name in ("ghost", "micro", "recipe")), {}
+    if name == "micro":
+        run = replace(run, micro_batch_size=4)
+    if name == "recipe":
+        optim = replace(
+            optim, name="lars", trust=0.02, mixup=0.4, cutmix=1.0, ema_decay=0.95, head_lr_mult=2.0, freeze=("0:10",)
+        )
+    if name == "lamb":
+        optim = replace(optim, name="lamb", base_lr=0.005, decay="cosine")
+    if name == "half":
+        options = {"gradients": "fp16"}
+    return replace(base, data=data, optim=optim, run=run, model=model, sync_options=options)
+
+
+def trainer(config: Config, member: Member, *, norm: bool) -> Trainer:
+    model = toy.net(norm=norm)
+    if config.model.ghost_norm:
+        use_ghost_norm(model, GROUP)
+    freezer = Freezer(model, config.optim.freeze, toy.NUM_SAMPLES) if config.optim.freeze else None
+    schedule = Schedule.of(
+        config.optim, epochs=config.run.epochs, samples_per_epoch=toy.NUM_SAMPLES, global_batch_size=BATCH
+    )
+    optimizer = make_optimizer(model, config.optim)
+    replica = Replica(model, optimizer, schedule, ema_decay=config.optim.ema_decay, freezer=freezer)
+    return Trainer(
+        config,
+        member,
+        replica,
+        toy.ToyLoader(member.world, size=BATCH, group=GROUP),
+        sync.build(config.sync, member, config.sync_options),
+        eval_data=EvalData(toy.ToyLoader(member.world, size=BATCH, last="keep"), toy.NUM_SAMPLES),
+    )
+
+
+def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
+    config = toy_config(name, folder)
+    made = trainer(config, member, norm=name in ("norm", "ghost", "micro", "recipe"))
+    over = made.fit()
+    average = made.replica.average
+    result = toy.outcome(made, over=over)
+    return result | {"average": None if average is None else average.shadow}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    with join(60.0) as member:
+        for name in sys.argv[2:]:
+            torch.save(scenario(name, folder, member), folder / f"{name}-{member.world.rank}.pt")
+
+
+if __name__ == "__main__":
+    main()
