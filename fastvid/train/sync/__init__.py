@@ -11,13 +11,15 @@ What a strategy decides, and when the loop asks:
     total           numbers summed over the replicas, now
     settle          before a checkpoint or an evaluation: one model that all ranks hold
     scored          after an evaluation
+    numbers         further columns of a line of metrics
+    lineage         for a checkpoint: the samples trained on, where the strategy keeps the books
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -34,10 +36,14 @@ if TYPE_CHECKING:
     from fastvid.train.replica import Replica
 
 STRATEGIES: Final = {
+    "asgd": "fastvid.train.sync.asgd.strategy:Asgd",
     "ddp": "fastvid.train.sync.ddp:Ddp",
     "kavg": "fastvid.train.sync.kavg:Kavg",
 }
 """Name to import string."""
+
+APART: Final = ("asgd",)
+"""Strategies whose ranks share no batch: each trains on whole global batches of its own."""
 
 SHARING: Final = ("ddp", "kavg")
 """Strategies whose ranks share each global batch; they take the options of
@@ -52,23 +58,26 @@ class Round:
         replica: The model that learns from it.
         batches: Batches of clips.
         epoch: The epoch that ends with it, counted from 0.
+        kept: Whether this rank saves and evaluates it; of replicas that share no batches only one is.
     """
 
     replica: Replica
     batches: Iterable[Batch]
     epoch: int
+    kept: bool = True
 
 
 class Strategy(Protocol):
-    """How replicas agree. One object a process; every method is called on every rank at the same place of the run."""
+    """How replicas agree. One object a process. Where replicas share each batch, every method is called on every rank
+    at the same place of the run; where they do not, each goes at its own pace."""
 
     def prepare(self, replica: Replica) -> None:
         """Makes the replicas alike, and may wrap `replica.forward` or replace `replica.optimizer`. Called once, after a
         checkpoint was loaded on every rank."""
         ...
 
-    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Iterator[Round]:
-        """What this rank trains on until the run is over, from where the loader stands."""
+    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
+        """What this rank trains on until the run is over, from where the loader stands. Closed when it ends early."""
         ...
 
     def accumulate(self, replica: Replica, *, last: bool) -> AbstractContextManager[None]:
@@ -139,21 +148,34 @@ class Strategy(Protocol):
         """The run goes on with `now` ranks instead of `before`; called after `load_state_dict`."""
         ...
 
+    def lineage(self) -> list[dict[str, int | str]] | None:
+        """The samples that the settled model has been trained on, by all replicas, as
+        `fastvid.train.feed.Lineage.state_dict` gives it; None where the loop knows, because replicas share batches."""
+        ...
+
+    def numbers(self) -> dict[str, float]:
+        """Further columns of a line of metrics, units in their names."""
+        ...
+
 
 def build(name: str, member: Member, options: Mapping[str, Any]) -> Strategy:
     """The strategy of that name.
 
     Args:
-        name: A name of STRATEGIES.
+        name: A name of STRATEGIES, or ``module:class`` of a Strategy of one's own.
         member: This process.
         options: Keyword arguments of the strategy.
 
     Raises:
         UsageError: The name or an option is not known.
     """
-    if name not in STRATEGIES:
-        raise UsageError(f"sync is {name!r}", hint=f"known are {', '.join(sorted(STRATEGIES))}")
-    kind = _load(STRATEGIES[name])
+    if name not in STRATEGIES and ":" not in name:
+        names = ", ".join(sorted([*STRATEGIES, "relay"]))
+        raise UsageError(f"sync is {name!r}", hint=f"known are {names}; or module:class of your own")
+    try:
+        kind = _load(STRATEGIES.get(name, name))
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"sync {name!r} does not load: {error}") from error
     known = _options(kind)
     growing = _load(_ADAPTIVE) if name in SHARING and any(option.startswith("batch") for option in options) else None
     policy = _options(growing) if growing else []
