@@ -20,6 +20,7 @@ from fastvid.errors import UsageError
 from fastvid.format.schema import DATASET_JSON
 from fastvid.shard.index import index_tars, rebuild
 from fastvid.shard.units import things
+from fastvid.storage import open_storage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +37,16 @@ def run(args: argparse.Namespace) -> int:
     """Indexes tars, or rebuilds a dataset's sidecars, and prints what was done."""
     if args.workers is not None and args.workers < 1:
         raise UsageError(f"{args.workers} workers cannot index anything")
-    if args.out is None and len(args.sources) == 1 and (Path(args.sources[0]) / DATASET_JSON).exists():
+    if args.out is None and len(args.sources) == 1 and _is_dataset(args.sources[0]):
         print(f"sidecars of {things(len(rebuild(args.sources[0], workers=args.workers)), 'shard')} written anew")
         return 0
     report = index_tars(args.sources, args.out, class_names=_class_names(args.classes), workers=args.workers)
     print(summary(report))
     return EXIT_REJECTED if report.rejected else 0
+
+
+def _is_dataset(folder: str) -> bool:
+    return not folder.endswith(".tar") and open_storage(folder).exists(DATASET_JSON)
 
 
 def _class_names(path: str | None) -> list[str]:

@@ -91,6 +91,12 @@ def _videos(summary: Summary) -> list[str]:
     ]
     if summary.conforming < summary.num_samples:
         lines.append(_row("conforming", percent(summary.conforming, summary.num_samples)))
+    extras = summary.generation.extras
+    if flow := extras.get("flow"):
+        how = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels a frame"
+        lines.append(_row("flow", how))
+    if "audio" in extras:
+        lines.append(_row("sound", {"copy": "AAC and ALAC as they were, others as AAC"}.get(extras["audio"], "AAC")))
     if summary.whole:
         lines.append(_row("whole", f"{count(summary.whole)} samples are decoded from their first packet"))
     return lines

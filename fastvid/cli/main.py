@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "doctor": ("fastvid.cli.doctor", "what this machine can decode and encode with, and why not"),
     "demo": ("fastvid.cli.demo", "make a motion dataset, shard it, train on it, write a report"),
     "train": ("fastvid.cli.train", "train a recipe; under torchrun for more than one process"),
+    "report": ("fastvid.cli.report", "training runs as one HTML page: curves, speed, scaling"),
     "predict": ("fastvid.cli.predict", "what a trained model says of videos that are in no dataset"),
     "eval": ("fastvid.cli.evaluate", "score a checkpoint on a split, every video once"),
 }

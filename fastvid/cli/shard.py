@@ -2,10 +2,11 @@
 
 The class of a video is the folder it lies in, unless annotations say otherwise. Killed or interrupted, the command
 goes on when it is run again with the same arguments. The summary goes to stdout; ledger.parquet says of every source
-what became of it.
+what became of it. Several machines share the work with --part 0/N to N-1/N and the same folder; when they have ended,
+the command without --part makes the dataset.
 
-Exit codes: 0 everything was packed, 1 the job failed, 2 wrong usage, 3 the dataset is complete, but sources were
-rejected.
+Exit codes: 0 everything was packed, 1 the job failed, 2 wrong usage, 3 the dataset, or the part, is complete, but
+sources were rejected.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ _SHOWN: Final = 20  # rejected sources that the summary names
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid shard``."""
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder of videos, a video, or tars of samples")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset")
+    parser.add_argument(
+        "sources",
+        nargs="*",
+        metavar="SOURCE",
+        help="folder of videos, a video, or tars of samples; also s3:// and gs:// folders and files, http(s):// files; "
+        "none where the annotations name URLs",
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset; also s3:// and gs://")
     parser.add_argument(
         "--annotations",
         action="append",
@@ -57,6 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ray-address", metavar="HOST:PORT", help="of the Ray cluster (default: RAY_ADDRESS, or one on this machine)"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="sources at the same time (default: one a core)")
+    parser.add_argument(
+        "--part",
+        metavar="I/N",
+        help="do only every N-th shard, from the I-th (from 0), and commit nothing; the same command without --part "
+        "finishes",
+    )
+    parser.add_argument(
+        "--scratch",
+        metavar="DIR",
+        help="local folder for what waits to be packed (default: the dataset's, or TMPDIR for an object store)",
+    )
     parser.add_argument("--samples-per-shard", type=int, default=SAMPLES_PER_SHARD, metavar="N", help="%(default)s")
     parser.add_argument(
         "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
@@ -86,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         follow_links=args.follow_links,
         other_build=args.other_build,
+        part=args.part,
+        scratch=args.scratch,
     )
     print(summary(report))
     return EXIT_REJECTED if report.rejected else 0
@@ -96,7 +116,8 @@ def summary(report: JobReport) -> str:
     rows = report.ledger.to_pylist()
     packed = [row for row in rows if row["status"] == "packed"]
     rejected = [row for row in rows if row["status"] != "packed"]
-    lines = [f"{len(packed):8} packed"]
+    lines = [] if report.part is None else [f"part {report.part}; the command without --part makes the dataset"]
+    lines.append(f"{len(packed):8} packed")
     changes = Counter(warning for row in packed for warning in row["warnings"] or ())
     lines += [f"{count:8}   {change}" for change, count in sorted(changes.items())]
     lines.append(f"{len(rejected):8} rejected")

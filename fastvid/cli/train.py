@@ -14,6 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE and key=value."""
     add_recipe(parser)
     parser.add_argument("--show", action="store_true", help="print the configuration as JSON and train nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check files, labels, weights, steps and memory; print them as JSON and train nothing",
+    )
+    parser.add_argument("--world", type=int, default=1, metavar="N", help="ranks that a dry run assumes (default 1)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,11 +28,18 @@ def run(args: argparse.Namespace) -> int:
 
     from fastvid.train import config, launch, recipes
 
-    chosen = recipes.load(args.recipe, args.changes)
+    chosen = recipes.load_all(args.recipe, args.changes)
     if args.show:
-        print(json.dumps(config.to_json(chosen), indent=1))
+        for one in chosen:
+            print(json.dumps(config.to_json(one), indent=1))
         return 0
-    return launch.train(chosen)
+    if args.dry_run:
+        from fastvid.train import dryrun
+
+        for one in chosen:
+            print(json.dumps(dryrun.check(one, max(1, args.world)), indent=1))
+        return 0
+    return launch.start(chosen)
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:

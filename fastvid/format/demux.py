@@ -74,12 +74,15 @@ class Track:
     shown: npt.NDArray[np.bool_]
 
 
-def index_mp4(data: memoryview | bytes, *, conforms: bool = False) -> tuple[StreamInfo, npt.NDArray[np.void]]:
+def index_mp4(
+    data: memoryview | bytes, *, conforms: bool = False, whole: bool = False
+) -> tuple[StreamInfo, npt.NDArray[np.void]]:
     """The packet records of an MP4's video track.
 
     Args:
         data: The whole file.
         conforms: Set `StreamFlag.CONFORMS`: the file comes from a fastvid profile.
+        whole: It is known that the stream is decoded whole: packets whose headers are not understood are no error.
 
     Returns:
         The stream, and its PACKET_DTYPE records [P] in decode order, frames numbered in display order over the shown
@@ -92,9 +95,16 @@ def index_mp4(data: memoryview | bytes, *, conforms: bool = False) -> tuple[Stre
     track = read_track(view)
     packets = [view[o : o + s] for o, s in zip(track.offsets.tolist(), track.sizes.tolist(), strict=True)]
     known = can_plan(track.codec)
-    flags = packet_flags(track.codec, track.extradata, packets) if known else np.zeros(len(packets), np.uint32)
+    flags = np.zeros(len(packets), np.uint32)
+    if known:
+        try:
+            flags = packet_flags(track.codec, track.extradata, packets)
+        except FormatError:
+            if not whole:
+                raise
+            known = False
     flags[~track.shown] |= np.uint32(PacketFlag.HIDDEN)
-    whole = not known or not flags[0] & PacketFlag.KEY
+    whole = whole or not known or not flags[0] & PacketFlag.KEY
     flags[0] |= np.uint32(PacketFlag.KEY)
     shown = np.flatnonzero((flags & PacketFlag.HIDDEN) == 0)
     if not len(shown):

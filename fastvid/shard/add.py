@@ -22,15 +22,16 @@ from fastvid.shard.annotations import read_annotations as read_rows
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.identity import differences, job_identity
 from fastvid.shard.job import MAX_SECONDS, JobReport
-from fastvid.shard.job import _alone as alone
 from fastvid.shard.ledger import Part, read_part
 from fastvid.shard.life import ClassNames
 from fastvid.shard.limits import Limits
 from fastvid.shard.local_engine import LocalEngine
+from fastvid.shard.lock import alone
 from fastvid.shard.merge import KnownSource, known_sources, merge_parts
 from fastvid.shard.plan import SAMPLES_PER_SHARD, plan_shards
 from fastvid.shard.profiles import Profile
 from fastvid.shard.run import Run
+from fastvid.shard.scratch import remove_scratch, scratch_folder
 from fastvid.shard.sources import Source, SourceList, assign_keys, encode_name
 from fastvid.shard.staging import Staging
 from fastvid.shard.streams import same_streams
@@ -103,7 +104,7 @@ def add_sources(
         WorkerError: Workers cannot be started.
     """
     storage = open_storage(dataset)
-    with alone(storage):
+    with alone(storage) as check:
         _, generation = read_generation(storage)
         settings = _settings(generation, limits or Limits(), max_seconds, other_build=other_build)
         scratch = open_storage(f"{storage.url}/{_FOLDER}")
@@ -123,12 +124,15 @@ def add_sources(
         tried = [source for source in found.sources if source.problem is None]
         shards = plan_shards(tried, seed=seed, samples=samples_per_shard)
         parts: list[Part] = []
+        local = scratch_folder(scratch)
         if shards:
             with contextlib.closing(LocalEngine(settings, workers)) as engine:
-                parts = Run(scratch, shards, identity["encoder"], settings.streams.video).finish(engine)
+                run = Run(scratch, shards, identity["encoder"], settings.streams.video, scratch=local, check=check)
+                parts = run.finish(engine)
         faults.reach("encoded")
         number, ledger = merge_parts(storage, scratch, parts, found, settings.profile)
         _clear(scratch)
+        remove_scratch(local)
     return Added(JobReport(storage.url, ledger, found.ignored), number, known)
 
 

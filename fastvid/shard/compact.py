@@ -36,6 +36,7 @@ from fastvid.format.generations import (
 from fastvid.format.schema import GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
 from fastvid.format.shard import write_shard
 from fastvid.format.tar import read_members
+from fastvid.shard.scratch import short_scratch
 from fastvid.shard.units import things
 from fastvid.storage import Storage
 
@@ -204,7 +205,8 @@ def _rewrite(
     # The revision makes the name new for every state of the dataset; two who start from one state write equal bytes.
     name = f"{re.sub('-[0-9]+$', '', shard.name) if shard.name.count('-') > 1 else shard.name}-{head.revision}"
     _LOG.info("%s: %d of %d samples stay, as %s", shard.name, int(keep.sum()), shard.samples, name)
-    digest = write_shard(storage, name, _kept(view, keep, shard), streams=streams)
+    with short_scratch(storage) as scratch:
+        digest = write_shard(storage, name, _kept(view, keep, shard), streams=streams, scratch=scratch)
     return replace(shard, name=name, bytes=digest.bytes, sha256=digest.sha256, samples=digest.samples)
 
 

@@ -137,7 +137,7 @@ def _as_it_is(data: bytes, limits: Limits) -> Found | None:
 def _agrees(video: bytes, found: Found) -> bool:
     """Whether the index that a shard computes from an MP4 and its sample's JSON is the one that was proved."""
     try:
-        info, records = index_mp4(video)
+        info, records = index_mp4(video, whole=bool(found.info.flags & StreamFlag.WHOLE))
         info = proved_info(replace(info, fps=found.info.fps), _proved(found))
     except FormatError:
         return False

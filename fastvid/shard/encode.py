@@ -14,8 +14,9 @@ from typing import Any, Final
 from fastvid.errors import SourceError
 from fastvid.shard.audio import Sound, audio_seconds, take_audio
 from fastvid.shard.copying import copy_video
+from fastvid.shard.fetch import open_task
 from fastvid.shard.flow_encode import encode_flow, flow_seconds
-from fastvid.shard.probe import OpenSource, SourceInfo, open_source, probe
+from fastvid.shard.probe import OpenSource, SourceInfo, probe
 from fastvid.shard.profiles import Profile, written_timing
 from fastvid.shard.reasons import Reason
 from fastvid.shard.transcode import play_through, transcode
@@ -37,7 +38,7 @@ def encode_source(task: Task, settings: Settings, report: Report) -> Outcome:
     """Probes, encodes and verifies one source. Never raises for what a source does."""
     started = time.monotonic()
     try:
-        samples, warnings = _encode(task, settings, report)
+        samples, warnings, size = _encode(task, settings, report)
     except SourceError as error:
         return Outcome(
             index=task.index,
@@ -53,7 +54,7 @@ def encode_source(task: Task, settings: Settings, report: Report) -> Outcome:
             message="the worker ran out of memory",
             seconds=time.monotonic() - started,
         )
-    return Outcome(task.index, samples, seconds=time.monotonic() - started, warnings=warnings)
+    return Outcome(task.index, samples, seconds=time.monotonic() - started, warnings=warnings, bytes_in=size)
 
 
 def plan_parts(
@@ -82,14 +83,14 @@ def plan_parts(
     return list(pairwise(cuts))
 
 
-def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[EncodedSample, ...], tuple[str, ...]]:
+def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[EncodedSample, ...], tuple[str, ...], int]:
     limits, profile = settings.limits, settings.profile
-    report("probe", task.patience * limits.read_seconds(task.size))
-    with open_source(task.path, task.member) as source:
+    with open_task(task, limits, report) as source:
+        size = source.size
         digest = _sha256(source)
         info = probe(source, limits)
         if profile.copies:
-            return _copy(task, settings, source, info, digest, report)
+            return *_copy(task, settings, source, info, digest, report), size
         written = replace(info, timing=written_timing(info.timing, profile))
         parts = plan_parts(written, task.start, task.end, settings.max_seconds)
         seconds = limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
@@ -119,7 +120,7 @@ def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[Encod
                 "copied": sound.copied,
             }
         samples.append(EncodedSample(key, meta, streams))
-    return tuple(samples), (*_changes(info, profile), *sound.warnings)
+    return tuple(samples), (*_changes(info, profile), *sound.warnings), size
 
 
 def _sound(

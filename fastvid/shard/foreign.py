@@ -98,6 +98,11 @@ def index_video(data: bytes, limits: Limits) -> Found:
     offsets = _locate(data, played)
     first = played.first
     assert first is not None
+    if min(first.width, first.height) < 2:
+        raise SourceError(
+            f"nothing is left of {first.width}x{first.height} pixels when odd sizes are cropped",
+            reason=Reason.BAD_SHAPE,
+        )
     matrix = int(first.colorspace)
     info = StreamInfo(
         codec=played.codec,
@@ -286,7 +291,7 @@ def _differences(played: Played, info: StreamInfo, frame: VideoFrame) -> Iterato
     if info.range is not Range.LIMITED or info.matrix not in (Matrix.SMPTE170M, Matrix.BT470BG):
         yield f"colour-{info.range.name.lower()}-{info.matrix.name.lower()}"
     if frame.rotation:
-        yield f"rotated-{frame.rotation}"
+        yield f"rotated-{frame.rotation % 360}"
     if played.aspect != 1:
         yield "pixel-aspect"
     if frame.interlaced_frame:

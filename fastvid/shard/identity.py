@@ -15,7 +15,7 @@ from fastvid.shard.wire import Settings
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
     """Everything that decides what a job writes, by names that a message can use."""
     tried = [source for source in found.sources if source.problem is None]
-    files = [(encode_name(s.id), s.size, s.start, s.end, s.key) for s in tried]
+    files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *([s.tag] if s.tag else [])) for s in tried]
     streams = settings.streams.to_json()
     notes = [(encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources]
     return {

@@ -7,34 +7,35 @@ build; the number of workers, the order in which they finish and how often the j
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
-from fastvid.errors import JobError, StorageError, UsageError
-from fastvid.format.schema import DATASET_JSON, LEDGER, shard_stem
+from fastvid.errors import JobError, UsageError
+from fastvid.format.schema import DATASET_JSON, LEDGER
 from fastvid.shard.annotations import read_annotations
 from fastvid.shard.commit import commit_job
 from fastvid.shard.engines import open_engine
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.identity import differences, job_identity
-from fastvid.shard.ledger import part_name, read_ledger
+from fastvid.shard.ledger import read_ledger, rows_table
 from fastvid.shard.limits import Limits
-from fastvid.shard.plan import SAMPLES_PER_SHARD, plan_shards
+from fastvid.shard.lock import alone
+from fastvid.shard.plan import SAMPLES_PER_SHARD, JobPart, plan_shards
 from fastvid.shard.profiles import Profile, get_profile
 from fastvid.shard.reasons import Reason
 from fastvid.shard.run import Run
+from fastvid.shard.scratch import remove_scratch, scratch_folder
 from fastvid.shard.staging import Staging
 from fastvid.shard.streams import PICTURES, choose_streams
 from fastvid.shard.tar_sources import gather_sources
 from fastvid.shard.wire import Settings
-from fastvid.storage import LocalStorage, Storage, open_storage
+from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,13 +49,15 @@ class JobReport:
 
     Attributes:
         dataset: Where the dataset is.
-        ledger: One row for every source, with the columns of LEDGER_SCHEMA.
+        ledger: One row for every source, with the columns of LEDGER_SCHEMA; for a part of a job, those of its shards.
         ignored: Number of files that were no sources, by kind.
+        part: The part that was done, after which there is no dataset yet; None for the whole job.
     """
 
     dataset: str
     ledger: pa.Table
     ignored: Mapping[str, int]
+    part: JobPart | None = None
 
     @property
     def packed(self) -> int:
@@ -86,16 +89,20 @@ def run_job(
     seed: int = 0,
     follow_links: bool = False,
     other_build: bool = False,
+    part: JobPart | str | None = None,
+    scratch: str | os.PathLike[str] | None = None,
     limits: Limits | None = None,
 ) -> JobReport:
     """Encodes raw videos into an indexed WebDataset; what ``fastvid shard`` does.
 
-    Run again after an interruption, with the same arguments, it goes on where it was; ``engine``, ``workers`` and
-    ``limits`` may differ.
+    Run again after an interruption, with the same arguments, it goes on where it was; ``engine``, ``workers``,
+    ``part`` and ``limits`` may differ.
 
     Args:
-        sources: Folders of videos, single files, or tars of samples with a video each, as webdataset writes them.
-        out: Folder of the dataset.
+        sources: Folders of videos, single files, or tars of samples with a video each, as webdataset writes them;
+            paths, or URLs: ``s3://`` and ``gs://`` folders and files, ``http(s)://`` files. None is needed when the
+            annotations name URLs.
+        out: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
         annotations: ``format:path``, one or several; by default the class of a video is its folder.
         class_names: Names for integer labels.
         profile: How to encode, by name or as a `Profile`.
@@ -111,6 +118,11 @@ def run_job(
         seed: Of the order of samples in the shards.
         follow_links: Take symbolic links that lead out of their folder.
         other_build: Go on although the job began with another build of ffmpeg; each shard records its own.
+        part: Do only every N-th shard, from the I-th, as ``I/N``, and commit nothing. Parts may run at once, on any
+            machines that see `out`; when they have ended, the same call without `part` does what they left undone and
+            makes the dataset.
+        scratch: Local folder for what waits to be packed; by default `out` itself, and for an object store the folder
+            for temporary files. A job that goes on finds it there.
         limits: What one source may cost.
 
     Returns:
@@ -119,7 +131,8 @@ def run_job(
     Raises:
         UsageError: An argument is wrong, or there is nothing to do.
         MissingDependency: There is no ffmpeg, or no Ray for engine "ray".
-        JobError: Another job works in `out`, an unfinished one there differs, or not a single source could be packed.
+        JobError: Another job, or this part of one, works in `out`, an unfinished one there differs, or not a single
+            source could be packed.
         StorageError: `out` cannot be written, or is full; the job can go on later.
         WorkerError: Workers cannot be started, or the Ray cluster is gone; the job can go on later.
     """
@@ -127,6 +140,7 @@ def run_job(
         raise UsageError(
             f"{workers} workers, {samples_per_shard} samples a shard, {max_seconds} seconds: all must be positive"
         )
+    mine = JobPart.parse(part) if isinstance(part, str) else part
     chosen = get_profile(profile) if isinstance(profile, str) else profile
     build = find_ffmpeg()
     if not chosen.runs_on(build):
@@ -145,25 +159,34 @@ def run_job(
     found = gather_sources(paths, rows, class_names=class_names, follow_links=follow_links)
     identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
     storage = open_storage(out)
-    with _alone(storage):
-        staging = Staging(storage)
+    with alone(storage, mine) as check:
+        local = scratch_folder(storage, scratch)
+        staging = Staging(storage, local)
         if storage.exists(DATASET_JSON):
             ledger = _finished(storage, identity)
-        else:
-            tried = [source for source in found.sources if source.problem is None]
-            shards = plan_shards(tried, seed=seed, samples=samples_per_shard)
-            _begin(storage, staging, identity, len(shards), other_build=other_build)
-            with contextlib.closing(place):
-                parts = Run(storage, shards, identity["encoder"], extras.video).finish(place)
-            ledger = commit_job(storage, identity, found, parts)
+            staging.end()
+            remove_scratch(local)
+            return JobReport(storage.url, ledger, found.ignored)
+        tried = [source for source in found.sources if source.problem is None]
+        shards = plan_shards(tried, seed=seed, samples=samples_per_shard)
+        _begin(storage, staging, identity, whole=mine is None, other_build=other_build)
+        with contextlib.closing(place):
+            run = Run(storage, shards, identity["encoder"], extras.video, scratch=local, part=mine, check=check)
+            parts = run.finish(place)
+        if mine is not None:
+            return JobReport(storage.url, rows_table(row for part in parts for row in part.rows), found.ignored, mine)
+        ledger = commit_job(storage, identity, found, parts)
         staging.end()
+        remove_scratch(local)
     return JobReport(storage.url, ledger, found.ignored)
 
 
-def _begin(storage: Storage, staging: Staging, identity: Mapping[str, Any], shards: int, *, other_build: bool) -> None:
+def _begin(storage: Storage, staging: Staging, identity: Mapping[str, Any], *, whole: bool, other_build: bool) -> None:
     """Records the job, or checks that it is the one that is unfinished here."""
-    before = staging.job()
-    changes = [] if before is None else list(differences(before, identity))
+    before = staging.job() or staging.begin(identity)
+    if before is None:
+        return
+    changes = list(differences(before, identity))
     builds_only = all(name.startswith("encoder.") for name, _, _ in changes)
     if changes and not (builds_only and other_build):
         name, old, new = changes[0]
@@ -175,13 +198,11 @@ def _begin(storage: Storage, staging: Staging, identity: Mapping[str, Any], shar
         )
     if changes:
         _LOG.warning("going on with another build of ffmpeg; samples of unfinished shards are encoded anew")
-        for stem in map(shard_stem, range(shards)):
-            if not storage.exists(part_name(stem)):
-                staging.drop(stem)
-    elif before is not None:
+        # Other parts may still go on with the build that the job began with.
+        if whole:
+            staging.begin(identity, replace=True)
+    else:
         _LOG.info("going on with the unfinished job in %s", storage.url)
-    if before is None or changes:
-        staging.begin(identity)
 
 
 def _finished(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:
@@ -199,24 +220,3 @@ def _finished(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:
         file=storage.url,
         hint="choose another folder",
     )
-
-
-@contextlib.contextmanager
-def _alone(storage: Storage) -> Iterator[None]:
-    """Keeps a second job out of the folder while this one runs; a killed process lets go."""
-    if not isinstance(storage, LocalStorage):
-        yield
-        return
-    try:
-        storage.root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(storage.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StorageError(f"folder cannot be made: {error.strerror}", file=storage.url) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise JobError("another job is at work here", file=storage.url) from error
-        yield
-    finally:
-        os.close(descriptor)

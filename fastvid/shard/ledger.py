@@ -15,7 +15,7 @@ from fastvid.format.schema import LEDGER, LEDGER_PARTS, LEDGER_SCHEMA
 from fastvid.format.shard import to_parquet
 from fastvid.format.tar import TarDigest
 from fastvid.shard.reasons import Reason
-from fastvid.shard.sources import Source, encode_name
+from fastvid.shard.sources import Source, encode_name, public_path
 from fastvid.shard.wire import Outcome
 from fastvid.storage import Storage
 
@@ -68,13 +68,13 @@ def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
     streams = [data for sample in outcome.samples for data in sample.streams.values()]
     return {
         "source_id": encode_name(source.id),
-        "path": encode_name(source.path),
+        "path": encode_name(public_path(source.path)),
         "status": "packed" if packed else "rejected",
         "reason": None if outcome.reason is None else outcome.reason.value,
         "message": outcome.message or None,
         "key": source.key if packed else None,
         "shard": shard if packed else None,
-        "bytes_in": source.size,
+        "bytes_in": outcome.bytes_in or source.size,
         "bytes_out": sum(map(len, streams)) if packed else None,
         "num_frames": sum(sample.num_frames for sample in outcome.samples) if packed else None,
         "seconds": outcome.seconds,
@@ -90,6 +90,12 @@ def problem_row(source: Source, reason: Reason, message: str) -> Row:
 def part_name(stem: str) -> str:
     """File of a shard's part."""
     return f"{LEDGER_PARTS}/{stem}.parquet"
+
+
+def part_stems(storage: Storage) -> set[str]:
+    """Shards whose part is there."""
+    names = storage.list(f"{LEDGER_PARTS}/data-")
+    return {name.removeprefix(f"{LEDGER_PARTS}/").removesuffix(".parquet") for name in names}
 
 
 def write_part(storage: Storage, part: Part) -> None:
@@ -124,6 +130,11 @@ def write_ledger(storage: Storage, rows: Iterable[Row], identity: Mapping[str, A
     table = _table(sorted(rows, key=lambda row: row["source_id"]), {"job": dict(identity)})
     storage.write(LEDGER, to_parquet(table))
     return table
+
+
+def rows_table(rows: Iterable[Row]) -> pa.Table:
+    """Ledger rows as a table, sorted by source."""
+    return _table(sorted(rows, key=lambda row: row["source_id"]), {})
 
 
 def read_ledger(storage: Storage) -> tuple[pa.Table, dict[str, Any]]:

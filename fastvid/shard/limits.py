@@ -19,6 +19,7 @@ class Limits:
         max_pixels: Pixels of a decoded frame. 8192x4352 holds every level of H.264, HEVC, VP9 and AV1 in common use.
         max_frames: Frames of a source; 24 hours at 60 a second.
         output_bytes: Bytes of one encoded sample. Packet offsets have 32 bits.
+        fetched_bytes: Bytes of a source that is fetched from elsewhere, which need room on the local disk.
     """
 
     seconds: float = 60.0
@@ -28,6 +29,7 @@ class Limits:
     max_pixels: int = 8192 * 4352
     max_frames: int = 24 * 3600 * 60
     output_bytes: int = 2 << 30
+    fetched_bytes: int = 64 << 30
 
     def read_seconds(self, size: int) -> float:
         """Wall time for reading a source of `size` bytes twice and decoding its first frame; 4 MB/s is a slow share."""

@@ -6,7 +6,6 @@ that holds the samples is not committed twice, ledger rows are replaced by thems
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +24,9 @@ from fastvid.shard.profiles import Profile
 from fastvid.shard.sources import SourceList, encode_name
 from fastvid.shard.units import things
 from fastvid.storage import Storage
+from fastvid.storage.transfer import copy_file, sha256_of
 
 _SIDECARS: Final = ("idx", "parquet", "pkt")
-_COPY_BYTES: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +122,13 @@ def _copy_all(
 def _same(storage: Storage, stem: str, part: Part) -> bool:
     """Whether a shard is a copy of a part, left by an interrupted run."""
     assert part.digest is not None
-    view = storage.map(f"{stem}.tar")
-    return len(view) == part.digest.bytes and hashlib.sha256(view).hexdigest() == part.digest.sha256
+    name = f"{stem}.tar"
+    return storage.size(name) == part.digest.bytes and sha256_of(storage, name) == part.digest.sha256
 
 
 def _copy(storage: Storage, scratch: Storage, part: Part, stem: str) -> None:
     if not storage.exists(f"{stem}.tar"):
-        view = scratch.map(f"{part.stem}.tar")
-        with storage.create(f"{stem}.tar") as file:
-            for start in range(0, len(view), _COPY_BYTES):
-                file.write(view[start : start + _COPY_BYTES])
+        copy_file(scratch, f"{part.stem}.tar", storage, f"{stem}.tar")
     for suffix in _SIDECARS:
         storage.write(f"{stem}.{suffix}", scratch.read(f"{part.stem}.{suffix}"))
 

@@ -3,14 +3,49 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from fastvid.errors import UsageError
 from fastvid.shard.sources import Source
 
 SAMPLES_PER_SHARD: Final = 1000
 # Twice what shards usually hold in the end: on real footage the compact profile writes half the bytes of its sources.
 SOURCE_BYTES_PER_SHARD: Final = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class JobPart:
+    """One of several jobs that share the shards of a plan.
+
+    Attributes:
+        index: Which one, from 0.
+        of: How many there are.
+    """
+
+    index: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> JobPart:
+        """The part behind ``3/8``.
+
+        Raises:
+            UsageError: It is none.
+        """
+        found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
+        if not found or int(found[1]) >= int(found[2]):
+            raise UsageError(f"part {text!r} is none", hint="I/N with I from 0 to N - 1, such as 0/8 to 7/8")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.of}"
+
+    def has(self, shard: int) -> bool:
+        """Whether this part does the shard; shards are mixed, so every N-th makes parts of equal weight."""
+        return shard % self.of == self.index
 
 
 def plan_shards(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from fastvid.errors import SourceError
 from fastvid.shard.containers import HEAD_BYTES, sniff
 from fastvid.shard.limits import Limits
 from fastvid.shard.reasons import Reason
+from fastvid.shard.temporary import is_full, no_space, temporary_file
 from fastvid.shard.timing import Timing, choose_timing
 
 # Transfer characteristics of ITU-T H.273 that need tone mapping: PQ and HLG.
@@ -141,6 +141,8 @@ def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[Op
         head = os.pread(descriptor, HEAD_BYTES, 0)
         yield OpenSource(descriptor, size, sniff(head))
     except OSError as error:
+        if is_full(error):  # of a file that the block writes
+            raise no_space(error) from error
         raise SourceError(f"the file cannot be read: {error.strerror}", reason=Reason.UNREADABLE) from error
     finally:
         os.close(descriptor)
@@ -148,7 +150,7 @@ def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[Op
 
 def _copied_out(tar: int, offset: int, size: int) -> int:
     """Descriptor of an unlinked file with a part of another one, which is closed."""
-    with tempfile.TemporaryFile(prefix="fastvid-") as file:
+    with temporary_file() as file:
         position = 0
         while position < size and (data := os.pread(tar, min(_CHUNK, size - position), offset + position)):
             file.write(data)
@@ -195,9 +197,16 @@ class _Scan:
         self.shown = 0
         self.pts: list[int | None] = []
         self.corrupt = 0
-        self.last_end = Fraction(-1)
+        self._codec = stream.codec_context.name
+        self._ends: dict[int, int] = {}
         self.frame: VideoFrame | None = None
         self.error = ""
+
+    @property
+    def last_end(self) -> Fraction:
+        """Seconds where the last packet of any stream ends."""
+        bases = {stream.index: stream.time_base or 0 for stream in self.container.streams}
+        return max((end * Fraction(bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
 
     def run(self) -> None:
         stream = self.stream
@@ -222,8 +231,10 @@ class _Scan:
 
     def _take(self, packet: Packet[Any]) -> None:
         if packet.pts is not None:
-            self.last_end = max(self.last_end, (packet.pts + (packet.duration or 0)) * packet.time_base)
-        if packet.stream.index != self.stream.index:
+            end = packet.pts + (packet.duration or 0)
+            if end > self._ends.get(packet.stream_index, end - 1):
+                self._ends[packet.stream_index] = end
+        if packet.stream_index != self.stream.index:
             return
         self.packets += 1
         self.corrupt += packet.is_corrupt
@@ -231,7 +242,7 @@ class _Scan:
             raise SourceError(f"more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if self.frame is None:
             self._decode(packet)
-        if packet.is_discard or _is_hidden(self.stream.codec_context.name, packet):
+        if packet.is_discard or _is_hidden(self._codec, packet):
             return
         # A placeholder takes a step of the clock and brings no frame.
         self.pts.append(packet.pts)

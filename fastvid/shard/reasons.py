@@ -15,6 +15,8 @@ class Reason(StrEnum):
     MISSING = "missing"
     OUTSIDE = "outside"
     UNREADABLE = "unreadable"
+    UNREACHABLE = "unreachable"
+    CHANGED = "changed"
     EMPTY = "empty"
     # What it holds
     NOT_VIDEO = "not-video"
@@ -34,6 +36,7 @@ class Reason(StrEnum):
     # What happened on the way
     TIMEOUT = "timeout"
     MEMORY = "memory"
+    NO_SPACE = "no-space"
     CRASHED = "crashed"
     ENCODE_FAILED = "encode-failed"
     VERIFY_FAILED = "verify-failed"
@@ -44,6 +47,8 @@ MEANING: dict[Reason, str] = {
     Reason.MISSING: "the annotations name a file that is not there",
     Reason.OUTSIDE: "a symbolic link that leads out of the source folder",
     Reason.UNREADABLE: "the file cannot be opened or read",
+    Reason.UNREACHABLE: "its server does not give the file, also when asked again at the end",
+    Reason.CHANGED: "the file is another one than when the sources were listed, or changed while it was read",
     Reason.EMPTY: "the file has no bytes",
     Reason.NOT_VIDEO: "the first bytes belong to no video container that is accepted",
     Reason.PLAYLIST: "a playlist or script that points to other files; such files are never opened",
@@ -56,13 +61,14 @@ MEANING: dict[Reason, str] = {
     Reason.OUT_OF_RANGE: "the clip's start or end lies outside the video",
     Reason.TOO_LARGE: "a frame has more pixels than the limit",
     Reason.TOO_LONG: "there are more frames than the limit",
-    Reason.BAD_SHAPE: "the picture is so long and thin that the other side would pass the limit",
+    Reason.BAD_SHAPE: "the picture is too long and thin for a side limit, or a single pixel wide or high",
     Reason.HDR: "high dynamic range, and this build of ffmpeg cannot tone-map it (no zscale filter)",
     Reason.TIMEOUT: "it took longer than the limit, also when tried again alone",
     Reason.MEMORY: "it needs more memory than the limit",
+    Reason.NO_SPACE: "the disk for temporary files was full; no verdict on the file, so the job stops",
     Reason.CRASHED: "the process that worked on it died, also when tried again alone",
     Reason.ENCODE_FAILED: "ffmpeg failed for another reason; its message is in the ledger",
     Reason.VERIFY_FAILED: "what was written does not pass verification",
-    Reason.NO_INDEX: "its packets cannot be addressed where they lie; `fastvid shard` encodes it anew",
+    Reason.NO_INDEX: "its packets cannot be taken as they are; a profile that encodes takes it",
 }
 """One line for people on each reason."""

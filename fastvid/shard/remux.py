@@ -100,6 +100,8 @@ class Remuxer:
     def _mux(self, packets: Sequence[int], pts: Sequence[int]) -> bytes:
         # An unlinked file: the muxer reads its own output again to move the tables to the front.
         with tempfile.TemporaryFile(prefix="fastvid-") as file, open_video(self._data, self._container) as source:
+            if self._played.codec is Codec.VP8:
+                raise SourceError("MP4 has no place for vp8", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
             try:
                 opened = av.open(
                     f"/dev/fd/{file.fileno()}",

@@ -5,23 +5,24 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fastvid.errors import UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES
 from fastvid.shard.annotations import VIDEO_SUFFIXES, Annotations, Row, split_of
+from fastvid.shard.found import Found, decode_name, encode_name, find_files, found_at, public_path
 from fastvid.shard.reasons import Reason
+from fastvid.storage.urls import is_remote
+
+__all__ = ["Source", "SourceList", "assign_keys", "decode_name", "encode_name", "find_sources", "public_path"]
 
 # Parts of a long video are called key/0000, key/0001, ...
 _PART_BYTES: Final = 5
 MAX_SOURCE_KEY_BYTES: Final = MAX_KEY_BYTES - _PART_BYTES
 _HASH_DIGITS: Final = 8
-_RAW_NAME: Final = "bytes:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Source:
 
     Attributes:
         id: Its name among the sources, unique; with the original characters and bytes (surrogateescape).
-        path: Where the file lies.
-        size: Bytes when it was found.
+        path: Where the file lies: a path, or a URL.
+        size: Bytes when it was found; 0 where nobody has asked yet.
         label: Name of its class.
         columns: Its other annotation columns.
         start: Seconds into the file where the clip begins; None for the beginning.
@@ -39,6 +40,7 @@ class Source:
         member: First byte and bytes of the video when `path` is a tar.
         problem: A reason and message when it cannot even be tried.
         key: Name of its samples in the shards.
+        tag: The tag of its version when it was found, where a store gave one; another version is another source.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Source:
     member: tuple[int, int] | None = None
     problem: tuple[Reason, str] | None = None
     key: str = ""
+    tag: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +81,18 @@ def find_sources(
     file is a source with a problem.
 
     Args:
-        roots: Folders, or single video files.
+        roots: Folders, or single video files; folders and files of object stores, and files of the web, by their URL.
+            Rows whose names are URLs need no root.
         annotations: What `read_annotations` gave.
         follow_links: Take links that lead out of their root. A stranger's folder could make you publish your own files.
 
     Raises:
         UsageError: A root is missing, nothing is found, or one video is annotated twice in different ways.
+        StorageError: A store cannot be listed.
     """
-    found, ignored = _walk(roots, follow_links)
+    if not roots and annotations is None:
+        raise UsageError("there is no source", hint="name a folder of videos")
+    found, ignored = find_files(roots, follow_links=follow_links)
     if annotations is None:
         sources = _by_folder(found)
         classes = tuple(sorted({source.label for source in sources if source.label is not None}))
@@ -133,99 +140,7 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     return tuple(replace(source, key=keys[source.id]) for source in sources)
 
 
-def encode_name(name: str) -> str:
-    """A file name as text that every table can store: itself, or ``bytes:`` and percent-encoding if it is no UTF-8."""
-    raw = os.fsencode(name)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return _RAW_NAME + quote_from_bytes(raw)
-    return _RAW_NAME + quote_from_bytes(raw) if text.startswith(_RAW_NAME) else text
-
-
-def decode_name(text: str) -> str:
-    """The file name behind `encode_name`'s text."""
-    if text.startswith(_RAW_NAME):
-        return os.fsdecode(unquote_to_bytes(text[len(_RAW_NAME) :]))
-    return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A file below a root: its id, its folders and name below that root, and where it lies."""
-
-    id: str
-    root: str
-    parts: tuple[str, ...]
-    path: str
-    size: int
-    problem: tuple[Reason, str] | None
-
-
-def _walk(roots: Sequence[str], follow_links: bool) -> tuple[list[_Found], Counter[str]]:
-    if not roots:
-        raise UsageError("there is no source", hint="name a folder of videos")
-    absolute = [os.path.abspath(root) for root in roots]
-    missing = next((root for root in absolute if not os.path.exists(root)), None)
-    if missing is not None:
-        raise UsageError("source does not exist", file=missing)
-    folders = [root if os.path.isdir(root) else os.path.dirname(root) for root in absolute]
-    common = os.path.commonpath(folders)
-    found, ignored = {}, Counter[str]()
-    for root, folder in zip(absolute, folders, strict=True):
-        entries = _files(root, ignored) if os.path.isdir(root) else [root]
-        for path in entries:
-            problem = None if follow_links else _leaves(path, folder)
-            parts = tuple(os.path.relpath(path, folder).split(os.sep))
-            size = 0 if problem else _size(path)
-            found[path] = _Found(os.path.relpath(path, common), folder, parts, path, size, problem)
-    return [found[path] for path in sorted(found)], ignored
-
-
-def _files(root: str, ignored: Counter[str]) -> Iterator[str]:
-    """Regular files and links to files with a video's ending, in the order of their names."""
-    # The walk follows no linked folder: one inside the root is found under its own name, one outside is not ours.
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in folders:
-            if os.path.islink(os.path.join(folder, name)):
-                ignored["linked folder"] += 1
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            suffix = os.path.splitext(name)[1].lower()
-            if name.startswith("."):
-                ignored["hidden file"] += 1
-            elif suffix not in VIDEO_SUFFIXES:
-                ignored[f"{suffix or 'nameless ending'} file"] += 1
-            elif not _is_file(path):
-                ignored["special file"] += 1
-            else:
-                yield path
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        # A dangling link is a source that is missing, and is reported as one.
-        return True
-
-
-def _leaves(path: str, root: str) -> tuple[Reason, str] | None:
-    target = os.path.realpath(path)
-    if os.path.commonpath([target, os.path.realpath(root)]) == os.path.realpath(root):
-        return None
-    return Reason.OUTSIDE, f"a link to {encode_name(target)}"
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def _by_folder(found: Sequence[_Found]) -> list[Source]:
+def _by_folder(found: Sequence[Found]) -> list[Source]:
     tops: dict[str, set[str]] = {}
     for file in found:
         if len(file.parts) > 1:
@@ -239,7 +154,7 @@ def _by_folder(found: Sequence[_Found]) -> list[Source]:
             split, folders = _split_name(folders[0]), folders[1:]
         columns = {} if split is None else {"split": split}
         label = encode_name(folders[0]) if folders else None
-        sources.append(Source(file.id, file.path, file.size, label, columns, problem=file.problem))
+        sources.append(Source(file.id, file.path, file.size, label, columns, problem=file.problem, tag=file.tag))
     return sources
 
 
@@ -247,17 +162,20 @@ def _split_name(folder: str) -> str | None:
     return split_of(folder) if re.fullmatch(r"[a-z]+", folder.lower()) else None
 
 
-def _by_rows(found: Sequence[_Found], rows: Sequence[Row], ignored: Counter[str]) -> list[Source]:
+def _by_rows(found: Sequence[Found], rows: Sequence[Row], ignored: Counter[str]) -> list[Source]:
     by_path = {"/".join(file.parts): file for file in found} | {file.id: file for file in found}
     by_path |= {file.path: file for file in found}
-    by_name: dict[str, list[_Found]] = {}
+    queries = _told_apart_by_query(rows)
+    by_name: dict[str, list[Found]] = {}
     for file in found:
         for name in {file.parts[-1], os.path.splitext(file.parts[-1])[0]}:
             by_name.setdefault(name, []).append(file)
 
     strip = _foreign_folders([row.name for row in rows if os.path.isabs(row.name)], by_path)
 
-    def look_up(name: str, label: str | None) -> _Found | None:
+    def look_up(name: str, label: str | None) -> Found | None:
+        if is_remote(name):
+            return by_path.get(name) or found_at(name, with_query=name in queries)
         exact = by_path.get(os.path.normpath(name))
         if exact is not None:
             return exact
@@ -295,6 +213,13 @@ def _by_rows(found: Sequence[_Found], rows: Sequence[Row], ignored: Counter[str]
     return list(sources.values())
 
 
+def _told_apart_by_query(rows: Sequence[Row]) -> set[str]:
+    """Addresses of the web that several rows share but for the query; elsewhere it is a signature, and no name."""
+    urls = {row.name for row in rows if is_remote(row.name)}
+    counts = Counter(public_path(url) for url in urls)
+    return {url for url in urls if counts[public_path(url)] > 1}
+
+
 def _foreign_folders(names: Sequence[str], known: Mapping[str, Any]) -> int:
     """How many leading parts to leave out of absolute names that a list made on another machine holds.
 
@@ -310,14 +235,14 @@ def _spellings(folders: Sequence[str]) -> set[str]:
     return {folder.replace(" ", "_") for folder in folders}
 
 
-def _annotated(row: Row, file: _Found | None, start: float | None, end: float | None) -> Source:
+def _annotated(row: Row, file: Found | None, start: float | None, end: float | None) -> Source:
     if file is None:
         problem = Reason.MISSING, "the annotations name it, and no file of that name is there"
         return Source(row.name, row.name, 0, row.label, row.columns, problem=problem)
     name = file.id
     if start is not None or end is not None:
         name = f"{name}#{'' if start is None else f'{start:g}'}-{'' if end is None else f'{end:g}'}"
-    return Source(name, file.path, file.size, row.label, row.columns, start, end, problem=file.problem)
+    return Source(name, file.path, file.size, row.label, row.columns, start, end, problem=file.problem, tag=file.tag)
 
 
 def _stem(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 from fastvid.errors import JobError, UsageError
@@ -83,7 +83,7 @@ def same_streams(record: Mapping[str, Any], *, other_build: bool = False) -> Str
 
     Args:
         record: A generation's `extras`.
-        other_build: Allow another OpenCV, or another kind of machine.
+        other_build: Allow another OpenCV, or another kind of machine; the JSON of each sample says which made its flow.
 
     Raises:
         MissingDependency: There is no OpenCV that computes its flow.
@@ -95,13 +95,14 @@ def same_streams(record: Mapping[str, Any], *, other_build: bool = False) -> Str
     from fastvid.shard.flow import flow_settings
 
     here = flow_settings(streams.flow.method, streams.flow.bound)
-    if (here.opencv, here.machine) != (streams.flow.opencv, streams.flow.machine) and not other_build:
+    mine = replace(streams.flow, opencv=here.opencv, machine=here.machine)
+    if mine != streams.flow and not other_build:
         raise JobError(
             f"the dataset's flow was computed by OpenCV {streams.flow.opencv} on {streams.flow.machine},"
             f" here is {here.opencv} on {here.machine}",
             hint="install that version, or allow this one with --other-build",
         )
-    return streams
+    return replace(streams, flow=mine)
 
 
 def choose_streams(

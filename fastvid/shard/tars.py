@@ -16,6 +16,7 @@ from fastvid.format.tar import Member, read_members
 from fastvid.shard.annotations import VIDEO_SUFFIXES
 from fastvid.shard.reasons import Reason
 from fastvid.shard.sources import Source, assign_keys
+from fastvid.storage.urls import is_remote
 
 _TEXTS: Final = {"txt": "caption", "text": "caption", "caption": "caption"}
 _LABELS: Final = ("cls", "cls.txt", "label")
@@ -50,6 +51,13 @@ def find_tars(sources: Sequence[str]) -> list[str]:
         UsageError: One is missing, or there is none.
     """
     found: dict[str, None] = {}
+    remote = next((source for source in sources if is_remote(source)), None)
+    if remote is not None:
+        raise UsageError(
+            "tars of other tools are indexed on a local disk",
+            file=remote,
+            hint="copy them to a disk, or mount the store",
+        )
     for source in map(os.path.abspath, sources):
         if os.path.isdir(source):
             names = sorted(name for name in os.listdir(source) if name.endswith(".tar") and not name.startswith("."))

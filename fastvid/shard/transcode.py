@@ -9,11 +9,11 @@ picture.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
@@ -27,10 +27,13 @@ from fastvid.shard.limits import Limits, confine_child
 from fastvid.shard.probe import OpenSource, SourceInfo
 from fastvid.shard.profiles import Profile, build_check, build_command
 from fastvid.shard.reasons import Reason
+from fastvid.shard.temporary import no_space, temporary_file
 
 # Damaged streams make ffmpeg print without end.
 _KEPT_LINES: Final = 200
 _LINE_BYTES: Final = 2000
+# What it says, at the end of a line, of a file that it cannot write.
+_FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 # What a message repeats of it.
 _SAID_LINES: Final = 3
 _SAID_BYTES: Final = 200
@@ -86,8 +89,7 @@ def transcode(
     """
     seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
     with contextlib.ExitStack() as stack:
-        # Unlinked files: nothing is left behind, however this process ends.
-        files = [stack.enter_context(tempfile.TemporaryFile(prefix="fastvid-")) for _ in parts]
+        files = [stack.enter_context(temporary_file()) for _ in parts]
         targets = [(f"file:/dev/fd/{file.fileno()}", part) for file, part in zip(files, parts, strict=True)]
         command = build_command(build, profile, info, source.url, targets, limits)
         started = time.monotonic()
@@ -157,7 +159,7 @@ def run_ffmpeg(
         feed: What it reads from its standard input; made while it runs.
 
     Raises:
-        SourceError: It takes too long. How it ended otherwise is in the log.
+        SourceError: It takes too long, or there is no room for what it writes. How it ended otherwise is in the log.
     """
     log = FfmpegLog()
     # ffmpeg stays in this process's group: whoever kills the group leaves nothing running.
@@ -182,6 +184,8 @@ def run_ffmpeg(
         if feed is not None and process.stdin is not None:
             late.start()
             _feed(process.stdin, feed)
+        # Its messages end when it ends; waiting for the process itself, with a limit, is looking and sleeping in turn.
+        reader.join(max(0.0, deadline - time.monotonic()))
         log.status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
         if log.status == -signal.SIGKILL and time.monotonic() >= deadline:
             raise _too_slow(seconds)
@@ -193,6 +197,8 @@ def run_ffmpeg(
         process.wait()
         reader.join()
         process.stderr.close()
+    if any(line.endswith(_FULL) for line in log.lines):
+        raise no_space()
     return log
 
 

@@ -68,14 +68,15 @@ class Task:
     Attributes:
         index: Number of the source in the job.
         source_id: Its name, as tables store it.
-        path: Where the file lies.
+        path: Where the file lies: a path, or a URL.
         key: Name of its samples.
-        size: Bytes.
+        size: Bytes; 0 where nobody has asked yet.
         start: Seconds where the clip begins, or None.
         end: Seconds where the clip ends, or None.
         patience: Factor on all time limits.
         member: First byte and bytes of the video when `path` is a tar.
         indexes: Index the video where it lies instead of encoding it.
+        tag: The tag of the version that was found at the URL; None takes any.
     """
 
     index: int
@@ -88,6 +89,7 @@ class Task:
     patience: float = 1.0
     member: tuple[int, int] | None = None
     indexes: bool = False
+    tag: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -126,6 +128,7 @@ class Outcome:
         transient: Whether trying again may help.
         seconds: Time spent.
         warnings: What was changed beyond scaling, such as "hdr" or "variable-rate".
+        bytes_in: Bytes of the source as it was read; 0 where that is not known.
     """
 
     index: int
@@ -135,6 +138,7 @@ class Outcome:
     transient: bool = False
     seconds: float = 0.0
     warnings: tuple[str, ...] = field(default=())
+    bytes_in: int = 0
 
     def to_bytes(self) -> bytes:
         """One self-checking piece of bytes."""
@@ -146,6 +150,7 @@ class Outcome:
             "transient": self.transient,
             "seconds": self.seconds,
             "warnings": list(self.warnings),
+            "bytes_in": self.bytes_in,
             "samples": [
                 {
                     "key": sample.key,
@@ -191,6 +196,7 @@ class Outcome:
                 transient=bool(header["transient"]),
                 seconds=float(header["seconds"]),
                 warnings=tuple(header["warnings"]),
+                bytes_in=int(header["bytes_in"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"an outcome does not parse: {error!r}") from error

@@ -7,17 +7,25 @@ it takes itself and its ffmpeg with it at once.
 
 from __future__ import annotations
 
+import os
+from typing import Final
+
 from fastvid.shard.child import Parent
 from fastvid.shard.encode import encode_source
 from fastvid.shard.foreign_work import index_member
 from fastvid.shard.limits import confine
 from fastvid.shard.wire import Settings, Task, pack
 
+_FETCH_THREADS: Final = "2"
+
 
 def main() -> None:
     """Works until the input ends."""
     parent = Parent()
     settings = Settings.from_json(parent.messages.get())
+    # Of the library that fetches sources: by default it starts a thread for each core, and each maps 64 MiB or more of
+    # the address space that is limited here.
+    os.environ.setdefault("TOKIO_WORKER_THREADS", _FETCH_THREADS)
     confine(settings.limits)
     while True:
         task = Task(**parent.messages.get())

@@ -36,7 +36,7 @@ from fastvid.errors import FastvidError, StorageError, UsageError
 from fastvid.storage import answers
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import pause
-from fastvid.storage.protocol import replaced
+from fastvid.storage.protocol import REPLACED, replaced
 from fastvid.storage.version import Version
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ LONGEST_PAUSE: Final = 10.0
 
 PART_BYTES: Final = 16 * 2**20
 """Part of an upload. S3 allows 10,000 parts, so a file may have 156 GiB; four parts in flight take 64 MiB."""
+
+LIST_ENTRIES: Final = 1000
+"""Names that come from the library at once: what S3 gives in one answer."""
+
+STREAM_BYTES: Final = 2**20
+"""Least bytes of an answer that are taken at once."""
 
 RANGE_NOT_SATISFIABLE: Final = 416
 
@@ -80,14 +86,15 @@ class Client:
     Args:
         url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
         options: Timeouts and patience.
+        query: Sent with every request to a web server, such as a signature.
 
     Raises:
         UsageError: The URL is none of these or carries what does not belong there, or a setting of the environment
             is wrong.
     """
 
-    def __init__(self, url: str, options: RemoteOptions) -> None:
-        self.url, self.options = url.rstrip("/"), options
+    def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
+        self.url, self.options, self._query = url.rstrip("/"), options, query
         self._answered = False
         self._reader = _store(
             self.url,
@@ -101,6 +108,7 @@ class Client:
             # Reads are tried again by `_call`: the library does not repeat a body without a tag, and tells nobody when
             # it repeats one with a tag.
             {"max_retries": 0},
+            query,
         )
 
     @cached_property
@@ -116,6 +124,7 @@ class Client:
                 "timeout": timedelta(seconds=WRITE_SECONDS),
             },
             {"max_retries": 1000, "retry_timeout": timedelta(seconds=self.options.patience_seconds)},
+            self._query,
         )
 
     def head(self, name: str) -> Version | None:
@@ -168,13 +177,23 @@ class Client:
 
         return self._call(name, call)
 
-    def list(self, folder: str) -> list[str]:
-        """Names below `folder`, which is "" or whole parts of a path; any order."""
+    def list(self, folder: str) -> list[tuple[str, Version]]:
+        """Names below `folder`, which is "" or whole parts of a path, with their versions; any order."""
 
-        def call() -> list[str]:
-            return [entry["path"] for page in obstore.list(self._reader, folder or None) for entry in page]
+        def call() -> list[tuple[str, Version]]:
+            pages = obstore.list(self._reader, folder or None, chunk_size=LIST_ENTRIES)
+            return [(entry["path"], _version(entry)) for page in pages for entry in page]
 
         return self._call(folder, call)
+
+    def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
+        """Has all of `name` taken from one answer, of a server without ranges; if it breaks off, from the start."""
+
+        def call() -> None:
+            result = obstore.get(self._writer, name)  # its limits leave time for large bodies
+            take(_version(result.meta), (bytes(piece) for piece in result.stream(min_chunk_size=STREAM_BYTES)))
+
+        self._call(name, call)
 
     def put(self, name: str, data: bytes) -> None:
         """Puts `data` at `name` in one request."""
@@ -299,6 +318,16 @@ def missing(error: StorageError) -> bool:
     return isinstance(error.__cause__, FileNotFoundError)
 
 
+def changed(error: StorageError) -> bool:
+    """Whether the error says that a file is another one than before."""
+    return error.message == REPLACED
+
+
+def without_ranges(error: StorageError) -> bool:
+    """Whether the error says that the server sends whole files only."""
+    return isinstance(error.__cause__, NotSupportedError)
+
+
 class _Upload(io.RawIOBase):
     """What a block of `Client.upload` writes to."""
 
@@ -319,7 +348,7 @@ class _Upload(io.RawIOBase):
         return len(data)
 
 
-def _store(url: str, client: ClientConfig, retry: RetryConfig) -> _Store:
+def _store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -> _Store:
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         # The address is printed in messages and written to logs.
@@ -336,7 +365,7 @@ def _store(url: str, client: ClientConfig, retry: RetryConfig) -> _Store:
             return S3Store(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
         if parts.scheme == "gs":
             return GCSStore(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
-        return HTTPStore.from_url(url, client_options=client, retry_config=retry)
+        return HTTPStore.from_url(f"{url}/?{query}" if query else url, client_options=client, retry_config=retry)
     except (BaseError, OSError, ValueError) as error:
         raise UsageError(f"storage cannot be set up: {answers.reason(error)}", file=url) from error
 

@@ -7,7 +7,10 @@ import fcntl
 import io
 import mmap
 import os
+import secrets
+import socket
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -123,8 +126,8 @@ class LocalStorage:
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
         path = self.path(name)
-        # The process id keeps two writers of one name from mixing their bytes; the last rename wins, whole.
-        temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{_TEMPORARY}")
+        # A name of its own keeps two writers, also on two machines, from mixing their bytes; the last rename wins.
+        temporary = path.with_name(f"{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
         try:
             with _translated(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +155,13 @@ class LocalStorage:
         for leftover in self.root.rglob(f"*{_TEMPORARY}"):
             leftover.unlink(missing_ok=True)
 
+    def sweep_dead(self) -> None:
+        """Removes what killed processes of this machine left behind; others may be writing."""
+        for leftover in self.root.rglob(f"*.{_machine()}-*{_TEMPORARY}"):
+            pid = leftover.name.removesuffix(_TEMPORARY).split("-")[-2]
+            if not os.path.exists(f"/proc/{pid}"):
+                leftover.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Closes the handles kept open."""
         with self._lock:
@@ -175,7 +185,7 @@ class LocalStorage:
 
     def _link(self, name: str, data: bytes) -> bool:
         """Puts `data` at `name` if nothing is there: of two links of one name the file system lets one succeed."""
-        written = f"{name}.{os.getpid()}-{threading.get_ident()}.new{_TEMPORARY}"
+        written = f"{name}.{secrets.token_hex(4)}.new{_TEMPORARY}"
         self.write(written, data)
         try:
             os.link(self.path(written), self.path(name))
@@ -243,6 +253,11 @@ def _translated(path: Path) -> Iterator[None]:
         raise StorageError("file does not exist", file=path) from error
     except OSError as error:
         raise StorageError(f"{error.strerror or error}", file=path) from error
+
+
+def _machine() -> str:
+    """A short name of this machine without marks."""
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def _sync_folder(path: Path) -> None:

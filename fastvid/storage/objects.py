@@ -7,28 +7,52 @@ machine's role.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final, Protocol
 
 from fastvid.errors import StorageError
 from fastvid.storage.cache import NodeCache
-from fastvid.storage.client import Client, missing
+from fastvid.storage.client import Client, missing, without_ranges
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import Pool
 from fastvid.storage.protocol import check_name, ends_inside, replaced
 from fastvid.storage.version import Version
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 PIECE_BYTES: Final = 16 * 2**20
 """Longer ranges are read as pieces of this size, side by side."""
 
+DOWNLOAD_PIECES: Final = 4
+"""Pieces that a download has in flight: 64 MiB in memory."""
+
 MEMORY_BYTES: Final = 256 * 2**20
 """Mapped files that one storage remembers without a cache folder; those in use stay as long as they are."""
+
+
+class Sink(Protocol):
+    """A local file, as far as a download needs it."""
+
+    def write(self, data: Buffer, /) -> int:
+        """Writes all of the data at the end of what was written."""
+        ...
+
+    def seek(self, position: int, /) -> int:
+        """Goes to a position."""
+        ...
+
+    def truncate(self) -> int:
+        """Drops what is behind the position."""
+        ...
+
 
 _Part = tuple[memoryview, Version | None]
 
@@ -39,6 +63,7 @@ class ObjectStorage:
     Args:
         url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
         options: See `RemoteOptions`.
+        query: Sent with every request to a web server, such as a signature.
 
     Raises:
         UsageError: The URL or a setting of the environment is wrong.
@@ -50,11 +75,11 @@ class ObjectStorage:
     `compact` clip 8 kB gives 6.0 requests and 54 % of the video's bytes, 32 kB 2.2 and 72 %, 128 kB 1.0 and 94 %, at
     1.07, 0.68 and 0.54 ms of CPU; for an `intra` clip 8.0 and 4 %, 5.9 and 9 %, 3.7 and 23 %."""
 
-    def __init__(self, url: str, options: RemoteOptions | None = None) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, options: RemoteOptions | None = None, *, query: str = "") -> None:
+        self.url, self._query = url.rstrip("/"), query
         self.options = options or RemoteOptions()
         self._is_http = self.url.startswith("http")
-        self._client = Client(self.url, self.options)
+        self._client = Client(self.url, self.options, query)
         folder = self.options.cache_folder()
         self._cache = NodeCache(folder, self.options.cache_limit()) if folder else None
         self._lock = threading.Lock()
@@ -68,13 +93,25 @@ class ObjectStorage:
         return f"{type(self).__name__}({self.url!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.url, self.options)
+        return partial(type(self), query=self._query), (self.url, self.options)
 
-    def list(self, prefix: str = "") -> list[str]:
+    def list(self, prefix: str = "") -> builtins.list[str]:
+        return [name for name, _ in self.entries(prefix)]
+
+    def entries(self, prefix: str = "") -> builtins.list[tuple[str, Version]]:
+        """Names that start with `prefix`, sorted, with the versions that are there.
+
+        Raises:
+            StorageError: The storage cannot list, as plain HTTP.
+        """
         if self._is_http:
             raise StorageError("storage over HTTP cannot be listed", file=self.url, hint="name the files")
-        folder = prefix.rpartition("/")[0]
-        return sorted(name for name in self._client.list(folder) if name.startswith(prefix))
+        found = self._client.list(prefix.rpartition("/")[0])
+        return sorted(((name, version) for name, version in found if name.startswith(prefix)), key=lambda pair: pair[0])
+
+    def version(self, name: str) -> Version | None:
+        """The version of `name` that is there, None without one."""
+        return self._client.head(check_name(name, self.url))
 
     def exists(self, name: str) -> bool:
         return self._client.head(check_name(name, self.url)) is not None
@@ -100,6 +137,36 @@ class ObjectStorage:
                 version = self._versions.setdefault(name, found)
             if not version.same(found):
                 raise replaced(self._client.file(name))
+
+    def download(self, name: str, file: Sink, check: Callable[[Version], None]) -> Version:
+        """Copies all of `name` to a local file, from its start.
+
+        Args:
+            name: The file.
+            file: Empty, can be written and sought.
+            check: Called with the version before the first byte is written; may raise.
+
+        Returns:
+            The version that was copied.
+
+        Raises:
+            StorageError: The file is missing, was replaced on the way, or cannot be read.
+        """
+        try:
+            data, version = self._client.get_range(check_name(name, self.url), 0, PIECE_BYTES, None)
+        except StorageError as error:
+            if without_ranges(error):
+                return self._download_whole(name, file, check)
+            raise
+        version = version or self._head(name)  # an empty file has no range that could be asked for
+        check(version)
+        file.write(data)
+        step = PIECE_BYTES * DOWNLOAD_PIECES
+        for start in range(len(data), version.size, step):
+            piece = memoryview(bytearray(min(step, version.size - start)))
+            self._fill(name, [(start, piece)], version)
+            file.write(piece)
+        return version
 
     def map(self, name: str) -> memoryview:
         check_name(name, self.url)
@@ -215,6 +282,20 @@ class ObjectStorage:
         finally:
             for future in futures:
                 future.cancel()
+
+    def _download_whole(self, name: str, file: Sink, check: Callable[[Version], None]) -> Version:
+        found: builtins.list[Version] = []
+
+        def take(version: Version, pieces: Iterator[bytes]) -> None:
+            check(version)
+            file.seek(0)
+            file.truncate()
+            for piece in pieces:
+                file.write(piece)
+            found.append(version)
+
+        self._client.stream(name, take)
+        return found[-1]
 
     def _forget(self, name: str) -> None:
         with self._lock:

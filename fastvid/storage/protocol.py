@@ -9,6 +9,8 @@ from typing import IO, Final, Protocol
 
 from fastvid.errors import StorageError, UsageError
 
+REPLACED: Final = "file was replaced while it was being read"
+
 
 class Storage(Protocol):
     """A folder of immutable files and a few that are swapped atomically. Safe to use from many threads.
@@ -123,6 +125,4 @@ def ends_inside(offset: int, length: int, got: int, file: object) -> StorageErro
 
 def replaced(file: object) -> StorageError:
     """The error for a file that is another one than before."""
-    return StorageError(
-        "file was replaced while it was being read", file=file, hint="open the dataset again to read the new version"
-    )
+    return StorageError(REPLACED, file=file, hint="open the dataset again to read the new version")

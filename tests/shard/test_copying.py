@@ -14,7 +14,7 @@ import fastvid
 from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Planes
-from fastvid.errors import UsageError
+from fastvid.errors import JobError, UsageError
 from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.shard.audit import verify_dataset
 from fastvid.shard.index import rebuild
@@ -203,6 +203,37 @@ def test_what_cannot_be_copied_has_a_reason(raw, tmp_path):
     assert reasons["mpeg2.mpg"] == reasons["vp8.webm"] == "no-index"
     assert reasons["broken.mp4"] == "damaged"
     assert reasons["cut.mkv"] in ("damaged", "truncated")
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "whole"),
+    [
+        ("Zulko__moviepy__fire2.mp4", 25, False),  # times that stand still
+        ("google__ExoPlayer__sample_sef_slow_motion.mp4", 63, True),  # a first packet without a picture
+        ("iejMac__clip-video-encode__vid1.mp4", 56, None),  # an edit list that starts between key frames
+        ("shaka-project__shaka-player__s_00000.ts", 52, None),  # packets in pieces
+    ],
+)
+def test_real_files(name, frames, whole, footage, tmp_path):
+    path = footage / "odd" / name
+    report = run_job(str(path), str(tmp_path / "out"), profile="copy", workers=1)
+    assert report.rejected == {}
+    (video,) = fastvid.open(tmp_path / "out")
+    wanted = frames_of(str(path))
+    assert len(wanted) == frames
+    check(fastvid.open(tmp_path / "out"), video.key, wanted)
+    assert whole is None or bool(video.info.flags & StreamFlag.WHOLE) == whole
+    assert verify_dataset(str(tmp_path / "out"), workers=1).ok
+
+
+def test_a_single_pixel_is_no_picture(footage, tmp_path):
+    with pytest.raises(JobError, match="bad-shape"):
+        run_job(
+            str(footage / "odd" / "Zulko__moviepy__-video-with-dash-.mp4"),
+            str(tmp_path / "out"),
+            profile="copy",
+            workers=1,
+        )
 
 
 def test_parameters_of_an_encoder_mean_nothing():

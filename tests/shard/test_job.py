@@ -21,8 +21,10 @@ from fastvid.errors import JobError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.shard.job import run_job
 from fastvid.shard.limits import Limits
+from fastvid.shard.lock import alone
 from fastvid.shard.profiles import PROFILES
 from fastvid.shard.reasons import Reason
+from fastvid.storage import LocalStorage
 from tests.shard.shardtools import REPOSITORY, command, ffmpeg, ledger, make, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -211,21 +213,12 @@ def test_a_finished_dataset_is_left_alone(folder, undisturbed):
 
 
 def test_two_jobs_never_work_in_one_folder(folder, tmp_path):
-    code = "import fcntl, os, sys; d = os.open(sys.argv[1], os.O_RDONLY); fcntl.flock(d, fcntl.LOCK_EX); input()"
     out = tmp_path / "out"
-    out.mkdir()
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, text=True, stdout=subprocess.PIPE
-    )
-    try:
-        while True:
-            done = command(folder, "--out", out, *OPTIONS, fault="encode:1")
-            if done.returncode == 1:
-                break
-            shutil.rmtree(out / "ledger-parts")
-    finally:
-        other.communicate("\n")
+    with alone(LocalStorage(out)):
+        done = command(folder, "--out", out, *OPTIONS)
+    assert done.returncode == 1
     assert "another job is at work here" in done.stderr
+    assert os.listdir(out) == []
 
 
 def test_a_full_disk_is_an_error_that_can_be_gone_on_from(folder, undisturbed, tmp_path):

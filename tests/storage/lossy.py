@@ -20,6 +20,7 @@ class LossyProxy(ThreadingHTTPServer):
         lose: Called with method and path of a request that the server has carried out; says whether to lose the answer.
         garble: Sends nonsense in place of what `lose` picks, rather than nothing.
         lost: Requests whose answers were lost.
+        refuse: Called with method and path of a request that has arrived; a status is answered at once, None passes on.
         compares_quotes: Refuses puts on the condition of a tag in quotes, and passes on those without, as Ceph 16.
     """
 
@@ -29,6 +30,7 @@ class LossyProxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream = urlsplit(endpoint).netloc
         self.lose: Callable[[str, str], bool] = lambda _method, _path: False
+        self.refuse: Callable[[str, str], int | None] = lambda _method, _path: None
         self.garble = self.compares_quotes = False
         self.lost: list[tuple[str, str]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
@@ -62,6 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        status = self.server.refuse(self.command, self.path)
+        if status is not None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         expected = self.headers.get("If-Match", "")
         if self.command == "PUT" and expected and self.server.compares_quotes:
             if expected.startswith('"'):

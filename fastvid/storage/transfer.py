@@ -1,0 +1,36 @@
+"""Files from one storage to another, in pieces."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+from fastvid.storage.protocol import Storage
+
+PIECE_BYTES: Final = 16 * 2**20
+"""One part of an upload."""
+
+
+def copy_file(source: Storage, name: str, target: Storage, target_name: str | None = None) -> None:
+    """Copies a file; it appears whole, or not at all."""
+    with target.create(target_name or name) as file:
+        for piece in read_pieces(source, name):
+            file.write(piece)
+
+
+def sha256_of(storage: Storage, name: str) -> str:
+    """SHA-256 of a file, hex."""
+    digest = hashlib.sha256()
+    for piece in read_pieces(storage, name):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def read_pieces(storage: Storage, name: str) -> Iterator[bytes]:
+    """A file's bytes in order, all of one version."""
+    size = storage.size(name)
+    for start in range(0, size, PIECE_BYTES):
+        piece = bytearray(min(PIECE_BYTES, size - start))
+        storage.read_into(name, [(start, memoryview(piece))])
+        yield bytes(piece)
