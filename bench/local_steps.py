@@ -1,9 +1,9 @@
 """A small task for the strategies, under the real trainer, on any number of ranks that one process starts.
 
 A student net learns the classes that a random teacher net gives to random clips, one in ten of them wrong. The
-computation of a step may be padded by a sleep, as a CPU sees a step on a GPU; and collective operations may be slowed
-down as by a network. `Ranks` starts the processes and hands them jobs; started as ``python -m bench.local_steps`` with
-torchrun's variables, this file is one of them.
+computation of a step may be padded by a sleep, as a CPU sees a step on a GPU, in proportion to a rank's clips; and
+messages may be slowed down as by a network. `Ranks` starts the processes and hands them jobs; started as
+``python -m bench.local_steps`` with torchrun's variables, this file is one of them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+
+from bench.slow_network import Link, Slow
 
 ROOT: Final = Path(__file__).parents[1]
 SHAPE: Final = (3, 1, 4, 8)  # of a clip: 96 numbers
@@ -29,29 +31,11 @@ TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True)
-class Link:
-    """What a message costs beyond what the machine takes for it.
-
-    Attributes:
-        delay_s: Before each message.
-        bytes_per_s: Of each rank's link; 0 is unlimited.
-    """
-
-    delay_s: float = 0.0
-    bytes_per_s: float = 0.0
-
-    def seconds(self, size: int, ranks: int) -> float:
-        """Of a ring all-reduce of `size` bytes."""
-        ring = 2 * (ranks - 1) / ranks * size
-        return self.delay_s + (ring / self.bytes_per_s if self.bytes_per_s else 0.0)
-
-
-@dataclass(frozen=True)
 class Job:
     """A run.
 
     Attributes:
-        sync: Strategy.
+        sync: Strategy; or "relay", see `bench.relay_steps`.
         options: Of the strategy.
         optim: Changes of the optimiser's configuration.
         steps: Most steps.
@@ -59,7 +43,8 @@ class Job:
         look_every: Least steps between two looks at the held-out loss.
         batch: Global batch.
         hidden: Width of the student, which sets its size.
-        step_s: Sleep in each step.
+        step_s: Sleep in a step on a rank's share of a batch.
+        straggler: How many times as long the last rank computes.
         link: What messages cost.
         seed: Of the student, the order and the task.
     """
@@ -73,7 +58,8 @@ class Job:
     batch: int = 32
     hidden: int = 256
     step_s: float = 0.0
-    link: Link = Link()
+    straggler: float = 1.0
+    link: Link = field(default_factory=Link)
     seed: int = 0
 
 
@@ -142,51 +128,13 @@ def main() -> None:
         for line in sys.stdin:
             values = json.loads(line)
             job = Job(**{**values, "link": Link(**values["link"])})
-            print(json.dumps(_Run(job, member).result()), flush=True)
+            if job.sync == "relay":
+                from bench.relay_steps import travel
 
-
-class _Slow:
-    """Makes every all-reduce of this process take as long as a link would, also where the caller does not wait yet."""
-
-    def __init__(self, link: Link, ranks: int) -> None:
-        import torch.distributed as dist
-
-        self._dist, self._plain, self._link, self._ranks = dist, dist.all_reduce, link, ranks
-        self._free_at = 0.0
-        self.calls = self.bytes = 0
-
-    def __enter__(self) -> _Slow:
-        self._dist.all_reduce = self._all_reduce  # type: ignore[assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._dist.all_reduce = self._plain  # type: ignore[assignment]
-
-    def _all_reduce(self, tensor: Any, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
-        size = tensor.numel() * tensor.element_size()
-        self.calls += 1
-        self.bytes += size
-        # The latency of messages overlaps; their bytes share the link.
-        now = time.perf_counter()
-        busy = self._link.seconds(size, self._ranks) - self._link.delay_s
-        self._free_at = max(now, self._free_at) + busy
-        ready = self._free_at + self._link.delay_s
-        work = self._plain(tensor, *args, async_op=True, **kwargs)
-        late = _Late(work, ready)
-        if async_op:
-            return late
-        late.wait()
-        return None
-
-
-@dataclass
-class _Late:
-    work: Any
-    ready: float
-
-    def wait(self) -> None:
-        self.work.wait()
-        time.sleep(max(0.0, self.ready - time.perf_counter()))
+                found = travel(job, member)
+            else:
+                found = _Run(job, member).result()
+            print(json.dumps(found), flush=True)
 
 
 class _Run:
@@ -197,18 +145,20 @@ class _Run:
 
         from fastvid.load.augment import CenterCrop
         from fastvid.load.sampling import Segments
+        from fastvid.load.world import World
         from fastvid.train import sync
-        from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+        from fastvid.train.config import Config, DataConfig, ModelConfig, RunConfig
         from fastvid.train.loop import Trainer
         from fastvid.train.optim import make_optimizer
         from fastvid.train.replica import Replica
         from fastvid.train.schedule import Schedule
 
         self.job, self.member = job, member
-        self._task = _Task(job.seed)
-        optim = OptimConfig(base_lr=0.1, base_batch_size=job.batch, weight_decay=0.0, decay="constant")
-        optim = replace(optim, **job.optim)
-        per_epoch = CLIPS // job.batch
+        self._task = Task(job.seed)
+        optim = optim_of(job)
+        # Whether ranks step together; else each sees its own steps only, and trains until all batches are done.
+        self.shares = job.sync not in sync.APART
+        per_epoch = CLIPS // job.batch if self.shares else job.steps
         config = Config(
             data=DataConfig(
                 path="", frames=Segments(1), eval_frames=Segments(1), spatial=(CenterCrop(4),),
@@ -224,22 +174,20 @@ class _Run:
             sync_options=dict(job.options),
         )  # fmt: skip
         torch.manual_seed(job.seed)
-        self.model = _mlp(job.hidden)
-        self.model.register_forward_pre_hook(self._compute)
+        self.model = mlp(job.hidden)
+        self.model.register_forward_pre_hook(computing(job, member.world))
         schedule = Schedule.of(
             optim, epochs=config.run.epochs, samples_per_epoch=per_epoch * job.batch, global_batch_size=job.batch
         )
         self.replica = Replica(self.model, make_optimizer(self.model, optim), schedule)
         strategy = sync.build(job.sync, member, job.options)
-        self.trainer = Trainer(
-            config, member, self.replica, _Loader(self._task, member.world, job), strategy, stop=self
-        )
+        world = member.world if self.shares else World()
+        self.trainer = Trainer(config, member, self.replica, _Loader(self._task, world, job), strategy, stop=self)
         self.strategy = strategy
         self.requested = False  # what the trainer asks of a StopSignal
         self.received = None
-        self.steps = 0
-        self.training = True
-        self.looked = 0
+        self.steps = self.looked = 0
+        self._seen: list[tuple[int, float, dict[str, Any]]] = []
         self.looking_s = 0.0
         self.curve: list[tuple[int, float, float]] = []
         self.reached: tuple[int, float] | None = None
@@ -262,19 +210,22 @@ class _Run:
             self._look()
 
         self.strategy.agree, self.strategy.maybe_sync = told, spy  # type: ignore[method-assign]
-        received = _received()
-        with _Slow(self.job.link, self.member.world.size) as slow:
+        before = received()
+        with Slow(self.job.link, self.member.world.size, far=self.member.world.rank > 0) as slow:
             self._began = time.perf_counter()
             self.trainer.fit()
             seconds = time.perf_counter() - self._began - self.looking_s
         self._waiter.shutdown()
+        self._look_back()
         return {
             "steps": self.steps,
+            "updates": self.steps if self.shares else self.job.steps,
+            "staleness": {str(key): count for key, count in self._staleness().items()},
             "seconds": seconds,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "all_reduces": slow.calls,
-            "all_reduced_bytes": slow.bytes,
-            "received_bytes": _received() - received,
+            "messages": slow.messages,
+            "message_bytes": slow.bytes,
+            "received_bytes": received() - before,
             "reached": self.reached,
             "curve": self.curve,
             "accuracy": self._task.accuracy(self.model),
@@ -298,12 +249,29 @@ class _Run:
         self._waiter.submit(finish)
         return done
 
-    def _compute(self, *_: object) -> None:
-        if self.model.training and self.job.step_s:
-            time.sleep(self.job.step_s)
+    def _staleness(self) -> Mapping[int, int]:
+        servers = getattr(self.strategy, "servers", [])
+        return servers[0].counts() if servers else {}
+
+    def _look_back(self) -> None:
+        """The held-out loss of what the server held during the run: looking at once would stop one client only."""
+        for step, elapsed, weights in self._seen:
+            self.model.load_state_dict(weights)
+            loss = self._task.held_out_loss(self.model)
+            self.curve.append((step, round(elapsed, 4), round(loss, 5)))
+            if self.job.target is not None and loss <= self.job.target and self.reached is None:
+                self.reached = (step, elapsed)
 
     def _look(self) -> None:
         """The held-out loss where all ranks hold one model. Every rank sees the same, so all wish to stop alike."""
+        if not self.shares:
+            servers = getattr(self.strategy, "servers", [])
+            updates = servers[0].shard.snapshot.version if servers else 0
+            if servers and (updates - self.looked >= self.job.look_every or updates >= self.job.steps):
+                self.looked = updates
+                weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+                self._seen.append((updates, time.perf_counter() - self._began, weights))
+            return
         common = getattr(self.strategy, "local_steps", 0) == 0
         last = self.steps >= self.job.steps
         # A wish is told before a step and granted after it.
@@ -321,7 +289,27 @@ class _Run:
         self.looking_s += time.perf_counter() - began
 
 
-class _Task:
+def optim_of(job: Job) -> Any:
+    """The optimiser's configuration of a job."""
+    from fastvid.train.config import OptimConfig
+
+    optim = OptimConfig(base_lr=0.1, base_batch_size=job.batch, weight_decay=0.0, decay="constant")
+    return replace(optim, **job.optim)
+
+
+def computing(job: Job, world: Any) -> Callable[..., None]:
+    """A hook that sleeps in each forward pass of training as long as a rank computes."""
+    slower = job.straggler if world.rank == world.size - 1 else 1.0
+    clip_s = slower * job.step_s * world.size / job.batch
+
+    def compute(model: Any, inputs: tuple[Any, ...]) -> None:
+        if model.training and clip_s:
+            time.sleep(clip_s * len(inputs[0]))
+
+    return compute
+
+
+class Task:
     """Clips, their labels, and held-out ones."""
 
     def __init__(self, seed: int) -> None:
@@ -365,7 +353,7 @@ class _Task:
 class _Loader:
     """The task's clips in the order and the shares of a real loader."""
 
-    def __init__(self, task: _Task, world: Any, job: Job) -> None:
+    def __init__(self, task: Task, world: Any, job: Job) -> None:
         from fastvid.load.batches import Batches
 
         self._task, self._seed = task, job.seed
@@ -408,8 +396,13 @@ class _Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch, self._position = state["epoch"], state["position"]
 
+    def go(self, epoch: int, start: int, stop: int) -> None:
+        self.epoch, self._position = epoch, start
+        self._batches = replace(self._batches, num_samples=stop)
 
-def _mlp(hidden: int) -> Any:
+
+def mlp(hidden: int) -> Any:
+    """The student."""
     from torch import nn
 
     numbers = SHAPE[0] * SHAPE[1] * SHAPE[2] * SHAPE[3]
@@ -417,10 +410,10 @@ def _mlp(hidden: int) -> Any:
                          nn.Linear(hidden, CLASSES))  # fmt: skip
 
 
-def _received() -> int:
-    """Bytes that this process' network namespace has received, over all devices."""
-    lines = Path("/proc/net/dev").read_text().splitlines()[2:]
-    return sum(int(line.split(":")[1].split()[0]) for line in lines)
+def received() -> int:
+    """Bytes that this process' network namespace has received from others."""
+    devices = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
+    return sum(int(counts.split()[0]) for name, counts in devices if name.strip() != "lo")
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ def _row(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "train_loss": statistics.mean(run["train_loss"] for run in runs),
         "train_losses": [run["train_loss"] for run in runs],
         "accuracy": statistics.mean(run["accuracy"] for run in runs),
-        "all_reduces": runs[0]["all_reduces"],
-        "all_reduced_mb": runs[0]["all_reduced_bytes"] / 1e6,
+        "all_reduces": runs[0]["messages"],
+        "all_reduced_mb": runs[0]["message_bytes"] / 1e6,
     }
 
 

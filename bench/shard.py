@@ -35,6 +35,7 @@ from fastvid.shard.profiles import build_command, get_profile
 from fastvid.shard.verify import verify
 
 SCHEMA: Final = "fastvid-bench-shard/1"
+_SHARDS: Final = 10
 _LONGER: Final = 600.0  # seconds; a longer video is split by fastvid, and is left out here
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``python -m bench shard``."""
-    parser.add_argument("--footage", type=Path, required=True, metavar="FOLDER", help="videos, any folders below")
+    parser.add_argument("--footage", type=Path, required=True, nargs="+", metavar="FOLDER", help="videos, at any depth")
     parser.add_argument("--files", type=int, metavar="N", help="take N of them, small and large ones (default: all)")
     parser.add_argument("--profile", default="compact", help="(default %(default)s)")
     parser.add_argument("--workers", type=int, default=cores(), help="cores to use (default: all, %(default)s)")
@@ -53,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark."""
-    if not args.footage.is_dir():
-        raise UsageError(f"{args.footage} is no folder")
+    for folder in args.footage:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder")
     args.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.scratch) as name:
         record = compare(args, Path(name).resolve())
@@ -102,7 +104,8 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     for number, path in enumerate(chosen):
         shutil.copyfile(path, raw / f"{number:04d}{path.suffix}")
     ours = [sys.executable, "-m", "fastvid", "shard", str(raw), "--profile", args.profile]
-    ours += ["--workers", str(args.workers), "--out"]
+    # As many shards as a dataset has: the last one is packed when all encoding is done.
+    ours += ["--samples-per-shard", str(-(-len(chosen) // _SHARDS)), "--workers", str(args.workers), "--out"]
     theirs = ["xargs", "-P", str(args.workers), "-d", "\n", "-n", "1", "sh", "-c"]
     fastvid, xargs = Cost(), Cost()
     for number in range(-1, args.rounds):  # the first is not counted: files come into the page cache
@@ -125,6 +128,7 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "profile": args.profile,
         "workers": args.workers,
         "rounds": args.rounds,
+        "footage": [folder.name for folder in args.footage],
         "files": len(chosen),
         "megabytes": round(sum(path.stat().st_size for path in chosen) / 1e6, 2),
         "frames": frames,
@@ -142,10 +146,10 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     }
 
 
-def choose(footage: Path, count: int | None) -> list[Path]:
+def choose(footage: Sequence[Path], count: int | None) -> list[Path]:
     """Videos that fastvid takes whole, by name; of `count` as many of each size as there are."""
     found = []
-    for path in sorted(path for path in footage.rglob("*") if path.is_file()):
+    for path in sorted(path for folder in footage for path in folder.rglob("*") if path.is_file()):
         try:
             with open_source(str(path)) as source:
                 timing = probe(source, Limits()).timing
@@ -155,7 +159,7 @@ def choose(footage: Path, count: int | None) -> list[Path]:
         if timing.frames / timing.rate <= _LONGER:
             found.append(path)
     if not found:
-        raise UsageError(f"no video in {footage}")
+        raise UsageError(f"no video in {', '.join(map(str, footage))}")
     if count is None or count >= len(found):
         return found
     found.sort(key=lambda path: path.stat().st_size)

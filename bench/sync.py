@@ -1,12 +1,19 @@
-"""What K-step averaging gains over gradients averaged in every step, as the network gets slower, and where it loses.
+"""What the ways in which replicas agree gain and lose, as the network gets slower and as ranks differ in speed.
 
 Two ranks learn a small task under the real trainer (`bench.local_steps`). A step is padded by a sleep, so that it takes
 as long on a busy machine as on an idle one. The delay of a message is a sleep as well; bandwidth is limited by tc on a
 cable between two network namespaces ("namespaces", needs root), or by a sleep ("wrapper").
 
-    rate      steps a second for rounds of K steps, against 1 / (1 + t_comm / (K t_step))
-    target    seconds, steps and bytes until the held-out loss is reached, on several networks; and the ratio
-              t_comm / t_step beyond which each K wins over ddp: measured, and expected from the steps it needs
+    rate        steps a second for rounds of K steps, against 1 / (1 + t_comm / (K t_step))
+    target      seconds, updates and bytes until the held-out loss is reached, on several networks; and the ratio
+                t_comm / t_step beyond which each K wins over ddp: measured, and expected from the steps it needs
+    straggler   four ranks, one of them slower: clips a second, of the sum of what each could do alone; and seconds to
+                the loss
+    sweep       four models with different rates, all of them to the end: one after the other, or travelling
+
+A rank of ddp and kavg computes its share of a batch, a client of asgd and a stage of relay a whole one, in so many
+times the time. Messages to a parameter server or a hub are delayed there and back, but not those of rank 0, which holds
+it.
 """
 
 from __future__ import annotations
@@ -23,12 +30,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.harness import RESULTS, machine_facts, write_json
-from bench.local_steps import Job, Link, Ranks
+from bench.local_steps import Job, Ranks
+from bench.relay_steps import RATES
+from bench.slow_network import Link
 from bench.sync_network import Cable
+from bench.sync_plots import draw
+from bench.sync_tables import crossover_table, rate_table, straggler_table, sweep_table, target_table
 
 _log = logging.getLogger(__name__)
 
-SCHEMA: Final = "fastvid-bench-sync/1"
+SCHEMA: Final = "fastvid-bench-sync/2"
 RANKS: Final = 2
 # Held-out loss that all contenders but the longest rounds reach with these settings, in nats; chance is 2.3.
 TARGET: Final = 1.5
@@ -63,7 +74,23 @@ CONTENDERS: Final = (
     ("kavg K=16", Job("kavg", {"period": 16})),
     ("kavg K=16 fp16", Job("kavg", {"period": 16, "compress": "fp16"})),
     ("kavg K=64", Job("kavg", {"period": 64})),
+    ("asgd", Job("asgd")),
+    ("asgd overlap", Job("asgd", {"overlap": True})),
+    ("asgd n_push=8", Job("asgd", {"n_push": 8, "n_fetch": 8, "overlap": True})),
 )
+STRAGGLERS: Final = (1.0, 5.0)
+STRAGGLING_RANKS: Final = 4
+# With four clients gradients are three updates old, and the plain rate is the better one up to there.
+STRAGGLING: Final = (
+    ("ddp", Job("ddp")),
+    ("kavg K=16", Job("kavg", {"period": 16})),
+    ("asgd", Job("asgd")),
+    ("asgd bound=4", Job("asgd", {"bound": 4})),
+    ("asgd staleness-aware", Job("asgd", {"staleness_aware": True})),
+)
+SWEEP_NETWORKS: Final = ("none", "50 ms", "20 Mbit/s")
+SWEEP: Final = (("ddp, one by one", Job("ddp")), ("kavg K=16, one by one", Job("kavg", {"period": 16})))
+SWEEP_STEPS: Final = 96
 PERIODS: Final = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_S: Final = (0.0, 0.01, 0.04)
 
@@ -75,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, default=10.0, help="sleep in each step (default %(default)s)")
     parser.add_argument("--steps", type=int, default=384, help="most steps of a run (default %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "sync.json", help="result file (%(default)s)")
+    parser.add_argument("--plots", type=Path, help="folder of plots, needs matplotlib (default: none)")
 
 
 def efficiency(t_comm: float, t_step: float, k: int) -> float:
@@ -112,9 +140,17 @@ def run(args: argparse.Namespace) -> int:
         print(rate_table(record["rate"]), flush=True)
         record["target"] = targets(ranks, cable, base, range(args.seeds))
         print(target_table(record["target"]), flush=True)
+        record["sweep"] = sweeps(ranks, cable, replace(base, steps=SWEEP_STEPS))
+        print(sweep_table(record["sweep"]), flush=True)
     record["crossover"] = crossovers(record["target"])
     print(crossover_table(record["crossover"]), flush=True)
+    with Ranks(STRAGGLING_RANKS) as ranks:
+        ranks.run(replace(base, steps=8))
+        record["straggler"] = stragglers(ranks, base, range(args.seeds))
+    print(straggler_table(record["straggler"]), flush=True)
     write_json(args.json, record)
+    if args.plots is not None:
+        draw(record, args.plots)
     return 0
 
 
@@ -176,11 +212,77 @@ def _summary(runs: Sequence[dict[str, Any]], *, counted: bool) -> dict[str, Any]
     return {
         "steps": statistics.median(steps for steps, _ in reached) if all_reached else None,
         "seconds": statistics.median(seconds for _, seconds in reached) if all_reached else None,
+        "curve": runs[0]["curve"],
         "final_losses": [run["curve"][-1][2] for run in runs],
-        "all_reduces": statistics.median(run["all_reduces"] for run in runs),
-        "all_reduced_mb": statistics.median(run["all_reduced_bytes"] for run in runs) / 1e6,
+        "messages": statistics.median(run["messages"] for run in runs),
+        "message_mb": statistics.median(run["message_bytes"] for run in runs) / 1e6,
         "wire_mb": statistics.median(run["received_bytes"] for run in runs) / 1e6 if counted else None,
-        "step_ms": statistics.median(1000 * run["seconds"] / run["steps"] for run in runs),
+        "step_ms": statistics.median(1000 * run["seconds"] / run["updates"] for run in runs),
+        "staleness_mean": statistics.median(_mean(run["staleness"]) for run in runs),
+    }
+
+
+def _mean(staleness: dict[str, int]) -> float:
+    pushes = sum(staleness.values())
+    return sum(int(value) * times for value, times in staleness.items()) / pushes if pushes else 0.0
+
+
+def stragglers(ranks: Ranks, base: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Clips a second and time to the target with one rank that computes slower."""
+    found = []
+    # What a rank alone does: its share of a batch in one step.
+    share, own = base.batch / STRAGGLING_RANKS, base.step_s
+    for slower in STRAGGLERS:
+        possible = share / own * (STRAGGLING_RANKS - 1 + 1 / slower)
+        for name, job in STRAGGLING:
+            runs = []
+            for seed in seeds:
+                plan = replace(base, sync=job.sync, options=job.options, target=TARGET, straggler=slower, seed=seed)
+                runs.append(ranks.run(plan)[0])
+            row = {"straggler": slower, "contender": name, **_summary(runs, counted=False)}
+            row["clips_per_s"] = 1000 * base.batch / row["step_ms"]
+            row["of_sum_of_rates"] = row["clips_per_s"] / possible
+            found.append(row)
+            _log.info("%s, one rank %g times slower: %s s", name, slower, row["seconds"])
+    return found
+
+
+def sweeps(ranks: Ranks, cable: Cable | None, base: Job) -> list[dict[str, Any]]:
+    """Time of a sweep of models that differ in their learning rate."""
+    found: list[dict[str, Any]] = []
+    for network in (network for network in NETWORKS if network.name in SWEEP_NETWORKS):
+        link = Link(network.delay_s, 0.0 if cable else network.bits_per_s / 8)
+        if cable:
+            cable.limit(network.bits_per_s)
+        rows = []
+        for name, job in SWEEP:
+            rate = OPTIM["base_lr"]
+            plans = [
+                replace(base, sync=job.sync, options=job.options, link=link, optim={"base_lr": rate * factor})
+                for factor in RATES
+            ]
+            runs = [ranks.run(plan)[0] for plan in plans]
+            rows.append(_sweep(name, network.name, runs, [run["curve"][-1][2] for run in runs]))
+        (run, *_) = ranks.run(replace(base, sync="relay", link=link))
+        rows.append(_sweep("relay", network.name, [run], run["losses"]))
+        for row in rows:
+            row["times_ddp"] = rows[0]["seconds"] / row["seconds"]
+            if cable is None:
+                row["wire_mb"] = None
+            _log.info("sweep by %s over %s: %.1f s", row["contender"], network.name, row["seconds"])
+        found += rows
+    if cable:
+        cable.limit(0)
+    return found
+
+
+def _sweep(name: str, network: str, runs: Sequence[dict[str, Any]], losses: Sequence[float]) -> dict[str, Any]:
+    return {
+        "network": network,
+        "contender": name,
+        "seconds": sum(run["seconds"] for run in runs),
+        "wire_mb": sum(run["received_bytes"] for run in runs) / 1e6,
+        "final_losses": list(losses),
     }
 
 
@@ -194,6 +296,8 @@ def crossovers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ratios = {name: (row["step_ms"] - t_step) / t_step for name, row in ddp.items()}
     found = []
     for name, job in CONTENDERS[1:]:
+        if job.sync != "kavg":
+            continue
         mine = {row["network"]: row for row in rows if row["contender"] == name}
         both = [n for n in mine if mine[n]["steps"] and ddp[n]["steps"]]
         more = statistics.median(mine[n]["steps"] / ddp[n]["steps"] for n in both) if both else None
@@ -208,42 +312,6 @@ def crossovers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def rate_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Efficiency by K and delay: measured, and in brackets as expected."""
-    lines = ["rate        " + "".join(f"{f'K={k}':>16}" for k in PERIODS)]
-    for delay in DELAYS_S:
-        own = [row for row in rows if row["delay_ms"] == 1000 * delay]
-        cells = [f"{row['efficiency']:.2f} ({row['expected']:.2f})" for row in own]
-        lines.append(f"{1000 * delay:5.0f} ms    " + "".join(f"{cell:>16}" for cell in cells))
-    return "\n".join(lines)
-
-
-def target_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Time to the target by network and contender."""
-    lines = [f"{'network':12} {'contender':16} {'seconds':>8} {'steps':>6} {'x ddp':>6} {'sent MB':>8} {'wire MB':>8}"]
-    for row in rows:
-        values = [
-            _cell(row["seconds"], 8, ".2f"), _cell(row["steps"], 6, ".0f"), _cell(row["times_ddp"], 6, ".2f"),
-            _cell(row["all_reduced_mb"], 8, ".1f"), _cell(row["wire_mb"], 8, ".1f"),
-        ]  # fmt: skip
-        lines.append(f"{row['network']:12} {row['contender']:16} {' '.join(values)}")
-    return "\n".join(lines)
-
-
-def crossover_table(rows: Sequence[dict[str, Any]]) -> str:
-    """From which t_comm / t_step on a contender should win, and where it did."""
-    lines = [f"{'contender':16} {'steps/ddp':>9} {'wins above':>10}   won, lost at t_comm / t_step"]
-    for row in rows:
-        won, lost = (" ".join(f"{ratio:.2f}" for ratio in sorted(row[key].values())) for key in ("wins_at", "loses_at"))
-        more, above = _cell(row["steps_over_ddp"], 9, ".2f"), _cell(row["expected_ratio"], 10, ".2f")
-        lines.append(f"{row['contender']:16} {more} {above}   {won or '-'}, {lost or '-'}")
-    return "\n".join(lines)
-
-
-def _cell(value: float | None, width: int, shape: str) -> str:
-    return f"{'-' if value is None else format(value, shape):>{width}}"
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastvid.load.sampling import Dense as Dense
     from fastvid.load.sampling import Segments as Segments
     from fastvid.load.sampling import Uniform as Uniform
+    from fastvid.load.views import Views as Views
     from fastvid.load.visits import ClassBalanced as ClassBalanced
 
 __version__ = "0.1.0.dev0"
@@ -45,6 +46,7 @@ _HOMES = {
     "Segments": "fastvid.load.sampling",
     "Uniform": "fastvid.load.sampling",
     "VideoDataset": "fastvid.decode.access",
+    "Views": "fastvid.load.views",
     "open": "fastvid.decode.access",
 }
 
@@ -64,6 +66,7 @@ __all__ = [
     "Segments",
     "Uniform",
     "VideoDataset",
+    "Views",
     "__version__",
     "open",
     "shard",

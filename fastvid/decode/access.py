@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from fastvid.decode.clips import Read, read_clip
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, ClipRequest, Decoder, FrameBatch, Rgb
+from fastvid.decode.request import Box, ClipRequest, Decoder, FrameBatch, Planes, Rgb
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.format.flow import to_pixels
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.shard import Shard
 
@@ -104,6 +105,40 @@ class Video:
         except FastvidError as error:
             error.at(shard=shard.stem, key=self.key)
             raise
+
+    def flow(self, frames: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Optical flow from frames to the frames behind them, float32 [T, H, W, 2]: x and y in pixels a frame.
+
+        Args:
+            frames: Indices in display order, 0 <= f < num_frames; the last frame repeats the flow before it.
+
+        Raises:
+            FormatError: The sample has no flow.
+            UsageError: No frame is asked for, or one lies outside the video.
+            StorageError: The shard cannot be read.
+            ChecksumError: The shard's bytes are not those that were indexed.
+            DecodeError: The packets do not give the frames.
+        """
+        shard, row = self._shard, self._row
+        try:
+            info = shard.info(row, "flow")
+            start, _ = shard.member(row, "flow")
+            wanted = np.atleast_1d(np.asarray(frames, dtype=np.int64))
+            box = Box(0, 0, info.height, info.width)
+
+            def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
+                shard.storage.read_into(shard.tar, [(start + offset, view) for offset, view in ranges])
+
+            request = ClipRequest(0, wanted, box, (info.height, info.width), stream="flow")
+            clip = read_clip(request, info, shard.table(row, "flow"), read)
+            planes = Planes.packed(np.empty(Planes.nbytes(len(wanted), box), np.uint8), len(wanted), box)
+            (error,) = _decoder().decode([clip], [planes])
+            if error is not None:
+                raise error
+        except FastvidError as error:
+            error.at(shard=shard.stem, key=self.key)
+            raise
+        return to_pixels(planes.y, info.flow_bound)
 
 
 class VideoDataset(Dataset):

@@ -27,12 +27,13 @@ class Batch:
     it there.
 
     Attributes:
-        video: The first stream on the loader's device: pictures [B, 3, T, H, W] or [B, T, 3, H, W], or flow.
+        video: The first stream on the loader's device: pictures [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with
+            views [B, V, 3, T, H, W] or [B, V, T, 3, H, W].
         label: int64 [B], on the device; IGNORED_LABEL where the row is masked or its sample has no label.
         weight: float32 [B], on the device; one over the samples of the global batch, 0 where the row is masked.
         valid: bool [B], on the device.
         key: Key of each row's sample; empty where a batch is filled up.
-        frame_index: Frames shown, int64 [B, T], on the host; -1 where the row is masked.
+        frame_index: Frames shown, int64 [B, T], with views [B, V, T], on the host; -1 where the row is masked.
         sample: Number of each row's sample in the dataset, int64 [B], on the host; -1 where a batch is filled up.
         position: Place of each row in the epoch's order, int64 [B], on the host; -1 where a batch is filled up.
         epoch: The epoch.
@@ -75,7 +76,7 @@ def assemble(
     failed: set[int],
     *,
     labels: np.ndarray[Any, np.dtype[np.int64]],
-    num_frames: int,
+    frames_shape: tuple[int, ...],
     epoch: int,
     fields: Mapping[str, tuple[Any, ...]],
     flow: Tensor | None = None,
@@ -87,7 +88,7 @@ def assemble(
         plan: What was decided.
         failed: Rows that were skipped.
         labels: Label of each sample of the dataset, int64 [N], -1 for none.
-        num_frames: T.
+        frames_shape: (T,), or (V, T) with views.
         epoch: The epoch.
         fields: Further columns, one value a row.
         flow: The finished flow.
@@ -97,7 +98,7 @@ def assemble(
     valid = present.copy()
     valid[list(failed)] = False
     label = np.where(valid, labels[samples], -1)
-    frames = np.full((len(samples), num_frames), -1, dtype=np.int64)
+    frames = np.full((len(samples), *frames_shape), -1, dtype=np.int64)
     for row in np.flatnonzero(valid).tolist():
         clip = plan.clips[row]
         assert clip is not None

@@ -21,8 +21,11 @@ from typing import Final
 from fastvid.decode.clips import Scratch
 from fastvid.decode.request import Decoder, EncodedClip, Output
 from fastvid.errors import WorkerError
+from fastvid.load.apart import ProcessLane
 from fastvid.load.fetch import fetch
 from fastvid.load.finish import Canvas, Finisher
+from fastvid.load.joined import reads
+from fastvid.load.lanes import Lanes
 from fastvid.load.plan import Clip, Plan, place
 from fastvid.load.stats import Counters
 
@@ -55,65 +58,29 @@ class Work:
     counters: Counters = field(default_factory=Counters)
 
 
-class Lanes:
-    """Decoders of one back-end, kept open between iterations.
-
-    Args:
-        open_decoder: Opens one.
-    """
-
-    def __init__(self, open_decoder: Callable[[], Decoder]) -> None:
-        self._open = open_decoder
-        self._idle: list[Decoder] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> Decoder:
-        """A decoder for the calling thread alone."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._open()
-
-    def give(self, decoder: Decoder) -> None:
-        """Puts a decoder back."""
-        with self._lock:
-            self._idle.append(decoder)
-
-    def close(self) -> None:
-        """Closes the decoders that nobody uses."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for decoder in idle:
-            decoder.close()
-
-
 class Run:
     """The threads of one iteration.
 
     Args:
         plans: The batches in order; computed in the planner thread.
-        lanes: Where decode threads take their decoders.
+        lanes: Where each decode thread takes its decoder.
         finisher: Makes the batches' memory.
-        num_threads: Decode threads.
         prefetch: Batches made ahead of the consumer.
     """
 
-    def __init__(
-        self, plans: Iterator[Plan], lanes: Lanes, finisher: Finisher, *, num_threads: int, prefetch: int
-    ) -> None:
+    def __init__(self, plans: Iterator[Plan], lanes: Sequence[Lanes], finisher: Finisher, *, prefetch: int) -> None:
         self._lanes, self._finisher, self._prefetch = lanes, finisher, prefetch
         self._batches: deque[Work] = deque()
         self._tasks: deque[tuple[Work, Clip]] = deque()
         self._failure: BaseException | None = None
         self._planned = self._stopped = False
-        self._num_threads = num_threads
         self._pid = os.getpid()
         self._active: dict[int, Sequence[tuple[Work, Clip]]] = {}
         # Reentrant, because the garbage collector may close a forgotten iteration from inside any thread.
         self._lock = threading.RLock()
         self._room, self._work, self._ready = (threading.Condition(self._lock) for _ in range(3))
         self._threads = [threading.Thread(target=self._guard, args=(self._plan, plans), name="fastvid-plan")]
-        for number in range(num_threads):
+        for number in range(len(lanes)):
             self._threads.append(
                 threading.Thread(target=self._guard, args=(self._decode, number), name=f"fastvid-decode-{number}")
             )
@@ -128,6 +95,11 @@ class Run:
         """Batches that are complete and wait for the consumer."""
         with self._lock:
             return sum(not work.pending for work in self._batches)
+
+    @property
+    def queued(self) -> int:
+        """Clips that wait for a thread."""
+        return len(self._tasks)
 
     def next(self, timeout: float) -> Work | None:
         """The next batch, or None after the last.
@@ -187,7 +159,7 @@ class Run:
                     self._room.wait()
                 if self._stopped:
                     return
-            clips = [clip for clip in plan.clips if clip is not None]
+            clips = reads(plan.clips)
             work = Work(plan, self._finisher.open(plan.clips), len(clips), dict(plan.errors))
             with self._lock:
                 self._batches.append(work)
@@ -200,22 +172,35 @@ class Run:
             self._ready.notify()
 
     def _decode(self, number: int) -> None:
-        decoder = self._lanes.take()
+        decoder = self._lanes[number].take()
+        if isinstance(decoder, ProcessLane):
+            while tasks := self._take(number, 1, at_once=1):
+                self._serve_apart(decoder, *tasks[0])
+            self._lanes[number].give(decoder)
+            return
         scratches = [Scratch() for _ in range(max(decoder.max_clips, FETCH_CLIPS))]
         while tasks := self._take(number, decoder.max_clips):
             self._serve(decoder, tasks, scratches)
-        self._lanes.give(decoder)
+        self._lanes[number].give(decoder)
 
-    def _take(self, number: int, most: int) -> Sequence[tuple[Work, Clip]]:
+    def _take(self, number: int, most: int, at_once: int = FETCH_CLIPS) -> Sequence[tuple[Work, Clip]]:
         with self._lock:
             self._active.pop(number, None)
             while not self._tasks and not self._planned and not self._stopped:
                 self._work.wait()
             # Never so many that another thread gets none.
-            most = max(most, min(FETCH_CLIPS, len(self._tasks) // self._num_threads))
+            most = max(most, min(at_once, len(self._tasks) // len(self._lanes)))
             tasks = [self._tasks.popleft() for _ in range(min(most, len(self._tasks)))]
             self._active[number] = tasks
             return tasks
+
+    def _serve_apart(self, lane: ProcessLane, work: Work, clip: Clip) -> None:
+        output = work.canvas.output(clip.row, ProcessLane.outputs)
+        error, counters = lane.serve(clip, output, lambda: self._stopped)
+        begun = time.perf_counter()
+        work.canvas.done(clip.row, good=error is None)
+        counters.finish_seconds = time.perf_counter() - begun
+        self._done(work, clip, counters, error)
 
     def _serve(self, decoder: Decoder, tasks: Sequence[tuple[Work, Clip]], scratches: Sequence[Scratch]) -> None:
         fetched: list[tuple[Work, Clip, EncodedClip, Output]] = []
@@ -228,7 +213,7 @@ class Run:
                 work.canvas.done(clip.row, good=False)
                 self._done(work, clip, counters, error)
                 continue
-            fetched.append((work, clip, got.clip, work.canvas.output(clip.row)))
+            fetched.append((work, clip, got.clip, work.canvas.output(clip.row, decoder.outputs)))
             counters.count(got)
             counters.fetch_seconds = time.perf_counter() - begun
             with self._lock:
@@ -257,7 +242,7 @@ class Run:
         with self._lock:
             work.counters.add(counters)
             if error is not None:
-                work.errors[clip.row] = error
+                work.errors.update(dict.fromkeys(clip.rows or (clip.row,), error))
             work.pending -= 1
             if not work.pending:
                 self._ready.notify()

@@ -20,6 +20,7 @@ class Fetched:
     Attributes:
         clip: The packets, checked.
         bytes_read: Bytes that were read, gaps included.
+        bytes_whole: Bytes of the whole video.
         requests: Reads that were made.
         packets: Packets to feed.
         packets_from_keys: Packets that a decoder without a plan would feed: all from each key to the last target.
@@ -27,6 +28,7 @@ class Fetched:
 
     clip: EncodedClip
     bytes_read: int
+    bytes_whole: int
     requests: int
     packets: int
     packets_from_keys: int
@@ -85,4 +87,4 @@ def fetch(
     except FastvidError as error:
         error.at(shard=shard.stem, key=key)
         raise
-    return Fetched(clip, len(clip.data) - INPUT_PADDING, requests, len(plan.packets), plan.packets_from_keys)
+    return Fetched(clip, len(clip.data) - INPUT_PADDING, size, requests, len(plan.packets), plan.packets_from_keys)

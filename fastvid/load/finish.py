@@ -9,7 +9,7 @@ Two ways, by what the decoder writes:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from fastvid.decode.pixels import ClipPlanes, Layout, Pixels, finish_planes, finish_rgb
-from fastvid.decode.request import Output, Planes, Rgb
+from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
 from fastvid.load.buffers import BufferPool
 from fastvid.load.plan import Clip
 
@@ -50,8 +50,8 @@ class Product:
 class Canvas(Protocol):
     """The memory of one batch while it is made."""
 
-    def output(self, row: int) -> Output:
-        """Where the decoder writes a clip. Called by any thread."""
+    def output(self, row: int, kinds: Set[type], /) -> Output:
+        """Where a decoder that writes some of `kinds` puts a clip. Called by any thread."""
         ...
 
     def done(self, row: int, *, good: bool) -> None:
@@ -108,11 +108,10 @@ class _RgbCanvas:
         self._channels_first = self._video.transpose(0, 2, 1, 3, 4) if frames_first else self._video
         self._in_place = finisher.dtype == np.uint8 and not frames_first
         self._staged: dict[int, npt.NDArray[np.uint8]] = {}
-        for row, clip in enumerate(clips):
-            if clip is None:
-                self._video[row] = 0
+        self._blank = [row for row, clip in enumerate(clips) if clip is None]
+        self._video[self._blank] = 0
 
-    def output(self, row: int) -> Output:
+    def output(self, row: int, _kinds: Set[type]) -> Output:
         if self._in_place:
             return Rgb(self._video[row])
         shape = (3, self._finisher.product.num_frames, *self._finisher.product.size)
@@ -123,6 +122,7 @@ class _RgbCanvas:
         staged = self._staged.pop(row, None)
         if not good:
             self._video[row] = 0
+            self._blank.append(row)
         elif staged is not None:
             target = self._channels_first[row]
             if self._finisher.on_host:
@@ -139,7 +139,9 @@ class _RgbCanvas:
             return video if pixels is None else video.to(pixels.dtype)
         video = video.to(product.device)
         if pixels is not None:
-            return finish_rgb(video, pixels)
+            video = finish_rgb(video, pixels)
+            video[self._blank] = 0
+            return video
         return video if product.layout == "BCTHW" else video.transpose(1, 2).contiguous()
 
     def _normalize(self, staged: npt.NDArray[np.uint8], target: npt.NDArray[np.float32]) -> None:
@@ -150,6 +152,83 @@ class _RgbCanvas:
                 plane[...] = source
                 plane *= scale
                 plane += bias
+
+
+class DeviceFinisher:
+    """Takes finished frames from decoders that leave them on the device.
+
+    Args:
+        product: What is wanted.
+    """
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+
+    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+        """See `Finisher`."""
+        return _DeviceCanvas(self.product, len(clips))
+
+
+class _DeviceCanvas:
+    def __init__(self, product: Product, rows: int) -> None:
+        self._product = product
+        self._good = [False] * rows
+        shape = (rows, 3, product.num_frames, *product.size)
+        self._video = torch.empty(shape, dtype=torch.uint8, device=product.device)
+
+    def output(self, row: int, _kinds: Set[type]) -> Output:
+        return DeviceRgb(self._video[row])
+
+    def done(self, row: int, *, good: bool) -> None:
+        self._good[row] = good
+
+    def finish(self) -> torch.Tensor:
+        product = self._product
+        if product.pixels is None:
+            video = self._video if product.layout == "BCTHW" else self._video.transpose(1, 2).contiguous()
+        else:
+            video = finish_rgb(self._video, product.pixels)
+        for row, good in enumerate(self._good):
+            if not good:
+                video[row] = 0
+        return video
+
+
+class HybridFinisher:
+    """Takes each clip from whichever kind of decoder serves it: on the host, or on the device.
+
+    Args:
+        host: For decoders on the host.
+        device: For decoders that leave frames on the device.
+    """
+
+    def __init__(self, host: Finisher, device: DeviceFinisher) -> None:
+        self.host, self.device = host, device
+
+    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+        """See `Finisher`."""
+        return _HybridCanvas(self.host.open(clips), self.device.open(clips), len(clips))
+
+
+class _HybridCanvas:
+    def __init__(self, host: Canvas, device: Canvas, rows: int) -> None:
+        self._host, self._device = host, device
+        self._on_device = [False] * rows
+
+    def output(self, row: int, kinds: Set[type]) -> Output:
+        self._on_device[row] = DeviceRgb in kinds
+        return (self._device if self._on_device[row] else self._host).output(row, kinds)
+
+    def done(self, row: int, *, good: bool) -> None:
+        # A canvas whose row was served by the other one has zeros there.
+        self._device.done(row, good=good and self._on_device[row])
+        self._host.done(row, good=good and not self._on_device[row])
+
+    def finish(self) -> torch.Tensor:
+        video, other = self._host.finish(), self._device.finish()
+        rows = [row for row, on_device in enumerate(self._on_device) if on_device]
+        video[rows] = other[rows]
+        return video
 
 
 class PlanesFinisher:
@@ -181,7 +260,7 @@ class _PlanesCanvas:
         self._host = torch.empty(at, dtype=torch.uint8, pin_memory=product.device.type == "cuda")
         self._bytes = self._host.numpy()
 
-    def output(self, row: int) -> Output:
+    def output(self, row: int, _kinds: Set[type]) -> Output:
         clip = self._clips[row]
         assert clip is not None
         start, stop = self._spans[row]

@@ -6,7 +6,7 @@ a mirrored clip has x negated: flow stays the motion that is seen in the clip. (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,7 +72,7 @@ class _FlowCanvas:
         self._host = torch.empty(at, dtype=torch.uint8, pin_memory=product.device.type == "cuda")
         self._bytes = self._host.numpy()
 
-    def output(self, row: int) -> Output:
+    def output(self, row: int, _kinds: Set[type]) -> Output:
         clip = self._clips[row]
         assert clip is not None
         start, stop = self._spans[row]
@@ -150,9 +150,9 @@ class StreamsCanvas:
     def __init__(self, canvases: Sequence[Canvas], rows: int) -> None:
         self._canvases, self._rows = canvases, rows
 
-    def output(self, row: int) -> Output:
+    def output(self, row: int, kinds: Set[type]) -> Output:
         """See `Canvas`."""
-        return self._canvases[row // self._rows].output(row % self._rows)
+        return self._canvases[row // self._rows].output(row % self._rows, kinds)
 
     def done(self, row: int, *, good: bool) -> None:
         """See `Canvas`."""

@@ -8,8 +8,10 @@ run       one planner thread, decode threads, batches in order (engine.py)
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,32 +19,36 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-from fastvid.decode.backends import Backend, backend
+from fastvid.decode.backends import Backend
 from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
-from fastvid.decode.request import Planes, Rgb
-from fastvid.errors import FastvidError, MissingDependency, UsageError
+from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.augment import Spatial, Transform
 from fastvid.load.batch import Batch as Batch
 from fastvid.load.batch import assemble
 from fastvid.load.batches import MASKED, Batches, Last
 from fastvid.load.blocks import BlockShuffle
-from fastvid.load.engine import Lanes, Run, Work
-from fastvid.load.finish import Finisher, PlanesFinisher, Product, RgbFinisher
-from fastvid.load.flow import FlowFinisher, FlowProduct, StreamsCanvas, StreamsFinisher
+from fastvid.load.engine import Run, Work
+from fastvid.load.finish import Product
+from fastvid.load.flow import StreamsCanvas
+from fastvid.load.lanes import AUTO, choose_backends
+from fastvid.load.live import CopyClock, reporters
 from fastvid.load.mixture import Mixture
 from fastvid.load.order import Order
 from fastvid.load.plan import Planner
 from fastvid.load.sampling import Sampler
+from fastvid.load.served import BatchShape, Served
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.stats import Counters, LoaderStats
 from fastvid.load.streams import check_streams
+from fastvid.load.views import Views, check_views
 from fastvid.load.visits import ClassBalanced, Visits
 from fastvid.load.world import World, available_cores
 
 _log = logging.getLogger(__name__)
 
 OnError = Literal["raise", "skip"]
+Workers = Literal["thread", "process"]
 
 SKIP_SLACK: Final = 5
 """Skipped clips that are forgiven on top of the allowed rate, so that two bad clips among the first ten do not end a
@@ -65,11 +71,13 @@ class ClipLoader:
         streams: Video streams of each sample: "rgb", "flow", or both, with the same frames and crop. The first one is
             `Batch.video`.
         flow_stack: Flows L for each frame, half before and half behind it.
+        views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
         global_batch_size: Clips of a step over all ranks; at least the world size.
         group_size: Neighbouring clips of a batch that one rank always gets together; divides the batch, with
             last="drop".
         device: Where batches lie.
-        decoder: Name of a back-end, a `Backend`, or "auto".
+        decoder: Name of a back-end, several joined by "+" that serve one queue ("pyav+dali-gpu"), a `Backend`, or
+            "auto": the fastest of those that run here, tried for a second when the first iteration begins.
         seed: Decides order, frames and crops, 0 <= seed < 2**64.
         shuffle: True visits samples in a uniformly random order, a `BlockShuffle` in one that touches few shards at a
             time; False as they lie in the dataset, for evaluation.
@@ -87,8 +95,15 @@ class ClipLoader:
         on_error: What a damaged clip does: "raise", or "skip", which masks and counts it. It is never replaced.
         max_skip_rate: Share of this rank's clips that may be skipped before it is an error after all, 0 to 1.
         num_threads: Decode threads; by default the cores this rank may use.
+        device_lanes: Decoders of a back-end that decodes on a GPU; by default one for each of its NVDEC engines.
         prefetch: Batches made ahead. Memory is at most prefetch + 1 batches of this rank, besides those you keep.
-        timeout: Seconds that a batch may take before WorkerError names the clips in progress.
+        timeout: Seconds that a batch may take before WorkerError names the clips in progress and ends the iteration.
+        workers: "thread" decodes in threads of this process, the fastest. "process" decodes in as many processes, of
+            about 100 MB each and a slot for one clip: one that hangs in native code or crashes is killed, its clip is
+            named and treated as `on_error` says, and the run goes on.
+        clip_timeout: Seconds that a clip may take in a worker process before it counts as hung.
+        show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
+        stats_file: Takes the same as JSON, one line a batch; an existing file is continued.
 
     Raises:
         UsageError: An argument is wrong, or the dataset gives no batch.
@@ -104,6 +119,7 @@ class ClipLoader:
         global_batch_size: int,
         streams: Sequence[str] | str = ("rgb",),
         flow_stack: int = 1,
+        views: Views | None = None,
         group_size: int = 1,
         device: str | torch.device = "cpu",
         decoder: str | Backend = "auto",
@@ -122,29 +138,39 @@ class ClipLoader:
         on_error: OnError = "raise",
         max_skip_rate: float = 0.01,
         num_threads: int | None = None,
+        device_lanes: int | None = None,
         prefetch: int = 2,
         timeout: float = 600.0,
+        workers: Workers = "thread",
+        clip_timeout: float = 60.0,
+        show_stats: bool = False,
+        stats_file: str | os.PathLike[str] | None = None,
     ) -> None:
         if on_error not in get_args(OnError):
             raise UsageError(f"on_error is {on_error!r}", hint=f"known are {', '.join(get_args(OnError))}")
         if not 0 <= max_skip_rate <= 1:
             raise UsageError(f"max_skip_rate is {max_skip_rate}, expected 0 to 1")
-        for name, value in (("num_threads", num_threads), ("prefetch", prefetch)):
+        for name, value in (("num_threads", num_threads), ("device_lanes", device_lanes), ("prefetch", prefetch)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}, expected at least 1")
-        if not 0 < timeout < math.inf:
-            raise UsageError(f"timeout is {timeout}, expected a positive number of seconds")
+        for name, seconds in (("timeout", timeout), ("clip_timeout", clip_timeout)):
+            if not 0 < seconds < math.inf:
+                raise UsageError(f"{name} is {seconds}, expected a positive number of seconds")
+        if workers not in get_args(Workers):
+            raise UsageError(f"workers is {workers!r}", hint=f"known are {', '.join(get_args(Workers))}")
         self.dataset = dataset
         self.frames = frames
         self.spatial = Spatial.of(spatial)
-        self.shuffle = shuffle
+        self.shuffle, self.views = shuffle, views
         self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
         self.world = World.resolve(rank, world_size)
         self._visits = Visits(dataset, shuffle=shuffle, balance=balance, repeats=repeats)
         self.batches = Batches(self._visits.num_samples, global_batch_size, last, self.world, group_size)
         self.device = torch.device(device)
-        self.num_threads = num_threads or available_cores()
-        self.stats = LoaderStats()
+        self.num_threads = num_threads = num_threads or available_cores()
+        self.stats = LoaderStats(num_threads=num_threads, cores=available_cores(), num_frames=frames.num_frames)
+        self._copies = CopyClock(self.device)
+        self._reports = reporters(show_stats=show_stats, stats_file=stats_file)
         self._labels, self._fields = dataset.labels, {name: dataset.column(name) for name in fields}
         self._on_error, self._max_skip_rate = on_error, max_skip_rate
         self._prefetch, self._timeout = prefetch, timeout
@@ -155,10 +181,13 @@ class ClipLoader:
         pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout)
         levels = None if dtype is torch.uint8 else pixels
         product = Product(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
-        self.backend = choose_backend(decoder)
-        self._lanes = Lanes(self.backend.open)
-        finishers = [self._choose_finisher(name, product, dtype) for name in self.streams]
-        self._finisher = finishers[0] if len(finishers) == 1 else StreamsFinisher(finishers)
+        if views is not None:
+            self._check_views(repeats)
+        shape = BatchShape(product, dtype, self.streams, self.flow_stack, views, repeats)
+        apart = clip_timeout if workers == "process" else None
+        self._served = Served(shape, num_threads, prefetch, device_lanes, apart)
+        if decoder != "auto":
+            self._served.use(choose_backends(decoder))
 
     def __repr__(self) -> str:
         return (
@@ -170,6 +199,11 @@ class ClipLoader:
     def __len__(self) -> int:
         """Batches of one ``for``: the one under way, or else the next."""
         return self.batches.count(self._origin)
+
+    @property
+    def backend(self) -> Backend:
+        """What decodes; named "auto" until the first iteration has chosen."""
+        return self._served.backend
 
     @property
     def seed(self) -> int:
@@ -213,15 +247,18 @@ class ClipLoader:
         self.batches = batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: {version, fingerprint, seed, epoch, position}; plain values that fit into JSON."""
+        """Where the loader is: {version, fingerprint, seed, epoch, position}; plain values that fit into JSON. With
+        decoder="auto" also the decoder that was chosen."""
         own = self._fingerprint()
-        return {
+        state = {
             "version": STATE_VERSION,
             "fingerprint": own,
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
         }
+        # What was chosen is kept, because back-ends differ by a level of colour here and there.
+        return state | ({"decoder": self.backend.name} if self._served.chosen else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes where a state was taken, by a loader of any world size and batch size. An iteration under way ends.
@@ -231,11 +268,33 @@ class ClipLoader:
         """
         own = self._fingerprint()
         self._go(*check_state(state, own, self._visits.num_samples))
+        if self.backend is AUTO and "decoder" in state:
+            self._served.restore(str(state["decoder"]))
+
+    def cached(self, num_batches: int = 2) -> Iterator[Batch]:
+        """The next `num_batches` again and again, as often as one ``for`` gives batches: how fast a loop would be if
+        data cost nothing. Afterwards `stats.ceiling` and the verdict say so; the loader stays where it was.
+
+        Args:
+            num_batches: Batches kept, at least 1.
+        """
+        place, total = (self._seed, self._epoch, self._position), len(self)
+        held = list(itertools.islice(self, num_batches))
+        self._go(*place)
+        begun = clips = 0.0
+        for number in range(total if held else 0):
+            if number:
+                clips += held[0].stop - held[0].start
+            else:
+                begun = time.perf_counter()
+            yield held[number % len(held)]
+        if clips:
+            self.stats.ceiling = clips / (time.perf_counter() - begun)
 
     def close(self) -> None:
         """Ends an iteration under way and closes the decoders. The loader can be used again."""
         self._stop()
-        self._lanes.close()
+        self._served.close()
 
     def __iter__(self) -> Iterator[Batch]:
         self._stop()
@@ -246,12 +305,23 @@ class ClipLoader:
         self._stop()
         self._origin = self._position
         order = self._visits.order(self._seed, self._epoch)
-        planner = Planner(self.dataset, self.frames, self.spatial, order, self.backend, self.streams, self.flow_stack)
+        planner = Planner(
+            self.dataset,
+            self.frames,
+            self.spatial,
+            order,
+            self.backend,
+            self.streams,
+            self.flow_stack,
+        )
+        if self.backend is AUTO:
+            clips = planner.plan(self.batches.share(self._position)).clips
+            self._served.decide([clip for clip in clips if clip is not None], self.world)
+        planner = replace(planner, backend=self.backend, views=self.views, join=self._served.join)
         run = Run(
             planner.plans(self.batches, self._position),
-            self._lanes,
-            self._finisher,
-            num_threads=self.num_threads,
+            self._served.lanes,
+            self._served.finisher,
             prefetch=self._prefetch,
         )
         self._run = run
@@ -259,7 +329,7 @@ class ClipLoader:
         step = Counters()
         try:
             while True:
-                self.stats.ready = run.ready
+                self.stats.ready, self.stats.queued = run.ready, run.queued
                 work = run.next(self._timeout)
                 if work is None:
                     break
@@ -273,10 +343,13 @@ class ClipLoader:
                     step.fill_seconds = waited
                 else:
                     step.wait_seconds = waited
+                step.copy_seconds = self._copies.seconds()
                 self.stats.step = step
                 self.stats.total.add(step)
                 del work
                 self._position = batch.stop
+                for report in self._reports:
+                    report(self.stats, self.epoch, batch.stop, self.batches.num_samples)
                 given = time.perf_counter()
                 yield batch
                 del batch
@@ -316,13 +389,14 @@ class ClipLoader:
             for name, column in self._fields.items()
         }
         canvas = work.canvas
-        made = canvas.finish_all() if isinstance(canvas, StreamsCanvas) else [canvas.finish()]
+        with self._copies:
+            made = canvas.finish_all() if isinstance(canvas, StreamsCanvas) else [canvas.finish()]
         return assemble(
             made[0],
             plan,
             set(errors),
             labels=self._labels,
-            num_frames=self.frames.num_frames,
+            frames_shape=(*((self.views.num_views,) if self.views else ()), self.frames.num_frames),
             epoch=self._epoch,
             fields=fields,
             flow=dict(zip(self.streams, made, strict=True)).get("flow"),
@@ -351,36 +425,14 @@ class ClipLoader:
             run.close()
         self._origin = self._position
 
+    def _check_views(self, repeats: int) -> None:
+        check_views(self.frames, self.spatial)
+        if self.streams != ("rgb",) or repeats > 1:
+            raise UsageError(
+                f"views are of the rgb stream, once a video; got streams={self.streams}, repeats={repeats}"
+            )
+
     def _fingerprint(self) -> dict[str, str]:
         streams = ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if "flow" in self.streams else "")
-        return fingerprint(self.dataset, self.frames, self.spatial, order=self._visits.text, streams=streams)
-
-    def _choose_finisher(self, stream: str, product: Product, dtype: torch.dtype) -> Finisher:
-        outputs = self.backend.load().outputs
-        if stream == "flow":
-            if Planes not in outputs:
-                raise UsageError(
-                    f"decoder {self.backend.name!r} gives no planes, in which flow lies", hint="use 'pyav'"
-                )
-            numbers = dtype if dtype.is_floating_point else torch.float32
-            frames, size, layout, device = product.num_frames, product.size, product.layout, product.device
-            return FlowFinisher(FlowProduct(frames, self.flow_stack, size, layout, numbers, device))
-        # On the host the decoder's thread converts best, from its cache; a device converts planes faster than it
-        # would receive RGB.
-        if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
-            return PlanesFinisher(product)
-        return RgbFinisher(product, keep=self._prefetch + 1, threads=self.num_threads)
-
-
-def choose_backend(decoder: str | Backend) -> Backend:
-    """The back-end that a user named; "auto" is the one that decodes every codec on every machine.
-
-    Raises:
-        UsageError: No back-end has the name.
-        MissingDependency: It does not run on this machine.
-    """
-    chosen = decoder if isinstance(decoder, Backend) else backend("pyav" if decoder == "auto" else decoder)
-    reason = chosen.why_unavailable()
-    if reason is not None:
-        raise MissingDependency(reason)
-    return chosen
+        own = fingerprint(self.dataset, self.frames, self.spatial, order=self._visits.text, streams=streams)
+        return own | {"sampler": f"{own['sampler']} {self.views}"} if self.views else own

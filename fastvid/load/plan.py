@@ -20,9 +20,11 @@ from fastvid.format.shard import Shard
 from fastvid.load.augment import Spatial
 from fastvid.load.batches import MASKED, Batches, Share
 from fastvid.load.draws import Draws
+from fastvid.load.joined import join_neighbours, merged
 from fastvid.load.mixture import Mixture
 from fastvid.load.sampling import Sampler
 from fastvid.load.streams import IntArray, check_flow, flow_request, stack_frames
+from fastvid.load.views import Views, check_views
 from fastvid.load.visits import EpochOrder
 
 
@@ -37,7 +39,10 @@ class Clip:
         shard_row: Its row there.
         info: Its stream.
         request: What is wanted of it.
-        frames: Frames that the clip shows, int64 [T].
+        frames: Frames that the clip shows, int64 [T]; with views [V, T].
+        parts: For clips that are decoded together, the clips that are cut out of this one.
+        rows: Rows of the batch that fail when this one does; none stands for `row`.
+        read: What is decoded for this clip when it is a part of another, None when it is decoded by itself.
     """
 
     row: int
@@ -47,6 +52,9 @@ class Clip:
     info: StreamInfo
     request: ClipRequest
     frames: IntArray
+    parts: tuple[Clip, ...] = ()
+    rows: tuple[int, ...] = ()
+    read: Clip | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +88,8 @@ class Planner:
         backend: What will decode them; a codec that it does not know is refused here.
         streams: Which streams of a sample.
         flow_stack: Flows for each frame.
+        views: Clips and crops of each sample; None for one clip, drawn at random or not as the sampler does.
+        join: Decode neighbours that show one sample together.
     """
 
     dataset: Dataset | Mixture
@@ -89,6 +99,8 @@ class Planner:
     backend: Backend
     streams: tuple[str, ...] = ("rgb",)
     flow_stack: int = 1
+    views: Views | None = None
+    join: bool = False
 
     def plans(self, batches: Batches, position: int) -> Iterator[Plan]:
         """The plans of all batches from `position` to the end of the epoch, each made when it is asked for."""
@@ -116,6 +128,8 @@ class Planner:
                 plan.errors[row] = error
             # Lets decode threads have the interpreter between clips; unasked it would change hands every 5 ms only.
             time.sleep(0)
+        if self.join:
+            join_neighbours(plan.clips)
         return plan
 
     def _clips(self, row: int, sample: int, key: str, shard_index: int, shard_row: int, position: int) -> list[Clip]:
@@ -126,6 +140,8 @@ class Planner:
         if flow is not None:
             check_flow(flow, picture)
         info = infos[self.streams[0]]
+        if self.views is not None:
+            return [self._viewed(self.views, row, sample, key, shard, shard_row, info)]
         height = info.height // 2 if picture is None else picture.height
         draws = Draws(self.order.seed, self.order.epoch, position)
         view = self.spatial.draw(height, info.width, draws)
@@ -139,6 +155,21 @@ class Planner:
                 request = ClipRequest(sample, frames, view.box, view.size, view.flip)
             clips.append(Clip(row, key, shard, shard_row, found, request, frames))
         return clips
+
+    def _viewed(
+        self, views: Views, row: int, sample: int, key: str, shard: Shard, shard_row: int, info: StreamInfo
+    ) -> Clip:
+        """All views of a sample, to be decoded together."""
+        first, size = row * views.num_views, self.spatial.crop.output
+        frames = check_views(self.sampler, self.spatial).spread(info.num_frames, views.num_clips)
+        cuts = views.cuts(self.spatial, info.height, info.width)
+        requests = [ClipRequest(sample, shown, cut.box, size, cut.flip) for shown in frames for cut in cuts]
+        parts = [
+            Clip(first + number, key, shard, shard_row, info, request, request.frames)
+            for number, request in enumerate(requests)
+        ]
+        shown = np.repeat(frames, len(cuts), axis=0)
+        return replace(parts[0], row=row, frames=shown, read=merged(parts, row, [row]))
 
     def _info(self, shard: Shard, shard_row: int, stream: str) -> StreamInfo:
         info = shard.info(shard_row, stream)

@@ -87,6 +87,20 @@ class Segments:
             starts = np.zeros(segments, dtype=np.int64)
         if self.length == 1:
             return starts
+        return self._consecutive(starts, num_frames)
+
+    def spread(self, num_frames: int, num_clips: int) -> IntArray:
+        """Frame indices of several clips, int64 [num_clips, T*L]: clip c takes the place at (c + 1/2) / num_clips of
+        each segment, so that one clip alone is that of `draw` without jitter."""
+        places = max(1, num_frames - self.length + 1)
+        tick = places / self.num_segments
+        starts = [
+            (tick * ((2 * clip + 1) / (2 * num_clips)) + tick * np.arange(self.num_segments)).astype(np.int64)
+            for clip in range(num_clips)
+        ]
+        return np.stack([self._consecutive(start, num_frames) for start in starts])
+
+    def _consecutive(self, starts: IntArray, num_frames: int) -> IntArray:
         frames: IntArray = np.minimum(starts[:, None] + np.arange(self.length), num_frames - 1).reshape(-1)
         return frames
 
@@ -120,8 +134,20 @@ class Dense:
 
     def draw(self, num_frames: int, draws: Draws) -> IntArray:
         """Frame indices, int64 [T]."""
-        spare = max(0, num_frames - ((self.num_frames - 1) * self.stride + 1))
-        start = draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2
+        spare = self._spare(num_frames)
+        return self._from(draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2, num_frames)
+
+    def spread(self, num_frames: int, num_clips: int) -> IntArray:
+        """Frame indices of several clips, int64 [num_clips, T]: starts lie evenly from the first place where a clip
+        fits to the last, both included; one clip alone starts in the middle."""
+        spare = self._spare(num_frames)
+        starts = [spare * clip // (num_clips - 1) for clip in range(num_clips)] if num_clips > 1 else [spare // 2]
+        return np.stack([self._from(start, num_frames) for start in starts])
+
+    def _spare(self, num_frames: int) -> int:
+        return max(0, num_frames - ((self.num_frames - 1) * self.stride + 1))
+
+    def _from(self, start: int, num_frames: int) -> IntArray:
         frames = start + np.arange(self.num_frames, dtype=np.int64) * self.stride
         return frames % num_frames if self.short == "loop" else np.minimum(frames, num_frames - 1)
 

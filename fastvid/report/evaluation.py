@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from fastvid.report import page as html
 from fastvid.report.plots import INK, MUTED
 
+_HEADS = ("class", "videos", "top-1", "most often taken for")
 _NAMED = 30  # classes that fit with their names beside a matrix
 
 
@@ -84,7 +85,7 @@ def _matrix(report: Evaluated) -> str:
     axes.tick_params(length=0, colors=INK)
     axes.spines[:].set_visible(False)
     bar = figure.colorbar(shown, ax=axes, shrink=0.6)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.set_label("% of a class", color=MUTED, fontsize=9)
     out = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fastvid", "font.family": "sans-serif"}):

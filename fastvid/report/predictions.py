@@ -65,11 +65,8 @@ def _page(predictions: Sequence[Predicted]) -> str:
     cards = []
     for one in predictions:
         rows = [(name, f"{100 * share:.1f} %") for name, share in one.top]
-        seen = ", ".join(map(str, one.frames))
         picture = html.picture(strip(one.pictures), f"frames of {one.video}")
-        cards.append(
-            html.card(one.video, f'<div class="wide">{picture}</div>{html.table(("", ""), rows)}', f"frames {seen}")
-        )
-    return html.page(
-        "fastvid predict", "The frames a model saw, in order, and the classes it finds likeliest.", "\n".join(cards)
-    )
+        body = f'<div class="wide">{picture}</div>{html.table(("", ""), rows)}'
+        cards.append(html.card(one.video, body, f"frames {', '.join(map(str, one.frames))}"))
+    lead = "The frames a model saw, in order, and the classes it finds likeliest."
+    return html.page("fastvid predict", lead, "\n".join(cards))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 
 from fastvid.errors import FastvidError, UsageError
 from fastvid.train import recipes
-from fastvid.train.launch import train
+from fastvid.train.config import Config
+from fastvid.train.launch import start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastvid.train", description=__doc__)
     parser.add_argument("recipe", metavar="RECIPE", help=f"{', '.join(recipes.names())}; or the path of a file")
     parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or sync=ddp")
+    parser.add_argument("--dry-run", action="store_true", help="check files, steps and memory, and train nothing")
     args = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr,
@@ -26,10 +29,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         datefmt="%H:%M:%S",
     )
     try:
-        return train(recipes.load(args.recipe, args.changes))
+        configs = recipes.load_all(args.recipe, args.changes)
+        if args.dry_run:
+            return max(_dry_run(config) for config in configs)
+        return start(configs)
     except FastvidError as error:
         print(f"fastvid train: {error}", file=sys.stderr)  # noqa: T201
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _dry_run(config: Config) -> int:
+    """Every rank checks what it sees of the files; the first prints."""
+    from fastvid.train import dryrun
+
+    found = dryrun.check(config, int(os.environ.get("WORLD_SIZE", "1")))
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(found, indent=1))  # noqa: T201
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch import IGNORED_LABEL, Batch
 from fastvid.load.loader import ClipLoader
+from fastvid.load.world import World
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
 from fastvid.models.two_stream import TwoStream, load_stream_weights
@@ -25,6 +26,7 @@ from fastvid.train.loop import EvalData
 from fastvid.train.optim import make_optimizer
 from fastvid.train.replica import Replica
 from fastvid.train.schedule import Schedule
+from fastvid.train.sync import APART
 
 log = logging.getLogger(__name__)
 
@@ -87,21 +89,23 @@ def eval_data(config: Config, dataset: Dataset, member: Member) -> EvalData:
 
 def _loader(config: Config, dataset: Dataset, member: Member, *, train: bool) -> Labelled:
     data = config.data
+    # Who shares no batches trains on whole ones.
+    world = World() if train and config.sync in APART else member.world
     clips = ClipLoader(
         dataset,
         frames=data.frames if train else data.eval_frames,
         spatial=data.spatial if train else data.eval_spatial,
         streams=data.streams,
         flow_stack=data.flow_stack,
-        global_batch_size=data.global_batch_size if train else max(data.eval_batch_size, member.world.size),
+        global_batch_size=data.global_batch_size if train else max(data.eval_batch_size, world.size),
         group_size=data.group_size if train else 1,
         device=member.device,
         decoder=data.decoder,
         seed=config.run.seed,
         shuffle=train,
         last=data.last if train else "keep",
-        rank=member.world.rank,
-        world_size=member.world.size,
+        rank=world.rank,
+        world_size=world.size,
         fields=() if data.label == _LABEL else (data.label,),
         on_error=data.on_error,
         num_threads=data.num_threads,
@@ -154,6 +158,12 @@ class Labelled:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `fastvid.train.feed.Loader`."""
         self.clips.load_state_dict(state)
+
+    def go(self, epoch: int, start: int, stop: int) -> None:
+        """See `fastvid.train.feed.Loader`."""
+        self.clips.load_state_dict(self.clips.state_dict() | {"epoch": epoch, "position": start})
+        # Nothing behind it is read ahead.
+        self.clips.batches = replace(self.clips.batches, num_samples=stop)
 
 
 def build_model(config: Config, member: Member) -> nn.Module:

@@ -17,7 +17,7 @@ from fastvid.load.batches import Last
 from fastvid.load.loader import OnError
 from fastvid.load.sampling import Sampler
 
-OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb"]
+OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "lars", "lamb"]
 Groups = Literal["plain", "tsm"]
 Decay = Literal["constant", "step", "cosine"]
 Amp = Literal["off", "bf16", "fp16"]
@@ -155,14 +155,14 @@ class OptimConfig:
     Attributes:
         base_lr: Learning rate at `base_batch_size`.
         base_batch_size: Global batch that `base_lr` was tuned for, in clips.
-        name: "sgd", "adam" (weight decay is added to the gradient), "adamw" (it is not), "lars" (SGD with a rate for
-            each layer) or "lamb" (AdamW with one), see `fastvid.train.optim_large`.
+        name: "sgd", "adam" (weight decay is added to the gradient), "adamw" (it is not), "adagrad", "lars" (SGD with
+            a rate for each layer) or "lamb" (AdamW with one), see `fastvid.train.optim_large`.
         momentum: Of SGD and LARS.
         nesterov: Nesterov's momentum, of SGD.
         trust: Of LARS: share of a layer's weights that a step at rate 1 moves.
         beta1: Decay of Adam's first moment.
         beta2: Decay of Adam's second moment.
-        eps: Of Adam, added to the root of the second moment.
+        eps: Of Adam and AdaGrad, added to the root of the second moment.
         weight_decay: Of convolution and linear weights.
         groups: "plain" leaves biases and norm layers undecayed; "tsm" has TSM's multipliers as well.
         warmup_epochs: Epochs of linear warm-up; need not be whole.
@@ -242,6 +242,8 @@ class RunConfig:
         keep_checkpoints: How many of the newest to keep, besides the one that scored best.
         resume: Go on from the newest checkpoint in `out`; False refuses a folder that has one.
         timeout_s: How long to wait for a peer before it counts as dead.
+        tensorboard: Write metrics for TensorBoard as well, into `out`/tensorboard.
+        peak_tflops: Of one device, which MFU is relative to; None looks up the device's 16-bit peak.
     """
 
     out: str
@@ -256,6 +258,8 @@ class RunConfig:
     checkpoints: str | None = None
     resume: bool = True
     timeout_s: float = 300.0
+    tensorboard: bool = False
+    peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
         if "://" in self.out:

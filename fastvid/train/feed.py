@@ -44,6 +44,10 @@ class Loader(Protocol):
         """Goes where a state was taken."""
         ...
 
+    def go(self, epoch: int, start: int, stop: int) -> None:
+        """Goes to positions [start, stop) of an epoch: one iteration gives them and no more."""
+        ...
+
 
 def inputs(batch: Batch) -> tuple[Tensor, ...]:
     """What a model gets of a batch: one tensor for each stream, pictures before flow."""

@@ -15,12 +15,14 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from fastvid.errors import UsageError
+from fastvid.load.world import World
 from fastvid.train import assemble, sync
+from fastvid.train.board import Board
 from fastvid.train.checkpoint import Checkpoints, decode
 from fastvid.train.config import Config, flatten, to_json
 from fastvid.train.elastic import Member, StopSignal, broadcast_bytes, highest, join
@@ -36,6 +38,26 @@ CLASSES_FILE: Final = "classes.json"
 
 # Exit code of a run that a signal ended, as shells report it: 128 + the signal's number.
 _SIGNALLED: Final = 128
+
+
+RELAY: Final = "relay"
+"""The value of `Config.sync` that is no strategy: models travel, see `fastvid.train.relay`."""
+
+
+def start(configs: Sequence[Config]) -> int:
+    """Trains the models of a recipe: one by `train`, or with ``sync=relay`` all of them in one sweep.
+
+    Raises:
+        UsageError: Several models are not to travel.
+        FastvidError: As in `train`.
+    """
+    if configs[0].sync == RELAY:
+        from fastvid.train.relay.launch import sweep
+
+        return sweep(configs)
+    if len(configs) > 1:
+        raise UsageError(f"recipe has {len(configs)} models", hint="train all of them with sync=relay")
+    return train(configs[0])
 
 
 def train(config: Config) -> int:
@@ -66,9 +88,12 @@ def _train(config: Config, member: Member) -> int:
             raise UsageError("run.out holds a run already", file=out, hint="choose another one, or run.resume=true")
         config, train_set, eval_set = assemble.datasets(config, state, member)
         loader = assemble.train_loader(config, train_set, member)
+        # Where ranks share no batches, one evaluates alone.
+        evaluators = Member(World(), member.device) if config.sync in sync.APART else member
         open_until_the_end.callback(loader.clips.close)
         replica = assemble.make_replica(config, assemble.samples_per_epoch(loader.clips), member)
-        recorder = Recorder(out / METRICS_FILE if member.leads else None)
+        board = Board(out / "tensorboard") if config.run.tensorboard and member.leads else None
+        recorder = Recorder(out / METRICS_FILE if member.leads else None, board)
         open_until_the_end.callback(recorder.close)
         trainer = Trainer(
             config,
@@ -76,7 +101,7 @@ def _train(config: Config, member: Member) -> int:
             replica,
             loader,
             sync.build(config.sync, member, config.sync_options),
-            eval_data=None if eval_set is None else assemble.eval_data(config, eval_set, member),
+            eval_data=None if eval_set is None else assemble.eval_data(config, eval_set, evaluators),
             checkpoints=checkpoints,
             recorder=recorder,
             stop=stop,

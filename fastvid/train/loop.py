@@ -26,6 +26,7 @@ from fastvid.train.metrics import Recorder, Stopwatch, console
 from fastvid.train.replica import Replica
 from fastvid.train.step import Stepper
 from fastvid.train.sync import Strategy
+from fastvid.train.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Trainer:
     Attributes:
         lineage: The samples that the weights have seen.
         score: Of the last evaluation.
-        clips_per_s: Speed of this process' whole training over all ranks, without evaluations and checkpoints.
+        clips_per_s: Speed of this process' whole training over all replicas, without evaluations and checkpoints.
     """
 
     def __init__(
@@ -85,10 +86,14 @@ class Trainer:
         self.score: Score | None = None
         self.clips_per_s = 0.0
         self._steps = self._logged = 0
+        self._may_write = self._writes = member.leads and checkpoints is not None
+        self._given = 0  # clips of this rank's batches since the last line of metrics, over the ranks that share them
+        self._seen = 0  # samples of all replicas when the last step was booked
         self._position = loader.state_dict()
         self._sums = torch.zeros(4, dtype=torch.float64, device=member.device)
         self._watch, self._whole = Stopwatch(), Stopwatch()
         self._exposure = Exposure(replica.model, member.device) if member.world.size > 1 else None
+        self._telemetry = Telemetry.of(config, member, replica.model)
         self._saved_at = time.monotonic()
         self._saved_samples = 0
 
@@ -113,27 +118,30 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._watch.start()
         self._whole.start()
-        for part in self.strategy.rounds(self.replica, self.loader, run.epochs):
-            replica = part.replica
-            for batch in self._watch.timed(part.batches):
-                agreed = self.strategy.agree(self._wishes())
-                sums, norm = stepper.step(replica, batch)
-                self._sums += sums
-                wishes = agreed()
-                self._advance(replica, part.epoch, batch)
-                faults.reach("step")
-                if wishes is None:
-                    continue
-                if self._steps // run.log_every_steps > self._logged:
-                    self._log(replica, part.epoch, norm)
-                stopping, saving = wishes.tolist()
-                if (stopping or saving) and self._save(replica) and stopping:
-                    self._written()
-                    return False
-            self._save(replica)
-            done = part.epoch + 1
-            if self.eval_data is not None and (done % run.eval_every_epochs == 0 or done == run.epochs):
-                self._evaluate(replica, self.eval_data, part.epoch)
+        with contextlib.closing(self.strategy.rounds(self.replica, self.loader, run.epochs)) as rounds:
+            for part in rounds:
+                replica = part.replica
+                self._seen, self._writes = replica.samples, self._may_write and part.kept
+                for batch in self._watch.timed(part.batches):
+                    agreed = self.strategy.agree(self._wishes())
+                    sums, norm = stepper.step(replica, batch)
+                    self._sums += sums
+                    wishes = agreed()
+                    self._advance(replica, part.epoch, batch)
+                    faults.reach("step")
+                    if wishes is None:
+                        continue
+                    if self._steps // run.log_every_steps > self._logged:
+                        self._log(replica, part.epoch, norm)
+                    stopping, saving = wishes.tolist()
+                    if (stopping or saving) and self._save(replica) and stopping:
+                        self._written()
+                        return False
+                self._save(replica)
+                done = part.epoch + 1
+                due = part.kept and (done % run.eval_every_epochs == 0 or done == run.epochs)
+                if self.eval_data is not None and due:
+                    self._evaluate(replica, self.eval_data, part.epoch)
         self._written()
         return True
 
@@ -173,8 +181,7 @@ class Trainer:
     def _wishes(self) -> Tensor:
         """What this rank wishes, int64 [stop, save]; the others are told, so that all save, or end, after one step."""
         late = time.monotonic() - self._saved_at >= self.config.run.checkpoint_every_s
-        save = late and self.member.leads and self.checkpoints is not None
-        return torch.tensor([int(self.stop.requested), int(save)])
+        return torch.tensor([int(self.stop.requested), int(late and self._writes)])
 
     def _advance(self, replica: Replica, epoch: int, batch: Batch) -> None:
         """Books a step that is done, over all ranks that share the batch."""
@@ -183,14 +190,18 @@ class Trainer:
         self._own.add(epoch, *Lineage.of(batch))
         self._position = self.loader.state_dict()
         self._steps += 1
-        self._watch.count(samples)
-        self._whole.count(samples)
+        self._given += samples
+        # Others may have trained meanwhile, on batches that this rank does not share.
+        seen, self._seen = self._seen, replica.samples
+        self._watch.count(replica.samples - seen)
+        self._whole.count(replica.samples - seen)
 
     def _log(self, replica: Replica, epoch: int, norm: Tensor | None) -> None:
         loss, top1, _, clips = self.strategy.total(self._sums.cpu())().tolist()
         if norm is None:
             norm = nn.utils.get_total_norm([p.grad for p in replica.model.parameters() if p.grad is not None])
         mean_loss = loss / max(1.0, clips)
+        speed, seconds = self._watch.numbers(), self._watch.seconds
         row = {
             "samples": replica.samples,
             "epoch": epoch,
@@ -199,10 +210,13 @@ class Trainer:
             "top1_percent": 100 * top1 / max(1.0, clips),
             "lr": replica.lr,
             "grad_norm": float(norm),
-            "skipped": self._watch.clips - int(clips),
-            **self._watch.numbers(),
+            "skipped": self._given - int(clips),
+            **speed,
+            **self._telemetry.numbers(speed, seconds, self._exposure.take() if self._exposure is not None else 0.0),
+            **self.strategy.numbers(),
         }
         self._sums.zero_()
+        self._given = 0
         self._watch.start()
         self._logged = self._steps // self.config.run.log_every_steps
         self.recorder.write("train", **row)
@@ -245,7 +259,7 @@ class Trainer:
                 return False
             self._gather_lineage()
             self._saved_at = time.monotonic()
-            if self.checkpoints is not None and self.member.leads and replica.samples != self._saved_samples:
+            if self.checkpoints is not None and self._writes and replica.samples != self._saved_samples:
                 self.checkpoints.begin(self.state_dict(replica), replica.samples)
             self._saved_samples = replica.samples
             return True
@@ -253,7 +267,10 @@ class Trainer:
     def _gather_lineage(self) -> None:
         """Adds up over the ranks what each was given since the last time."""
         own, self._own = self._own, Lineage()
-        if own.epochs:
+        kept = self.strategy.lineage()
+        if kept is not None:
+            self.lineage.load_state_dict(kept)
+        elif own.epochs:
             epochs, rows = sorted(own.epochs), torch.tensor(own.rows())
             for epoch, (samples, digest) in zip(epochs, self.strategy.total(rows)().tolist(), strict=True):
                 self.lineage.add(epoch, samples, digest)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from fastvid.train.board import Board
+
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
@@ -26,9 +28,11 @@ class Recorder:
 
     Args:
         path: The file; None writes nothing, as on all ranks but the first.
+        board: Gets the rows as well.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, board: Board | None = None) -> None:
+        self._board = board
         self._file: IO[str] | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,11 +55,15 @@ class Recorder:
         }
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
+        if self._board is not None:
+            self._board.write(kind, row)
 
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
+        if self._board is not None:
+            self._board.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from fastvid.errors import UsageError
 from fastvid.train.config import Groups, OptimConfig
@@ -47,6 +47,8 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
         return Lars(groups, lr=config.base_lr, momentum=config.momentum, trust=config.trust)
     if config.name == "lamb":
         return Lamb(groups, lr=config.base_lr, betas=betas, eps=config.eps)
+    if config.name == "adagrad":
+        return Adagrad(groups, lr=config.base_lr, eps=config.eps)
     kind: type[Adam] = {"adam": Adam, "adamw": AdamW}[config.name]
     return kind(groups, lr=config.base_lr, betas=betas, eps=config.eps)
 

@@ -79,11 +79,11 @@ def predict(
         UsageError: A file does not exist, or there is no checkpoint or protocol.
         SourceError: A video cannot be used; says why.
     """
-    missing = [video for video in videos if not Path(video).is_file()]
-    if missing or not videos:
-        raise UsageError(
-            "video does not exist" if missing else "no video is given", file=missing[0] if missing else None
-        )
+    if not videos:
+        raise UsageError("no video is given")
+    for video in videos:
+        if not Path(video).is_file():
+            raise UsageError("video does not exist", file=video)
     config = replace(config, data=replace(config.data, label="label", where=None))
     asked = views(protocol, config.data.eval_frames, config.data.eval_spatial, size=size)
     member = Member(World(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -130,7 +130,9 @@ def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
         )
     rows = sorted(report.ledger.to_pylist(), key=lambda row: str(row["source_id"]))
     if len(rows) != len(videos):
-        raise SourceError(f"{len(videos) - len(rows)} of {len(videos)} files are no videos", file=videos[0])
+        known = {str(row["source_id"]) for row in rows}
+        other = next(video for video, path in zip(videos, paths, strict=True) if path.name not in known)
+        raise UsageError("file is no video", file=other, hint="its name must end as a video's does")
     for video, row in zip(videos, rows, strict=True):
         if row["status"] != "packed":
             raise SourceError(str(row["message"]), reason=str(row["reason"]), file=video)

@@ -1,4 +1,5 @@
-"""Recipes: Python files with a function ``recipe() -> Config``, found by name or path.
+"""Recipes: Python files with a function ``recipe() -> Config``, found by name or path. Those of sweeps have a function
+``sweep() -> list[Config]`` as well, or instead: one entry a model, see `fastvid.train.relay`.
 
 Names are those of the files in ``pipelines/``, beside the package in a checkout and inside it when installed.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import fastvid
 from fastvid.errors import UsageError
@@ -34,18 +36,42 @@ def load(recipe: str, changes: Sequence[str] = ()) -> Config:
             raises is not caught.
     """
     path = find(recipe)
-    spec = importlib.util.spec_from_file_location(f"fastvid_recipe_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    make = getattr(module, "recipe", None)
+    make = getattr(_module(path), "recipe", None)
     if not callable(make):
         raise UsageError("recipe has no function recipe()", file=path, hint="def recipe() -> Config: ...")
     config = make()
     if not isinstance(config, Config):
         raise UsageError(f"recipe() returned {type(config).__name__}, not fastvid.train.config.Config", file=path)
     return overrides.apply(config, changes)
+
+
+def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
+    """The configurations of all models of a recipe: those of ``sweep()`` where it has one, else the one of `load`.
+
+    Args:
+        recipe: As in `load`.
+        changes: Overrides of every one.
+
+    Raises:
+        UsageError: As in `load`, or ``sweep()`` does not return a list of Config with at least one entry.
+    """
+    path = find(recipe)
+    make = getattr(_module(path), "sweep", None)
+    if not callable(make):
+        return [load(recipe, changes)]
+    configs = make()
+    if not isinstance(configs, list) or not configs or not all(isinstance(config, Config) for config in configs):
+        raise UsageError("sweep() did not return a list of fastvid.train.config.Config", file=path)
+    return [overrides.apply(config, changes) for config in configs]
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"fastvid_recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def find(recipe: str) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import logging
 import os
 import time
 
@@ -40,7 +42,84 @@ def test_a_run_that_waits_is_data_bound_and_told_what_to_change():
     verdict = spent(wait=60, compute=40, fetch=5, decode=90, finish=5).verdict()
     assert verdict.startswith("data-bound: 60% of the time is spent waiting, 90% of it on decode; ")
     assert "num_threads" in verdict
-    assert "on fetch; put the shards on faster storage" in spent(wait=60, compute=40, fetch=9, decode=1).verdict()
+    assert "put the shards on faster storage" in spent(wait=60, compute=40, fetch=9, decode=1).verdict()
+
+
+@pytest.mark.parametrize(
+    ("facts", "seconds", "counts", "advice"),
+    [
+        ({"num_threads": 2, "cores": 8}, {"decode": 190}, {}, "raise num_threads from 2 to 8"),
+        ({"num_threads": 4, "cores": 4}, {"decode": 80}, {}, "threads are busy for 20% of the time only"),
+        (
+            {"num_threads": 2, "cores": 2, "num_frames": 8},
+            {"decode": 190},
+            {"packets": 2600, "clips": 100},
+            "shard with --profile intra: 8 packets a clip instead of 26",
+        ),
+        (
+            {"num_threads": 2, "cores": 2, "num_frames": 8},
+            {"decode": 190},
+            {"packets": 800, "clips": 100},
+            "more cores (num_threads), or a GPU",
+        ),
+        ({"num_threads": 2, "cores": 2}, {"fetch": 190}, {"requests": 700, "clips": 100}, "(7 reads a clip)"),
+        ({"num_threads": 2, "cores": 2}, {"finish": 190}, {}, "move conversion to the device"),
+        ({"num_threads": 2, "cores": 2}, {"copy": 90, "wait": 10}, {}, "copy-bound: 90% of the time"),
+    ],
+)
+def test_the_change_that_would_help_most_is_named(facts, seconds, counts, advice):
+    stats = spent(**{"wait": 60, "compute": 40, **seconds})
+    stats.total.compute_seconds = 100 - stats.total.wait_seconds
+    for name, value in facts.items():
+        setattr(stats, name, value)
+    for name, value in counts.items():
+        setattr(stats.total, name, value)
+    verdict = stats.verdict()
+    assert advice in verdict
+    if "data-bound" in verdict:
+        assert "with free data the run would be 2.5 times as fast" in verdict
+
+
+def test_a_compute_bound_run_is_told_how_much_the_loader_could_give():
+    stats = spent(wait=2, compute=98, decode=50)
+    stats.num_threads = 2
+    assert stats.verdict().endswith("; the loader could give 4.0 times as much")
+
+
+def test_every_batch_becomes_a_json_line(tmp_path):
+    path = tmp_path / "stats.jsonl"
+    for _ in range(2):
+        list(make(stats_file=path))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["position"] for line in lines] == list(range(8, 81, 8)) * 2
+    assert [line["total"]["clips"] for line in lines] == list(range(8, 81, 8)) * 2
+    assert {line["step"]["clips"] for line in lines} == {8}
+    assert lines[-1]["verdict"].startswith(("data-bound", "compute-bound"))
+    whole = sum(sum(8 + frame % 5 for frame in range(n)) for n in FakeDataset(80).lengths)
+    assert lines[-1]["total"]["bytes_whole"] == whole
+    assert 0 < lines[-1]["total"]["bytes_read"] <= whole
+
+
+def test_the_live_view_tells_where_the_time_goes(caplog):
+    with caplog.at_level(logging.INFO, logger="fastvid.load.live"):
+        list(make(show_stats=True))
+    assert "epoch 0, 80/80 clips" in caplog.text
+    assert "decode" in caplog.text
+    assert "skipped: none" in caplog.text
+
+
+def test_cached_batches_give_the_ceiling_and_leave_the_loader_where_it_was():
+    loader = make()
+    next(iter(loader))
+    state = loader.state_dict()
+    starts = []
+    for batch in loader.cached(2):
+        time.sleep(0.01)
+        starts.append(batch.start)
+    assert starts == [8, 16] * 4 + [8]
+    assert loader.state_dict() == state
+    assert 0 < loader.stats.ceiling <= 8 / 0.01
+    assert [batch.start for batch in loader] == list(range(8, 80, 8))
 
 
 def test_a_run_that_computes_is_compute_bound():

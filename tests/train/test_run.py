@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,6 +142,60 @@ def test_evaluation_alone_finds_what_the_run_found(
     before = json.loads((undisturbed / "summary.json").read_text())["eval"]
     assert again["top1_percent"] == before["top1_percent"]
     assert again["loss"] == pytest.approx(before["loss"], abs=1e-5)
+
+
+def test_evaluation_by_views_counts_every_video_once_in_each(
+    folder: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written, page = tmp_path / "eval.json", tmp_path / "eval.html"
+    words = ["eval", str(folder / "recipe.py"), f"run.out={undisturbed}", "--protocol", "2x3", "--checkpoint", "best"]
+    assert fastvid_command([*words, "--json", str(written), "--report", str(page)]) == 0
+    said, record = json.loads(capsys.readouterr().out), json.loads(written.read_text())
+    assert (said["protocol"], said["views"], said["scored"]) == ("2x3", 6, HELD_OUT)
+    confusion = torch.tensor(record["confusion"])
+    assert int(confusion.sum()) == HELD_OUT
+    hits = int(confusion.diag().sum())
+    assert said["top1_percent"] == pytest.approx(100 * hits / HELD_OUT)
+    assert [row["videos"] for row in record["classes"]] == confusion.sum(1).tolist()
+    assert "Who is taken for whom" in page.read_text()
+
+
+def test_a_video_outside_the_dataset_is_predicted_and_drawn(
+    folder: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", str(folder / "recipe.py"), str(folder / "0.mp4"), str(folder / "1.mp4")]
+    picture = tmp_path / "strip.png"
+    assert fastvid_command([*words, f"run.out={undisturbed}", "--picture", str(picture)]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["video"] for row in said] == words[2:]
+    for row in said:
+        assert sum(one["probability"] for one in row["top"]) == pytest.approx(1.0)
+        assert {one["class"] for one in row["top"]} == set(Dataset(str(folder / "shards")).classes)
+        # The middles of two halves, of 8 and of 9 frames.
+        assert row["frames"] == [2, 6]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    assert fastvid_command([*words[:2], str(tmp_path / "broken.mp4"), f"run.out={undisturbed}"]) == 1
+    assert "broken.mp4" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_steps_and_finds_what_is_missing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'dry'}", "--dry-run", "--world", "2"]
+    assert fastvid_command(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["train_samples"], found["eval_samples"]) == (TRAIN, HELD_OUT)
+    assert (found["steps_per_epoch"], found["steps"], found["clips_per_rank"]) == (6, 12, 2)
+    assert found["memory_bytes"]["optimizer"] == 4 * found["parameters"]
+    # Nothing was made, and a shard that lost its end is named.
+    assert not (tmp_path / "dry").exists()
+    copy = tmp_path / "shards"
+    shutil.copytree(folder / "shards", copy)
+    tar = min(copy.glob("*.tar"))
+    tar.write_bytes(tar.read_bytes()[:-512])
+    assert fastvid_command([*words, f"data.path={copy}"]) == 1
+    assert tar.name in capsys.readouterr().err
 
 
 def test_sigterm_ends_a_run_with_a_checkpoint_and_it_goes_on(folder: Path) -> None:

@@ -96,6 +96,10 @@ class ToyLoader:
         self.epoch, self.position = state["epoch"], state["position"]
         self._origin = self.position
 
+    def go(self, epoch: int, start: int, stop: int) -> None:
+        self.load_state_dict({"epoch": epoch, "position": start})
+        self.batches = replace(self.batches, num_samples=stop)
+
 
 def clip(sample: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(sample + 1)

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from fastvid.train.relay.shelf import Shelf
 log = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 0.02  # between two looks for stages that come; a start takes seconds anyway
+_PATIENCE_S: Final = 2.0  # for a line of a sweep that failed; its stage may be what failed
 _ATTEMPTS: Final = 3
 """Stages that one unit may lose before its model counts as the cause, as one that does not fit into memory."""
 
@@ -53,6 +55,7 @@ class Hub:
         timeout_s: Silence of a stage that means its death, and how long to wait for the first stage.
         adopt_s: How long the partitions of a dead stage wait for a new one before another stage takes them too.
         start_s: The same for all partitions at the beginning; None is `timeout_s`.
+        told: Is shown each visit that was done, as `Record.visits` has it; by one thread at a time.
     """
 
     def __init__(
@@ -64,9 +67,10 @@ class Hub:
         timeout_s: float,
         adopt_s: float = 30.0,
         start_s: float | None = None,
+        told: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self.scheduler, self.store, self.shelf = scheduler, store, shelf
-        self.timeout_s = timeout_s
+        self.timeout_s, self._told = timeout_s, told
         self.record = Record()
         self._ownership = Ownership(
             scheduler.num_partitions, start_s=timeout_s if start_s is None else start_s, adopt_s=adopt_s
@@ -91,10 +95,16 @@ class Hub:
                 threads[-1].start()
             time.sleep(_PAUSE_S)
         for thread in threads:
-            thread.join(self.timeout_s)
+            thread.join(self.timeout_s if self._broken is None else _PATIENCE_S)
         if self._broken is not None:
             raise self._broken
         return self.record
+
+    def stop(self, error: BaseException) -> None:
+        """Ends the sweep: `run` raises the error."""
+        with self._changed:
+            self._broken = self._broken or error
+            self._changed.notify_all()
 
     def _over(self) -> bool:
         with self._changed:
@@ -129,9 +139,7 @@ class Hub:
                 log.warning("stage lost: %s", error)
         except BaseException as error:
             # Whoever waits in `run` has to hear of it.
-            with self._changed:
-                self._broken = error
-                self._changed.notify_all()
+            self.stop(error)
             raise
 
     def _serve(self, link: Link) -> None:
@@ -184,6 +192,7 @@ class Hub:
             else:
                 row = {**dataclasses.asdict(unit), "stage": link.seat, "start": start}
                 self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})
+                self._told(self.record.visits[-1])
                 score = answer.values.get("score")
                 self.scheduler.done(
                     unit, seconds=float(answer.values["seconds"]), score=float("nan") if score is None else score

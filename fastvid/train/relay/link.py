@@ -60,10 +60,12 @@ class Link:
         self.seat, self.timeout_s = seat, timeout_s
         self._other = 1 - side
         self._lock = threading.Lock()
+        # A store serves one call at a time, and this one waits: for a stage that died it would hold up all others.
+        # Any: torch's stubs leave out clone, send and recv.
+        own: Any = store
         with self._translated("did not come"):
-            # Any: torch's stubs leave out send and recv.
             self._group: Any = ProcessGroupGloo(
-                PrefixStore(f"relay/line/{seat}", store), side, 2, timedelta(seconds=timeout_s)
+                PrefixStore(f"relay/line/{seat}", own.clone()), side, 2, timedelta(seconds=timeout_s)
             )  # fmt: skip
 
     @property

@@ -28,7 +28,7 @@ def deal_shards(samples: Sequence[int], num_partitions: int) -> list[tuple[int, 
     if len(useful) < num_partitions:
         raise UsageError(
             f"{len(useful)} shards hold the split, fewer than {num_partitions} partitions",
-            hint="use fewer stages, or shard the videos into more files (--shard-size)",
+            hint="use fewer stages, or shard the videos into more files (--samples-per-shard)",
         )
     dealt: list[list[int]] = [[] for _ in range(num_partitions)]
     sizes = [0] * num_partitions
@@ -64,9 +64,13 @@ class Partition(Dataset):
         owner, _ = self.locate(np.arange(len(self)))
         self.rows = self.rows[np.isin(owner, self.shards)]
 
+    @property
+    def files(self) -> list[str]:
+        """Files that training on the partition needs."""
+        stems = [self.generation.shards[shard].name for shard in self.shards]
+        return [f"{stem}.{suffix}" for stem in stems for suffix in ("pkt", "tar")]
+
     def load(self) -> None:
-        """Reads everything that training on the partition will need."""
-        for shard in self.shards:
-            stem = self.generation.shards[shard].name
-            for suffix in ("pkt", "tar"):
-                self.storage.map(f"{stem}.{suffix}")
+        """Reads them all."""
+        for name in self.files:
+            self.storage.map(name)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any, Protocol
 
 from torch.distributed.distributed_c10d import Store
 
 from fastvid import faults
-from fastvid.errors import FastvidError, UsageError
 from fastvid.train.relay.link import Link, Message, take_seat
 from fastvid.train.relay.scheduler import Unit
-
-log = logging.getLogger(__name__)
 
 
 class Workshop(Protocol):
@@ -35,10 +31,9 @@ class Workshop(Protocol):
             token: The model as the last visit left it; None for a fresh one.
 
         Returns:
-            The new token, and JSON values about the visit; ``score`` among them where the unit ends an epoch.
-
-        Raises:
-            FastvidError: The model cannot be trained on, as when its loss is not finite.
+            The new token, and JSON values about the visit; ``score`` among them where the unit ends an epoch. Where the
+            model cannot be trained on, as when its loss is not finite, no token, and ``reason``. An error is the
+            stage's own, as one of its data, and ends it.
         """
         ...
 
@@ -57,21 +52,14 @@ def serve(store: Store, workshop: Workshop, timeout_s: float) -> None:
     link = Link(store, take_seat(store), 1, timeout_s)
     while (message := link.receive()).kind != "end":
         began = time.perf_counter()
-        answer = None
         with link.beating():
             if message.kind == "own":
                 answer = Message("ready", workshop.own(tuple(message.values["partitions"])))
             else:
                 unit = Unit(**message.values)
                 faults.reach("visit")
-                try:
-                    token, report = workshop.visit(unit, message.body or None)
-                    answer = Message("done", {**report, "seconds": time.perf_counter() - began}, token)
-                except UsageError:
-                    # A recipe that is wrong is no model that fails: the stage ends, and says why.
-                    raise
-                except FastvidError as error:
-                    log.warning("model %d fails: %s", unit.model, error)
-                    answer = Message("failed", {"reason": str(error)})
+                token, report = workshop.visit(unit, message.body or None)
+                report["seconds"] = time.perf_counter() - began
+                answer = Message("failed" if "reason" in report else "done", report, token)
         faults.reach("visited")
         link.send(answer)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from fastvid.errors import FastvidError, StateError
+from fastvid.errors import StateError
 from fastvid.load.batch import Batch
 from fastvid.load.world import World
 from fastvid.train.config import Config
@@ -58,11 +58,10 @@ def train_visit(
     Returns:
         The new token; and JSON values: ``samples`` (of this visit), ``loss`` (mean, in nats), ``top1_percent``, ``lr``,
         ``lineage`` (number and digest of the samples); where the unit ends an epoch ``score`` (higher is better) and
-        ``eval``.
+        ``eval``. Where the loss is not finite, no token, and the ``reason``.
 
     Raises:
         StateError: The token is another model's, or of another place in the sweep.
-        FastvidError: The loss is not finite.
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         replica, state = _open(trainee, unit, token)
@@ -78,10 +77,7 @@ def train_visit(
         loss, top1, _, clips = sums.tolist()
         mean_loss = loss / max(1.0, clips)
         if not math.isfinite(mean_loss):
-            raise FastvidError(
-                f"loss is {mean_loss} after {replica.samples} samples",
-                hint="lower optim.base_lr, lengthen optim.warmup_epochs or set optim.clip_norm",
-            )
+            return b"", {"reason": f"loss is {mean_loss} after {replica.samples} samples"}
         report: dict[str, Any] = {
             "samples": replica.samples - before,
             "loss": mean_loss,

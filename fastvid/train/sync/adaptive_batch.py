@@ -16,7 +16,7 @@ number of ranks made are left out, so the next decision may come later.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -98,7 +98,7 @@ class AdaptiveBatch:
     def prepare(self, replica: Replica) -> None:
         self.inner.prepare(replica)
 
-    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Iterator[Round]:
+    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         schedule = replica.schedule
         self.policy.begin(loader.global_batch_size, max(1, schedule.total // epochs), schedule.milestones)
         feed = ResizingLoader(
@@ -171,6 +171,12 @@ class AdaptiveBatch:
     def on_membership_change(self, before: int, now: int) -> None:
         self.inner.on_membership_change(before, now)
 
+    def lineage(self) -> list[dict[str, int | str]] | None:
+        return self.inner.lineage()
+
+    def numbers(self) -> dict[str, float]:
+        return self.inner.numbers()
+
 
 class ResizingLoader:
     """A loader whose global batch size may be another before each batch.
@@ -228,3 +234,7 @@ class ResizingLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `fastvid.train.feed.Loader`."""
         self._loader.load_state_dict(state)
+
+    def go(self, epoch: int, start: int, stop: int) -> None:
+        """See `fastvid.train.feed.Loader`."""
+        self._loader.go(epoch, start, stop)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ class Ddp:
         if self._hook is not None:
             replica.forward.register_comm_hook(None, self._hook)
 
-    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Iterator[Round]:
+    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         while (epoch := loader.epoch) < epochs:
             yield Round(replica, loader, epoch)
 
@@ -127,6 +127,12 @@ class Ddp:
 
     def on_membership_change(self, before: int, now: int) -> None:
         """Nothing: the global batch stays, and only the shares change."""
+
+    def lineage(self) -> None:
+        """None: ranks share each batch, and the loop adds up what they were given."""
+
+    def numbers(self) -> dict[str, float]:
+        return {}
 
 
 # A half's range is no danger: the loss is a mean over the global batch, and each rank divides before anything is added.

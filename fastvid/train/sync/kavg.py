@@ -55,7 +55,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -182,7 +182,7 @@ class Kavg:
             mesh = init_device_mesh(self.member.device.type, shape, mesh_dim_names=_MESH)
             self._group = mesh.get_group(_MESH[1])
 
-    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Iterator[Round]:
+    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         self._samples_per_epoch = max(1, replica.schedule.total // epochs)
         self._together = self._epochs(replica) < self._local_after
         if self._together:
@@ -331,6 +331,12 @@ class Kavg:
         log.info(
             "local steps of %d ranks go on with %d: from here on the weights are those of another run", before, now
         )
+
+    def lineage(self) -> None:
+        """None: ranks share each batch, and the loop adds up what they were given."""
+
+    def numbers(self) -> dict[str, float]:
+        return {}
 
 
 def _group_size(size: int | str, world_size: int) -> int:

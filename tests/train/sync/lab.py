@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fastvid.load.world import World
 from fastvid.train import sync
 from fastvid.train.checkpoint import Checkpoints
 from fastvid.train.config import Config
@@ -96,7 +97,9 @@ def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = No
     config = config_of(case, folder)
     kind = toy.ToyLoader if case.noise is None else QuadraticLoader
     model: nn.Module = toy.net(norm=case.norm) if case.noise is None else Quadratic(case.noise)
-    loader = kind(member.world, **case.data)
+    # Who shares no batches reads whole ones.
+    world = World() if case.sync in sync.APART else member.world
+    loader = kind(world, **case.data)
     schedule = Schedule.of(
         config.optim,
         epochs=config.run.epochs,
@@ -109,7 +112,7 @@ def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = No
         Replica(model, make_optimizer(model, config.optim), schedule),
         loader,
         sync.build(config.sync, member, config.sync_options),
-        eval_data=EvalData(kind(member.world, size=7, last="keep"), toy.NUM_SAMPLES),
+        eval_data=EvalData(kind(world, size=7, last="keep"), toy.NUM_SAMPLES),
         checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
         recorder=Recorder(folder / METRICS_FILE if member.leads else None),
         stop=stop,

@@ -25,10 +25,12 @@ class Progress:
     Attributes:
         lease: Its number.
         position: The positions before it are done.
+        digest: Of all samples trained on in the lease, see `Leases.acknowledge`.
     """
 
     lease: int
     position: int
+    digest: int = 0
 
 
 class Client:
@@ -42,6 +44,7 @@ class Client:
     Attributes:
         number: Given by the head.
         versions: Of the weights that were fetched last.
+        samples: Positions that all clients have acknowledged, as far as this one has heard.
 
     Raises:
         WorkerError: A server does not answer.
@@ -54,6 +57,7 @@ class Client:
         self._pool = ThreadPoolExecutor(max(1, len(addresses) - 1), thread_name_prefix="asgd-link")
         self.number = -1
         self.versions: Versions = ()
+        self.samples = 0
         self._clock = 0
 
     def join(self, weights: Tensor) -> Versions:
@@ -158,6 +162,7 @@ class Client:
                     version=0 if since is None else since[index],
                     lease=progress.lease if progress and index == 0 else -1,
                     start=progress.position if progress and index == 0 else 0,
+                    digest=progress.digest if progress and index == 0 else 0,
                 ),
                 send=None if send is None else self._part(send, index),
                 into=None if into is None else self._part(into, index),
@@ -173,6 +178,8 @@ class Client:
             if link is self._links[0]:
                 for other in self._links[1:]:
                     self._ask(other, Header(Kind.PING))
+        if link is self._links[0]:
+            self.samples = max(self.samples, answer.samples)
         if answer.kind is Kind.REFUSED:
             raise UsageError(
                 f"the server refuses {header.kind.name}",

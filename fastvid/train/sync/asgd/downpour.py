@@ -29,7 +29,8 @@ class Downpour:
         n_push: Steps whose gradients are summed in one push. It goes with the rate of its last step.
         n_fetch: Steps from one fetch to the next.
         overlap: Transfer while the next step computes.
-        sections: Factors of the rate, for local steps.
+        sections: Factors of the rate, for local steps; and what is no gradient but a value of the client's own, which
+            is sent as it was given last.
 
     Attributes:
         staleness: Pushes of this client by their staleness.
@@ -74,6 +75,10 @@ class Downpour:
         if self._steps == 0:
             self._oldest = self._versions
         self._sum += gradient
+        for section in self._sections:
+            if section.averaged:
+                part = slice(section.start, section.stop)
+                self._sum[part] = gradient[part]
         self._steps += 1
         self._since_fetch += 1
         push, fetch = self._steps >= self.n_push or last, self._since_fetch >= self.n_fetch
@@ -81,7 +86,8 @@ class Downpour:
         if not adopted and (self.overlap or not fetch):
             for section in self._sections:
                 part = slice(section.start, section.stop)
-                self.weights[part].add_(gradient[part], alpha=-rate * section.lr_mult)
+                if not section.averaged:
+                    self.weights[part].add_(gradient[part], alpha=-rate * section.lr_mult)
         if push or fetch:
             self._begin(rate, progress, push=push, fetch=fetch)
             if not self.overlap:
@@ -103,6 +109,12 @@ class Downpour:
             self.weights.copy_(self._fetched)
         self._versions = versions
         return True
+
+    def adopt(self, weights: Tensor, versions: Versions) -> None:
+        """Goes on from these weights, as if they had been fetched. A sum that was not pushed yet stays."""
+        self.settle()
+        self.weights.copy_(weights)
+        self._versions, self._since_fetch = versions, 0
 
     def close(self) -> None:
         """Waits for the transfer under way, and leaves the server."""

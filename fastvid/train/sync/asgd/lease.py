@@ -2,7 +2,7 @@
 
 Every position of every epoch is acknowledged exactly once. A client that dies gives back what it has not acknowledged,
 and another trains on that again: so weights see each position at least once, and `Leases.returned` counts how many
-they may have seen twice.
+they may have seen twice. What is acknowledged is booked by its samples' keys, so a run can prove what it trained on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastvid.errors import StateError, UsageError
+from fastvid.train.feed import Lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Leases:
     Attributes:
         acknowledged: Positions that are done.
         returned: Positions that were lent and given back.
+        lineage: Of the samples at the positions that are done.
     """
 
     def __init__(self, samples_per_epoch: int, epochs: int, size: int) -> None:
@@ -53,9 +55,11 @@ class Leases:
             )
         self.samples_per_epoch, self.epochs, self.size = samples_per_epoch, epochs, size
         self.acknowledged = self.returned = 0
+        self.lineage = Lineage()
         self._number = self._next = 0  # the next lease; the next position that was never lent, over all epochs
         self._free: list[tuple[int, int, int]] = []  # epoch, start, stop
         self._lent: dict[int, Lease] = {}  # by client
+        self._digests: dict[int, int] = {}  # by client, of what it has acknowledged of its lease
         self._lock = threading.Lock()
 
     @property
@@ -87,10 +91,18 @@ class Leases:
                 return None
             self._number += 1
             lease = self._lent[client] = Lease(self._number, epoch, start, stop)
+            self._digests[client] = 0
             return lease
 
-    def acknowledge(self, client: int, number: int, position: int) -> None:
+    def acknowledge(self, client: int, number: int, position: int, digest: int = 0) -> None:
         """Positions of a client's lease before `position` are done.
+
+        Args:
+            client: Who.
+            number: Of the lease.
+            position: Behind the last one that is done.
+            digest: Sum of the digests of all samples that it has trained on in this lease, see
+                `fastvid.train.feed.Lineage`.
 
         Raises:
             UsageError: The client holds no such lease or position.
@@ -100,6 +112,8 @@ class Leases:
             if lease is None or lease.number != number or not lease.start <= position <= lease.stop:
                 raise UsageError(f"client {client} acknowledges lease {number} up to {position} and holds {lease}")
             self.acknowledged += position - lease.start
+            self.lineage.add(lease.epoch, position - lease.start, digest - self._digests[client])
+            self._digests[client] = digest
             if position == lease.stop:
                 del self._lent[client]
             else:
@@ -128,6 +142,7 @@ class Leases:
                 "number": self._number,
                 "next": self._next,
                 "free": sorted([*self._free, *lent]),
+                "lineage": self.lineage.state_dict(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -146,3 +161,4 @@ class Leases:
             self._number, self._next = int(state["number"]), int(state["next"])
             self._free = [(int(epoch), int(start), int(stop)) for epoch, start, stop in state["free"]]
             self._lent.clear()
+            self.lineage.load_state_dict(state["lineage"])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
@@ -21,6 +23,8 @@ SERVER, CLIENT = 0, 1
 _TICKETS: Final = "tickets"
 _CLOSE: Final = "close"
 _KNOCK: Final = "knock"
+_PORTS: Final = "ports"
+_PAUSE_S: Final = 0.01  # between two looks for a client that comes
 
 
 class Door:
@@ -54,9 +58,10 @@ class Door:
     @staticmethod
     def _wait(store: TCPStore, ticket: int) -> str:
         key = f"{_KNOCK}/{ticket}"
-        while True:
-            with contextlib.suppress(RuntimeError):
-                return bytes(store.get(key)).decode()
+        # A blocking get would warn on stderr whenever its time is over.
+        while not store.check([key]):
+            time.sleep(_PAUSE_S)
+        return bytes(store.get(key)).decode()
 
     def open(self, ticket: int) -> Link:
         """The link to a client that has knocked.
@@ -65,6 +70,10 @@ class Door:
             WorkerError: It does not answer.
         """
         return _pair(self.address, ticket, SERVER, self.timeout_s)
+
+    def tell(self, ports: list[int]) -> None:
+        """Leaves the ports of all shards, this one's first, for `find`."""
+        self._store.set(_PORTS, json.dumps(ports))
 
     def close(self) -> None:
         """Ends `knocks`."""
@@ -81,6 +90,17 @@ def knock(host: str, port: int, timeout_s: float) -> Link:
     ticket = store.add(_TICKETS, 1)
     store.set(f"{_KNOCK}/{ticket}", "")
     return _pair((host, port), ticket, CLIENT, timeout_s)
+
+
+def find(host: str, port: int, timeout_s: float) -> list[tuple[str, int]]:
+    """Addresses of all shards of the server whose head is at an address; they are on the same machine.
+
+    Raises:
+        WorkerError: No server answers there in time.
+    """
+    store = _connect((host, port), timeout_s)
+    with _translated("a server does not tell its shards", host, port):
+        return [(host, int(shard)) for shard in json.loads(store.get(_PORTS))]
 
 
 def _connect(address: tuple[str, int], timeout_s: float) -> TCPStore:

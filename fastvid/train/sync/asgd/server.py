@@ -93,15 +93,24 @@ class Server:
         self._porter = threading.Thread(target=self._open, name="asgd-door", daemon=True)
         self._porter.start()
 
-    def close(self) -> None:
-        """Lets nobody in any more, and waits for the clients to leave."""
+    def close(self, patience_s: float | None = None) -> None:
+        """Lets nobody in any more, and waits for the clients to leave.
+
+        Args:
+            patience_s: How long to wait for each; None is `timeout_s`.
+        """
+        patience_s = self._timeout_s if patience_s is None else patience_s
         self._door.close()
-        self._porter.join(self._timeout_s)
+        self._porter.join(patience_s)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for session in self._sessions:
-            session.join(self._timeout_s)
+            session.join(patience_s)
+
+    def tell(self, ports: list[int]) -> None:
+        """Has the head tell clients where the other shards are, see `fastvid.train.sync.asgd.pair.find`."""
+        self._door.tell(ports)
 
     def state_dict(self) -> dict[str, Any]:
         """The shard, the leases, and what each client has done."""
@@ -183,7 +192,21 @@ class Server:
 
     def _say(self, link: Link, kind: Kind, **fields: int) -> None:
         version = self.shard.snapshot.version if self.shard.initialised else 0
-        link.send(Header(kind, version=version, **fields))
+        link.send(Header(kind, version=version, samples=self._samples, **fields))
+
+    @property
+    def _samples(self) -> int:
+        return 0 if self.leases is None else self.leases.acknowledged
+
+    def counts(self) -> Counter[int]:
+        """Pushes by their staleness, of one moment."""
+        with self._changed:
+            return Counter(self.staleness)
+
+    @property
+    def present(self) -> int:
+        """Clients that take part now."""
+        return sum(record.here for record in self.clients.values())
 
     def _join(self, link: Link, number: int) -> None:
         fresh = False
@@ -212,20 +235,27 @@ class Server:
             return
         # One commit and its books at a time: the staleness and the lead that are counted are those of this order.
         with self._changed:
+            share = 1 / self.present
             if exchanges:
-                commit = self.shard.exchange(buffer, self.policy.elasticity or 0.0)
+                commit = self.shard.exchange(buffer, self.policy.elasticity or 0.0, share)
             else:
-                commit = self.shard.push(buffer, asked.version, bits_float(asked.rate), self.policy)
+                commit = self.shard.push(buffer, asked.version, bits_float(asked.rate), self.policy, share)
                 self.staleness[commit.staleness] += 1
             record = self.clients[number]
             record.clock, record.pushes, record.steps = record.clock + 1, record.pushes + 1, record.steps + asked.steps
             self.largest_lead = max(self.largest_lead, record.clock - self._slowest())
             if self.leases is not None and asked.lease >= 0:
-                self.leases.acknowledge(number, asked.lease, asked.start)
+                self.leases.acknowledge(number, asked.lease, asked.start, asked.digest)
             self._changed.notify_all()
         if self._head:
             self._wait(link, lambda: self.policy.may_go_on(record.clock, self._slowest()))
-        answer = Header(Kind.DONE, version=commit.version, staleness=commit.staleness, clock=record.clock)
+        answer = Header(
+            Kind.DONE,
+            version=commit.version,
+            staleness=commit.staleness,
+            clock=record.clock,
+            samples=self._samples,
+        )
         link.send(answer, buffer if exchanges else None)
 
     def _slowest(self) -> int:

@@ -32,12 +32,15 @@ class Section:
         stop: Behind the last.
         lr_mult: Factor of the rate.
         weight_decay: As the optimiser understands it.
+        averaged: Whether these are no weights but norm statistics: what a client sends is its own value, and the shard
+            keeps the running average of what it is sent.
     """
 
     start: int
     stop: int
     lr_mult: float = 1.0
     weight_decay: float = 0.0
+    averaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +108,23 @@ class Shard:
         self.start, self.stop = start, stop
         self._values = torch.zeros(stop - start, dtype=dtype, device=device)
         self._parts: list[tuple[int, int, nn.Parameter]] = []
-        groups = []
+        self._averaged: list[slice] = []
+        groups, covered = [], 0
         for section in sections if sections is not None else [Section(start, stop)]:
             low, high = max(section.start, start) - start, min(section.stop, stop) - start
-            if low < high:
-                # A view: the optimiser steps the very numbers that snapshots are copied from.
-                parameter = nn.Parameter(self._values[low:high])
-                self._parts.append((low, high, parameter))
-                groups.append({"params": [parameter], "lr_mult": section.lr_mult, "weight_decay": section.weight_decay})
-        if sum(high - low for low, high, _ in self._parts) != stop - start:
+            if low >= high:
+                continue
+            covered += high - low
+            if section.averaged:
+                self._averaged.append(slice(low, high))
+                continue
+            # A view: the optimiser steps the very numbers that snapshots are copied from.
+            parameter = nn.Parameter(self._values[low:high])
+            self._parts.append((low, high, parameter))
+            groups.append({"params": [parameter], "lr_mult": section.lr_mult, "weight_decay": section.weight_decay})
+        if covered != stop - start:
             raise UsageError(f"sections do not cover numbers {start} to {stop} of the weights once")
-        self.optimizer = rule(groups)
+        self.optimizer = rule(groups) if groups else None
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
 
@@ -148,35 +157,44 @@ class Shard:
             self._publish(0)
 
     @torch.no_grad()
-    def push(self, gradient: Tensor, since: int, rate: float, policy: Policy) -> Commit:
+    def push(self, gradient: Tensor, since: int, rate: float, policy: Policy, share: float = 1.0) -> Commit:
         """Moves the weights by a gradient.
 
         Args:
-            gradient: [n].
+            gradient: [n]; where sections are averaged, the client's own values.
             since: Version that it was computed from.
             rate: Learning rate before the policy.
             policy: What staleness does to the rate.
+            share: Weight of this client's values in averaged sections: one over the number of clients.
         """
         with self._lock:
             version = self.snapshot.version
             staleness = version - since
             rate = policy.rate(rate, staleness)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate * group["lr_mult"]
-            for low, high, parameter in self._parts:
-                parameter.grad = gradient[low:high].to(parameter)
-            self.optimizer.step()
+            if self.optimizer is not None:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate * group["lr_mult"]
+                for low, high, parameter in self._parts:
+                    parameter.grad = gradient[low:high].to(parameter)
+                self.optimizer.step()
+            for part in self._averaged:
+                self._values[part].lerp_(gradient[part].to(self._values), share)
             self._publish(version + 1)
             return Commit(version + 1, staleness)
 
     @torch.no_grad()
-    def exchange(self, values: Tensor, elasticity: float) -> Commit:
+    def exchange(self, values: Tensor, elasticity: float, share: float = 1.0) -> Commit:
         """Moves the weights towards a client's by a part of the difference, and writes that part into `values`, which
-        the client subtracts from its own."""
+        the client subtracts from its own. In averaged sections the client's values stay. `share` is that of `push`."""
         with self._lock:
             version = self.snapshot.version
-            difference = (values.to(self._values) - self._values).mul_(elasticity)
-            self._values += difference
+            given = values.to(self._values)
+            difference = (given - self._values).mul_(elasticity)
+            for part in self._averaged:
+                self._values[part].lerp_(given[part], share)
+                difference[part] = 0
+            for low, high, _ in self._parts:
+                self._values[low:high] += difference[low:high]
             values.copy_(difference)
             self._publish(version + 1)
             return Commit(version + 1, 0)
@@ -189,7 +207,7 @@ class Shard:
                 "stop": self.stop,
                 "version": self.snapshot.version,
                 "values": self.snapshot.values,
-                "optimizer": _copied(self.optimizer.state_dict()),
+                "optimizer": None if self.optimizer is None else _copied(self.optimizer.state_dict()),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,7 +223,8 @@ class Shard:
             )
         with self._lock, torch.no_grad():
             self._values.copy_(state["values"])
-            self.optimizer.load_state_dict(_copied(state["optimizer"]))
+            if self.optimizer is not None:
+                self.optimizer.load_state_dict(_copied(state["optimizer"]))
             self._publish(int(state["version"]))
 
     def _publish(self, version: int) -> None:

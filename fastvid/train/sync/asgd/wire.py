@@ -57,6 +57,8 @@ class Header:
         epoch: Of the lease.
         start: First position of the lease, or what is acknowledged: positions before it.
         stop: Behind the last position of the lease.
+        digest: With a lease that is acknowledged: of the samples trained on in it, see `Leases.acknowledge`.
+        samples: Answers of the head: positions acknowledged so far, by all clients.
         fresh: Answer to JOIN: 1 where this client's weights become the first.
         count: Numbers of the payload.
         checksum: CRC-32 of the payload.
@@ -73,6 +75,8 @@ class Header:
     epoch: int = 0
     start: int = 0
     stop: int = 0
+    digest: int = 0
+    samples: int = 0
     fresh: int = 0
     count: int = 0
     checksum: int = 0
@@ -82,9 +86,9 @@ class Header:
         body = torch.tensor([MAGIC, *astuple(self)])
         return torch.cat([body, torch.tensor([crc32(body)])])
 
-    def about(self, *, version: int, lease: int, start: int) -> Header:
+    def about(self, *, version: int, lease: int, start: int, digest: int) -> Header:
         """The same question to one shard."""
-        return replace(self, version=version, lease=lease, start=start)
+        return replace(self, version=version, lease=lease, start=start, digest=digest)
 
     @classmethod
     def decode(cls, words: Tensor) -> Header:

@@ -1,0 +1,43 @@
+"""Metrics for TensorBoard."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from fastvid.errors import MissingDependency
+
+
+class Board:
+    """Writes rows of numbers as TensorBoard's scalars, over samples seen.
+
+    Args:
+        folder: Where event files go.
+
+    Raises:
+        MissingDependency: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        except ImportError as error:
+            raise MissingDependency(
+                "run.tensorboard is true, but TensorBoard does not load",
+                hint="pip install 'fastvid-toolkit[tensorboard]', or run.tensorboard=false",
+            ) from error
+        self._writer: Any = writer(str(folder), flush_secs=10)
+
+    def write(self, kind: str, values: dict[str, Any]) -> None:
+        """Adds the numbers of a row that has ``samples``."""
+        samples = values.get("samples")
+        if samples is None:
+            return
+        for name, value in values.items():
+            if name != "samples" and isinstance(value, (int, float)) and not isinstance(value, bool):
+                self._writer.add_scalar(f"{kind}/{name}", value, samples)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._writer.close()

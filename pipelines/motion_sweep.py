@@ -1,0 +1,60 @@
+"""Three models of the motion dataset in one sweep that reads its videos once: widths, rates and optimisers differ.
+
+    fastvid shard runs/demo/videos --out runs/sweep/shards \\
+        --annotations csv:runs/demo/videos/annotations.csv --short-side 96 --samples-per-shard 128
+    torchrun --nproc-per-node 2 -m fastvid.train motion_sweep
+
+The videos are those of ``fastvid demo``; there are at least as many shards as stages.
+"""
+
+from dataclasses import replace
+
+from fastvid.load.augment import CenterCrop, RandomCrop
+from fastvid.load.sampling import Segments
+from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+
+def recipe() -> Config:
+    """The first of them, as it is trained alone by sync=ddp."""
+    return Config(
+        data=DataConfig(
+            path="runs/sweep/shards",
+            split="train",
+            eval_split="test",
+            frames=Segments(8),
+            eval_frames=Segments(8, jitter=False),
+            spatial=(RandomCrop(64),),
+            eval_spatial=(CenterCrop(64),),
+            global_batch_size=16,
+        ),
+        model=ModelConfig(name="tsm-r18", options={"width": 16, "dropout": 0.0, "shift_div": 4}),
+        optim=OptimConfig(
+            base_lr=0.03,
+            base_batch_size=16,
+            nesterov=True,
+            weight_decay=5e-4,
+            warmup_epochs=3,
+            decay="cosine",
+            clip_norm=20.0,
+        ),
+        run=RunConfig(out="runs/sweep/out", epochs=20),
+        sync="relay",
+    )
+
+
+def sweep() -> list[Config]:
+    """Quarter width; wider with another rate; wider still with AdamW."""
+    first = recipe()
+    return [
+        first,
+        replace(
+            first,
+            model=replace(first.model, options={"width": 20, "dropout": 0.0, "shift_div": 4}),
+            optim=replace(first.optim, base_lr=0.02),
+        ),
+        replace(
+            first,
+            model=replace(first.model, options={"width": 24, "dropout": 0.0, "shift_div": 4}),
+            optim=replace(first.optim, name="adamw", base_lr=0.002, weight_decay=0.05),
+        ),
+    ]

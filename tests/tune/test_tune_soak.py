@@ -1,0 +1,71 @@
+"""What `fastvid tune` says of some videos holds for others. Started by ``make soak``; results in tune.json."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import decode
+from bench.harness import RESULTS, machine_facts, write_json
+from fastvid.measure.clips import Corpus
+from fastvid.shard.job import run_job
+from fastvid.shard.profiles import PROFILES
+from fastvid.tune import page
+from fastvid.tune.advice import recommend
+from fastvid.tune.study import study
+from fastvid.tune.text import render
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
+
+# What copies writes is whatever the sources are, so some videos say little of others; it is recorded, and not held to.
+ENCODING = [name for name, profile in PROFILES.items() if not profile.copies]
+MOST_OFF = 0.15
+VIDEOS = int(os.environ.get("FASTVID_SOAK_VIDEOS", "24"))
+
+
+def test_predicted_ratios_hold_on_videos_that_were_not_seen(footage, tmp_path):
+    place = Path(os.environ.get("FASTVID_SOAK_DIR", tmp_path))
+    # Alternately, so that both halves hold videos of every set that the footage comes from.
+    files = sorted(path for path in (footage / "clean").iterdir() if path.suffix != ".mpg")
+    seen, unseen = files[::2][:VIDEOS], files[1::2][:VIDEOS]
+    found = study([str(path) for path in seen], videos=len(seen), workers=1, rounds=7)
+    predicted = {one.profile: one.cpu_ms for one in found.measured}
+    measured = {}
+    for name in predicted:
+        out = place / f"tune-{name}"
+        run_job([str(path) for path in unseen], str(out), profile=name, workers=1)
+        # Videos that are smaller than the bench's crop come enlarged from all profiles but copy.
+        if name in ENCODING:
+            row = decode.compare(Corpus(str(out), "tsn8"), [], 1, 7, 1)
+            (entry,) = [
+                one for one in row["contenders"] if one["settings"] == {"product": "planes", "source": "memory"}
+            ]
+            measured[name] = entry["cpu_ms"]
+    ratios = {
+        name: {
+            "predicted": predicted["compact"] / predicted[name],
+            "measured": measured["compact"] / measured[name],
+            "off": predicted["compact"] / predicted[name] / (measured["compact"] / measured[name]) - 1,
+        }
+        for name in measured
+    }
+    advice = recommend(found)
+    record = {
+        "schema": "fastvid-tune/1",
+        "machine": machine_facts(),
+        "study": found.to_json(),
+        "recommended": advice.profile,
+        "reasons": list(advice.reasons),
+        "seen": [path.name for path in seen],
+        "unseen": [path.name for path in unseen],
+        "clips_a_second_against_compact_by_cpu_time": ratios,
+    }
+    write_json(RESULTS / "tune.json", record)
+    (place / "tune.html").write_bytes(page.render(found, advice))
+    print(render(found, advice))
+    worst = max(ratios.items(), key=lambda item: abs(item[1]["off"]))
+    assert set(measured) == set(ENCODING)
+    assert np.abs([one["off"] for one in ratios.values()]).max() <= MOST_OFF, worst
