@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 USER_STAMP := $(VENV)/.user
 DEV_STAMP := $(VENV)/.dev
 
-.PHONY: demo test check soak clean
+.PHONY: demo test check docs soak clean
 
 demo: $(USER_STAMP)
 	$(BIN)/fastvid demo
@@ -20,6 +20,9 @@ check: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(DEV_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 # The long runs: minutes to hours, results in bench/results.
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak --timeout 14400
@@ -30,7 +33,7 @@ $(USER_STAMP): pyproject.toml constraints.txt
 	touch $(USER_STAMP)
 
 $(DEV_STAMP): $(USER_STAMP)
-	$(PIP) -e '.[torch,dali-cuda13,report,object-stores,flow,ray,dev]'
+	$(PIP) -e '.[torch,dali-cuda13,report,object-stores,flow,ray,docs,dev]'
 	touch $(DEV_STAMP)
 
 clean:

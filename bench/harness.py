@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-RESULTS: Final = Path(__file__).parent / "results"
+_HERE: Final = Path(__file__).parent
+# Beside this file in a checkout; where the user stands when bench is a part of an installation.
+RESULTS: Final = _HERE / "results" if _HERE.parent.joinpath("pyproject.toml").exists() else Path("bench/results")
 
 _PACKAGES: Final = ("av", "decord", "numpy", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torch", "torchcodec")
 
@@ -33,9 +35,7 @@ def machine_facts() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    commit = subprocess.run(
-        ["git", "-C", str(RESULTS.parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    commit = subprocess.run(["git", "-C", str(_HERE), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "cpu": _first("/proc/cpuinfo", "model name"),
         "cores": cores(),

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "relabel": ("fastvid.cli.relabel", "give samples other labels, splits or captions"),
     "compact": ("fastvid.cli.compact", "rewrite shards without their removed samples"),
     "gc": ("fastvid.cli.gc", "delete old generations and what only they refer to"),
+    "bench": ("fastvid.cli.bench", "measure decoding, loading, sharding, training and scale"),
     "doctor": ("fastvid.cli.doctor", "what this machine can decode and encode with, and why not"),
     "demo": ("fastvid.cli.demo", "make a motion dataset, shard it, train on it, write a report"),
     "train": ("fastvid.cli.train", "train a recipe; under torchrun for more than one process"),
