@@ -36,7 +36,6 @@ from fastvid.train.metrics import METRICS_FILE, Recorder
 from fastvid.train.optim import sgd
 from fastvid.train.replica import Replica
 from fastvid.train.schedule import Schedule
-from fastvid.train.step import step_seed
 
 CLASSES: Final = 10
 LIMIT: Final = 1.02
@@ -186,17 +185,14 @@ class _Bare:
         self.config, self.model = config, _model(args)
         self.loader = Ready(config, args.steps, args.side)
         self.optimizer = sgd(self.model, config.optim)
-        self.samples = 0
 
     def block(self) -> None:
         for batch in self.loader:
-            torch.manual_seed(step_seed(0, self.samples, 0))
             self.optimizer.zero_grad(set_to_none=True)
             loss = functional.cross_entropy(self.model(batch.video), batch.label)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.model.parameters(), 20.0)
             self.optimizer.step()
-            self.samples += len(batch)
 
 
 def _difference(args: argparse.Namespace, config: Config) -> float:
@@ -214,7 +210,7 @@ def _difference(args: argparse.Namespace, config: Config) -> float:
 
 def _model(args: argparse.Namespace) -> nn.Module:
     torch.manual_seed(0)
-    return zoo.build(args.model, CLASSES, 8, width=args.width)
+    return zoo.build(args.model, CLASSES, 8, width=args.width, dropout=0.0)
 
 
 def _config(args: argparse.Namespace, folder: Path) -> Config:

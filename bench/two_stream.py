@@ -30,7 +30,7 @@ from fastvid.load.sampling import Segments
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.job import run_job
 from fastvid.shard.profiles import get_profile
-from fastvid.train import launch
+from fastvid.train import launch, scoring
 from fastvid.train.checkpoint import Checkpoints
 from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
@@ -171,7 +171,7 @@ def run_toy(folder: Path, *, seed: int, epochs: int) -> dict[str, float]:
         data=replace(fused.data, label="both"),
         model=replace(fused.model, num_classes=4, weights=files),
     )
-    top1["both two-stream-r18, late fusion of the two"] = launch.score(fused).top1_percent
+    top1["both two-stream-r18, late fusion of the two"] = scoring.score(fused).score.top1_percent
     return top1
 
 

@@ -1,4 +1,4 @@
-"""Three models of the motion dataset in one sweep that reads its videos once: widths, rates and optimisers differ.
+"""Three models of the motion dataset in one sweep that reads its videos once: widths, rates, momentum and decay differ.
 
     fastvid shard runs/demo/videos --out runs/sweep/shards \\
         --annotations csv:runs/demo/videos/annotations.csv --short-side 96 --samples-per-shard 128
@@ -43,7 +43,7 @@ def recipe() -> Config:
 
 
 def sweep() -> list[Config]:
-    """Quarter width; wider with another rate; wider still with AdamW."""
+    """Quarter width; wider with another rate; and one with dropout, less momentum and more weight decay."""
     first = recipe()
     return [
         first,
@@ -54,7 +54,7 @@ def sweep() -> list[Config]:
         ),
         replace(
             first,
-            model=replace(first.model, options={"width": 24, "dropout": 0.0, "shift_div": 4}),
-            optim=replace(first.optim, name="adamw", base_lr=0.002, weight_decay=0.05),
+            model=replace(first.model, options={"width": 18, "dropout": 0.1, "shift_div": 4}),
+            optim=replace(first.optim, base_lr=0.025, momentum=0.85, weight_decay=1e-3),
         ),
     ]

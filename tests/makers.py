@@ -39,6 +39,7 @@ ENCODINGS = {
     "hevc": f"{_X265}:keyint=16:min-keyint=16:scenecut=0:bframes=4:b-adapt=0:b-pyramid=0:open-gop=0",
     "hevc-cra": f"{_X265}:keyint=8:min-keyint=8:scenecut=0:bframes=0:open-gop=1",
     "av1": "-c:v libaom-av1 -usage realtime -cpu-used 8 -g 16",
+    "av1-layers": "-c:v libsvtav1 -preset 10 -g 33 -crf 40 -svtav1-params hierarchical-levels=3:scd=0:lookahead=17",
     "h264-422": f"-pix_fmt yuv422p {_X264} keyint=8:bframes=2:b-adapt=0:b-pyramid=none",
     "h264-10bit": f"-pix_fmt yuv420p10le {_X264} keyint=8:bframes=2:b-adapt=0:b-pyramid=none",
 }

@@ -5,14 +5,14 @@ new samples stand in shards of their own; old shards are not touched. Killed or 
 is run again with the same arguments.
 
 Exit codes: 0 everything new was packed, 1 the job failed, 2 wrong usage, 3 the samples are added and sources were
-rejected.
+rejected (0 with --allow-rejected).
 """
 
 from __future__ import annotations
 
 import argparse
 
-from fastvid.cli.shard import EXIT_REJECTED, summary
+from fastvid.cli.shard import EXIT_REJECTED, add_allow_rejected, summary
 from fastvid.shard.add import add_sources
 from fastvid.shard.job import MAX_SECONDS
 from fastvid.shard.plan import SAMPLES_PER_SHARD
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the order in the new shards (default: %(default)s)")
+    add_allow_rejected(parser)
     parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
     parser.add_argument("--other-build", action="store_true", help="encode with another ffmpeg than the dataset's")
 
@@ -56,4 +57,4 @@ def run(args: argparse.Namespace) -> int:
     if done.report.ledger.num_rows:
         print(summary(done.report))
     print(f"generation {done.generation}")
-    return EXIT_REJECTED if done.report.rejected else 0
+    return EXIT_REJECTED if done.report.rejected and not args.allow_rejected else 0

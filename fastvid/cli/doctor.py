@@ -1,48 +1,68 @@
-"""What this machine can decode and encode with, and why not.
+"""What this machine can decode and encode with, why not, and whether its decoders agree.
 
-Prints versions, the ffmpeg that sharding uses, and for every decoder whether it loads. The exit code is 1 when
-nothing can shard or nothing can decode.
+Prints versions, the ffmpeg that sharding uses, GPUs with their video engines and driver libraries, and for every
+decoder whether it loads. Then every decoder that runs decodes the same clips: do the frames agree, how far are the
+colours apart, and how fast is one lane. The exit code is 1 when nothing can shard, nothing can decode, or decoders
+disagree.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
+import tempfile
+from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
 from fastvid import __version__
 from fastvid.decode.backends import backends
-from fastvid.errors import MissingDependency
+from fastvid.errors import FastvidError, MissingDependency
 from fastvid.load.world import available_cores
 from fastvid.shard.ffmpeg import find_ffmpeg
 
-_PACKAGES: Final = ("torch", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torchcodec")
+_PACKAGES: Final = (
+    *("torch", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torchcodec"),
+    "opencv-contrib-python-headless",
+)
 _NEEDED_ENCODERS: Final = {"libx264": "compact, intra", "libvpx-vp9": "vp9"}
+# Libraries of the NVIDIA driver, and the capability of NVIDIA_DRIVER_CAPABILITIES that brings each into a container.
+_DRIVER: Final = {
+    "libcuda.so.1": "compute",
+    "libnvcuvid.so.1": "video",
+    "libnvidia-encode.so.1": "video",
+    "libnvidia-ml.so.1": "utility",
+}
+_DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid doctor``."""
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
+    parser.add_argument("--no-parity", action="store_true", help="do not decode test clips to compare decoders")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; 0 when this machine can shard and decode."""
-    found = examine()
-    print(json.dumps(found, indent=1) if args.json else _text(found))
+    """Prints the findings; 0 when this machine can shard and decode, and its decoders agree."""
+    found = examine(parity=not args.no_parity)
+    print(json.dumps(found, indent=1) if args.json else text(found))
     usable = any(backend["missing"] is None for backend in found["decoders"].values())
-    return 0 if usable and found["ffmpeg"]["missing"] is None else 1
+    agreed = all(row["frames"] for row in found["parity"])
+    return 0 if usable and agreed and found["ffmpeg"]["missing"] is None else 1
 
 
-def examine() -> dict[str, Any]:
-    """The findings: versions, ffmpeg, decoders."""
-    return {
+def examine(*, parity: bool = True) -> dict[str, Any]:
+    """The findings: versions, ffmpeg, GPUs, decoders, and how these compare."""
+    found: dict[str, Any] = {
         "fastvid": __version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {available_cores()} cores",
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "gpus": _gpus(),
+        "driver": _driver(),
         "ffmpeg": _ffmpeg(),
         "decoders": {
             name: {
@@ -53,6 +73,7 @@ def examine() -> dict[str, Any]:
             for name, backend in backends().items()
         },
     }
+    return found | {"parity": _parity() if parity and found["ffmpeg"]["missing"] is None else []}
 
 
 def _version(package: str) -> str | None:
@@ -62,12 +83,44 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _gpus() -> list[str]:
+def _gpus() -> list[dict[str, Any]]:
     try:
         import torch
     except ImportError:
         return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return [_gpu(torch.cuda.get_device_name(index), index) for index in range(torch.cuda.device_count())]
+
+
+def _gpu(name: str, index: int) -> dict[str, Any]:
+    from fastvid.decode import nvdec
+
+    try:
+        engines = {codec.label: count for codec, count in nvdec.capabilities(index).items()}
+    except MissingDependency as error:
+        return {"name": name, "nvdec": {}, "problem": str(error).replace("\n", ";")}
+    return {"name": name, "nvdec": engines, "problem": None if engines else "it has no NVDEC engine"}
+
+
+def _driver() -> dict[str, Any]:
+    """The NVIDIA driver as this process sees it: its version, and which of its libraries load."""
+    version = _DRIVER_VERSION.read_text().splitlines()[0] if _DRIVER_VERSION.exists() else None
+    libraries = {name: _loads(name) for name in _DRIVER}
+    problem = None
+    lost = sorted({capability for name, capability in _DRIVER.items() if not libraries[name]})
+    if any(libraries.values()) and lost:
+        problem = (
+            f"driver libraries of the capabilities {', '.join(lost)} are missing: start the container with"
+            " NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+        )
+    return {"version": version, "libraries": libraries, "problem": problem}
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _ffmpeg() -> dict[str, Any]:
@@ -78,10 +131,27 @@ def _ffmpeg() -> dict[str, Any]:
     return {"missing": None, "program": str(build), "encoders": list(build.encoders), "tone_mapping": build.zscale}
 
 
-def _text(found: dict[str, Any]) -> str:
+def _parity() -> list[dict[str, Any]]:
+    """Test clips through every decoder that runs here."""
+    from fastvid.decode.parity import SampleClip, compare
+    from fastvid.shard.sample_clips import make_sample_clips
+
+    chosen = [one for one in backends().values() if one.why_unavailable() is None]
+    with tempfile.TemporaryDirectory(prefix="fastvid-doctor-") as folder:
+        clips = []
+        for name, data in make_sample_clips(Path(folder)).items():
+            try:
+                clips.append(SampleClip(name, data))
+            except FastvidError as error:
+                raise error.at(clip=name) from error
+    return [asdict(row) for row in compare(clips, chosen)]
+
+
+def text(found: dict[str, Any]) -> str:
+    """The findings for people."""
     lines = [f"fastvid {found['fastvid']}, Python {found['python']}, {found['machine']}"]
     lines.append("packages  " + ", ".join(f"{name} {version}" for name, version in found["packages"].items()))
-    lines.append("GPUs      " + (", ".join(found["gpus"]) or "none"))
+    lines += _text_gpus(found)
     ffmpeg = found["ffmpeg"]
     if ffmpeg["missing"]:
         lines.append(f"encode    NO   {ffmpeg['missing']}")
@@ -97,4 +167,31 @@ def _text(found: dict[str, Any]) -> str:
             lines.append(f"{head:9} NO   {name}: {backend['missing']}")
         else:
             lines.append(f"{head:9} yes  {name} ({', '.join(backend['codecs'])} on {backend['device']})")
+    if found["parity"]:
+        lines.append("agreement with pyav, in levels of 255; speed of one lane on clips of 8 frames")
+        lines.append(
+            f"          {'clip':16} {'range':8} {'decoder':16} {'frames':7} {'mean':>5} {'max':>4} {'clips/s':>8}"
+        )
+    for row in found["parity"]:
+        head = f"          {row['clip']:16} {row['range']:8} {row['backend']:16}"
+        if row["problem"] is not None:
+            lines.append(f"{head} FAILED  {row['problem']}")
+        else:
+            frames = "agree" if row["frames"] else "DIFFER"
+            lines.append(f"{head} {frames:7} {row['mean']:5.2f} {row['most']:4d} {row['rate']:8.0f}")
     return "\n".join(lines)
+
+
+def _text_gpus(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for number, gpu in enumerate(found["gpus"]):
+        engines = ", ".join(f"{count} for {codec}" for codec, count in gpu["nvdec"].items())
+        lines.append(f"{'GPUs' if not number else '':9} {gpu['name']}: NVDEC {gpu['problem'] or engines}")
+    lines = lines or ["GPUs      none"]
+    driver = found["driver"]
+    if driver["version"] or any(driver["libraries"].values()):
+        loaded = ", ".join(f"{name} {'yes' if there else 'NO'}" for name, there in driver["libraries"].items())
+        lines.append(f"driver    {driver['version'] or 'version unknown'}; {loaded}")
+    if driver["problem"]:
+        lines.append(f"          {driver['problem']}")
+    return lines

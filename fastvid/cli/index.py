@@ -7,7 +7,7 @@ marked to be decoded whole. The tars stay as they are. ledger.parquet says of ev
 On a folder that is a dataset, computes all sidecars anew from the tars.
 
 Exit codes: 0 everything was indexed, 1 the job failed, 2 wrong usage, 3 the dataset is complete, but samples could not
-be indexed.
+be indexed (0 with --allow-rejected).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fastvid.cli.shard import EXIT_REJECTED, summary
+from fastvid.cli.shard import EXIT_REJECTED, add_allow_rejected, summary
 from fastvid.errors import UsageError
 from fastvid.format.schema import DATASET_JSON
 from fastvid.shard.index import index_tars, rebuild
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="DIR", help="folder of the dataset; tars are linked into it (default: where they lie)"
     )
     parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one a line")
+    add_allow_rejected(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
 
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     report = index_tars(args.sources, args.out, class_names=_class_names(args.classes), workers=args.workers)
     print(summary(report))
-    return EXIT_REJECTED if report.rejected else 0
+    return EXIT_REJECTED if report.rejected and not args.allow_rejected else 0
 
 
 def _is_dataset(folder: str) -> bool:

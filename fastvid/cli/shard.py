@@ -6,7 +6,7 @@ what became of it. Several machines share the work with --part 0/N to N-1/N and 
 the command without --part makes the dataset.
 
 Exit codes: 0 everything was packed, 1 the job failed, 2 wrong usage, 3 the dataset, or the part, is complete, but
-sources were rejected.
+sources were rejected (0 with --allow-rejected).
 """
 
 from __future__ import annotations
@@ -80,8 +80,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the order in the shards (default: %(default)s)")
+    add_allow_rejected(parser)
     parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
     parser.add_argument("--other-build", action="store_true", help="go on with another ffmpeg than the job began with")
+
+
+def add_allow_rejected(parser: argparse.ArgumentParser) -> None:
+    """The option of all commands that may reject sources."""
+    parser.add_argument(
+        "--allow-rejected", action="store_true", help="exit with 0, not 3, when the only trouble is rejected sources"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         scratch=args.scratch,
     )
     print(summary(report))
-    return EXIT_REJECTED if report.rejected else 0
+    return EXIT_REJECTED if report.rejected and not args.allow_rejected else 0
 
 
 def summary(report: JobReport) -> str:

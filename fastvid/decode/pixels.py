@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import cache
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -117,6 +118,24 @@ class ClipPlanes:
         )
 
 
+def conversion(matrix: Matrix, sample_range: Range) -> tuple[float, float, float, float, float, float]:
+    """What turns samples into RGB levels: black, luma scale, and what V gives to red, U and V to green, U to blue.
+
+    With ``luma = (y - black) * scale``: ``r = luma + red_v * (v - 128)`` and so on (ITU-T H.273, equations 38 to 40).
+
+    Raises:
+        UsageError: The matrix is not one of YUV.
+    """
+    if matrix not in _KR_KB:
+        raise UsageError(f"matrix {matrix.name} is not one of YUV")
+    kr, kb = _KR_KB[matrix]
+    kg = 1 - kr - kb
+    full = sample_range is Range.FULL
+    black, luma, chroma = (0.0, 1.0, 1.0) if full else (16.0, 255 / 219, 255 / 224)
+    red, blue = 2 * (1 - kr) * chroma, 2 * (1 - kb) * chroma
+    return black, luma, red, -kb / kg * blue, -kr / kg * red, blue
+
+
 def yuv_to_rgb(
     y: Tensor,
     u: Tensor,
@@ -142,24 +161,12 @@ def yuv_to_rgb(
     Raises:
         UsageError: The matrix is not one of YUV.
     """
-    if matrix not in _KR_KB:
-        raise UsageError(f"matrix {matrix.name} is not one of YUV")
-    kr, kb = _KR_KB[matrix]
-    kg = 1 - kr - kb
-    if sample_range is Range.FULL:
-        black, luma_scale, chroma_scale = 0.0, 1.0, 1.0
-    else:
-        black, luma_scale, chroma_scale = 16.0, 255 / 219, 255 / 224
+    black, luma_scale, red_v, green_u, green_v, blue_u = conversion(matrix, sample_range)
     *lead, height, width = y.shape
-    blue = (u.to(dtype) - 128) * chroma_scale
-    red = (v.to(dtype) - 128) * chroma_scale
+    blue, red = u.to(dtype) - 128, v.to(dtype) - 128
     luma = ((y.to(dtype) - black) * luma_scale).view(*lead, height // 2, 2, width // 2, 2)
     rgb = torch.empty((*lead[:-1], 3, lead[-1], height, width), dtype=dtype, device=y.device)
-    shares = (
-        2 * (1 - kr) * red,
-        -2 * (kb * (1 - kb) * blue + kr * (1 - kr) * red) / kg,
-        2 * (1 - kb) * blue,
-    )
+    shares = (red_v * red, green_u * blue + green_v * red, blue_u * blue)
     for channel, share in enumerate(shares):
         # Nearest chroma: one chroma sample is broadcast over two rows and two columns.
         target = rgb.select(-4, channel).view(luma.shape)
@@ -200,6 +207,10 @@ def finish_planes(
     device = clips[0].y.device
     if out is None:
         out = pixels.empty(len(clips), len(clips[0].y), size, device)
+    fused = _fused() if device.type == "cuda" and out.is_contiguous() else None
+    if fused is not None and fused.fits(clips):
+        done: Tensor = fused.finish_planes_fused(clips, size, pixels, out)
+        return done
     target = _channels_first(out, pixels)
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, clip in enumerate(clips):
@@ -242,6 +253,16 @@ def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Ten
         for channel, (scale, _) in enumerate(channels):
             torch.add(bias[channel], source[channel], alpha=scale, out=clip[channel])
     return out
+
+
+@cache
+def _fused() -> Any:
+    """The one-pass kernel, where Triton is installed, as it is with torch for CUDA; else None."""
+    try:
+        from fastvid.decode import pixels_fused
+    except ImportError:
+        return None
+    return pixels_fused
 
 
 def _channels_first(out: Tensor, pixels: Pixels) -> Tensor:

@@ -12,10 +12,8 @@ Rules that keep it exact and fast; a test shows the harm without each of those t
 - Every frame that comes out must be one that went in, in display order, undamaged, and none may be missing.
 
 CPU time of a clip of 8 frames, cropped to 224x224, mean over 48 real videos of 256 lines, one thread (milliseconds;
-all-intra H.264, and `compact` in brackets): libavcodec 1.96 (5.53); making packets 0.03; bookkeeping and checks 0.07;
-views of the planes 0.05; copying them 0.06; RGB instead of planes 0.24 more. So planes reach 0.89 of the floor's speed
-(0.93), RGB 0.80 (0.88). Tried without gain: DLPack views, converting frames one by one or in pairs (the packing saved
-costs more in calls), resizing by PyTorch after converting.
+all-intra H.264, and `compact` in brackets): libavcodec 1.78 (5.04); PyAV's objects 0.04 (0.06); checks, views and
+copies of planes 0.11 (0.24), or checks and RGB 0.17 (0.30). docs/decode-costs.md has every step, and what was tried.
 """
 
 from __future__ import annotations

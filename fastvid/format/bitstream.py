@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FormatError
+from fastvid.format.av1 import Bits, av1_flags
 from fastvid.format.schema import Codec, PacketFlag
 
 Bytes = bytes | memoryview
@@ -164,7 +165,7 @@ class _Vp9Frame:
     __slots__ = ("independent", "key", "refreshes", "show_existing", "shown")
 
     def __init__(self, frame: memoryview) -> None:
-        bits = _Bits(frame)
+        bits = Bits(frame)
         if bits.read(2) != 2:
             raise FormatError("a VP9 frame has no frame marker")
         profile = bits.read(1) | bits.read(1) << 1
@@ -191,25 +192,6 @@ class _Vp9Frame:
                 self.refreshes = True
                 return
         self.refreshes = bits.read(8) != 0
-
-
-class _Bits:
-    """Reads a header bit by bit, most significant first."""
-
-    __slots__ = ("position", "view")
-
-    def __init__(self, view: memoryview) -> None:
-        self.view, self.position = view, 0
-
-    def read(self, count: int) -> int:
-        value = 0
-        for _ in range(count):
-            byte, bit = divmod(self.position, 8)
-            if byte >= len(self.view):
-                raise FormatError("a frame header ends too early")
-            value = value << 1 | self.view[byte] >> 7 - bit & 1
-            self.position += 1
-        return value
 
 
 def _intra(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
@@ -240,6 +222,7 @@ def _annex_b(view: memoryview) -> Iterator[memoryview]:
 
 
 _RULES: Final[dict[Codec, Callable[[bytes, Sequence[Bytes]], list[int]]]] = {
+    Codec.AV1: av1_flags,
     Codec.H264: _h264,
     Codec.HEVC: _hevc,
     Codec.MJPEG: _intra,

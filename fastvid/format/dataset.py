@@ -9,7 +9,6 @@ A sample's number is its row in the annotations. Rows of a shard are consecutive
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -58,7 +57,6 @@ class Dataset:
         self.dataset_id, self.generation = read_generation(self.storage, generation)
         self.split, self.where = split, where
         self._shards: dict[int, Shard] = {}
-        self._lock = threading.Lock()
         counts = [shard.samples for shard in self.generation.shards]
         self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
         self.rows = self._select()
@@ -149,19 +147,21 @@ class Dataset:
         """A shard of the generation, mapped on first use and kept."""
         shard = self._shards.get(index)
         if shard is None:
-            with self._lock:
-                shard = self._shards.get(index)
-                if shard is None:
-                    record = self.generation.shards[index]
-                    shard = Shard(self.storage, record.name)
-                    if shard.num_samples != record.samples:
-                        raise FormatError(
-                            f"sidecar holds {shard.num_samples} samples, the generation {record.samples}",
-                            shard=record.name,
-                            hint="rebuild it with `fastvid index`",
-                        )
-                    self._shards[index] = shard
+            record = self.generation.shards[index]
+            # Opened without the lock, so that several can be at once; of two of one shard the first is kept.
+            shard = Shard(self.storage, record.name)
+            if shard.num_samples != record.samples:
+                raise FormatError(
+                    f"sidecar holds {shard.num_samples} samples, the generation {record.samples}",
+                    shard=record.name,
+                    hint="rebuild it with `fastvid index`",
+                )
+            shard = self._shards.setdefault(index, shard)
         return shard
+
+    def is_open(self, index: int) -> bool:
+        """Whether a shard was used before."""
+        return index in self._shards
 
     @cached_property
     def _by_key(self) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """The threads behind an iteration: plan, fetch, decode, in order, bounded, and ended together.
 
 One planner thread turns positions into clips, at most `prefetch` batches ahead of the consumer. Decode threads take
-clips in order, each with a decoder of its own, so that one slow clip delays no other. Batches leave in order. The
+clips in order, each with a decoder of its own, so that one slow clip delays no other; for storage that answers late,
+other threads read ahead of them, as many clips as are planned. Batches leave in order. The
 threads belong to one iteration and end with it, whatever ends it: the last batch, an error, `break`, Ctrl-C or the
 interpreter's exit. No thread lives between iterations, so a process may fork there, but not while one is under way.
 """
@@ -66,23 +67,39 @@ class Run:
         lanes: Where each decode thread takes its decoder.
         finisher: Makes the batches' memory.
         prefetch: Batches made ahead of the consumer.
+        num_fetchers: Threads that read ahead of the decode threads, for storage that answers late; with none, a decode
+            thread reads its clips itself, which keeps them in its cache.
     """
 
-    def __init__(self, plans: Iterator[Plan], lanes: Sequence[Lanes], finisher: Finisher, *, prefetch: int) -> None:
+    def __init__(
+        self,
+        plans: Iterator[Plan],
+        lanes: Sequence[Lanes],
+        finisher: Finisher,
+        *,
+        prefetch: int,
+        num_fetchers: int = 0,
+    ) -> None:
         self._lanes, self._finisher, self._prefetch = lanes, finisher, prefetch
         self._batches: deque[Work] = deque()
         self._tasks: deque[tuple[Work, Clip]] = deque()
+        self._fetched: deque[tuple[Work, Clip, EncodedClip]] = deque()
+        self._ahead = self._fetching = num_fetchers
         self._failure: BaseException | None = None
         self._planned = self._stopped = False
         self._pid = os.getpid()
         self._active: dict[int, Sequence[tuple[Work, Clip]]] = {}
         # Reentrant, because the garbage collector may close a forgotten iteration from inside any thread.
         self._lock = threading.RLock()
-        self._room, self._work, self._ready = (threading.Condition(self._lock) for _ in range(3))
+        self._room, self._work, self._ready, self._arrived = (threading.Condition(self._lock) for _ in range(4))
         self._threads = [threading.Thread(target=self._guard, args=(self._plan, plans), name="fastvid-plan")]
         for number in range(len(lanes)):
             self._threads.append(
                 threading.Thread(target=self._guard, args=(self._decode, number), name=f"fastvid-decode-{number}")
+            )
+        for number in range(num_fetchers):
+            self._threads.append(
+                threading.Thread(target=self._guard, args=(self._fetch_ahead, number), name=f"fastvid-fetch-{number}")
             )
         for thread in self._threads:
             # A daemon, because the interpreter joins all others before it runs the exit handler that ends them.
@@ -133,7 +150,8 @@ class Run:
         with self._lock:
             self._stopped = True
             self._tasks.clear()
-            for condition in (self._room, self._work, self._ready):
+            self._fetched.clear()
+            for condition in (self._room, self._work, self._ready, self._arrived):
                 condition.notify_all()
         atexit.unregister(self.close)
         if threading.current_thread() in self._threads:
@@ -178,6 +196,11 @@ class Run:
                 self._serve_apart(decoder, *tasks[0])
             self._lanes[number].give(decoder)
             return
+        if self._ahead:
+            while got := self._take_fetched(number, decoder.max_clips):
+                self._decode_clips(decoder, [(*one, one[0].canvas.output(one[1].row, decoder.outputs)) for one in got])
+            self._lanes[number].give(decoder)
+            return
         scratches = [Scratch() for _ in range(max(decoder.max_clips, FETCH_CLIPS))]
         while tasks := self._take(number, decoder.max_clips):
             self._serve(decoder, tasks, scratches)
@@ -194,6 +217,44 @@ class Run:
             self._active[number] = tasks
             return tasks
 
+    def _take_fetched(self, number: int, most: int) -> Sequence[tuple[Work, Clip, EncodedClip]]:
+        with self._lock:
+            self._active.pop(number, None)
+            while not self._fetched and self._fetching and not self._stopped:
+                self._arrived.wait()
+            got = [self._fetched.popleft() for _ in range(min(most, len(self._fetched)))]
+            self._active[number] = [(work, clip) for work, clip, _ in got]
+            return got
+
+    def _fetch_ahead(self, number: int) -> None:
+        while tasks := self._take(-1 - number, 1, at_once=1):
+            ((work, clip),) = tasks
+            encoded = self._fetch(work, clip, None)
+            if encoded is not None:
+                with self._lock:
+                    self._fetched.append((work, clip, encoded))
+                    self._arrived.notify()
+        with self._lock:
+            self._fetching -= 1
+            if not self._fetching:
+                self._arrived.notify_all()
+
+    def _fetch(self, work: Work, clip: Clip, scratch: Scratch | None) -> EncodedClip | None:
+        """A clip's packets, or None when there was an error, which is then noted."""
+        begun = time.perf_counter()
+        counters = Counters()
+        try:
+            got = fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)
+        except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
+            work.canvas.done(clip.row, good=False)
+            self._done(work, clip, counters, error)
+            return None
+        counters.count(got)
+        counters.fetch_seconds = time.perf_counter() - begun
+        with self._lock:
+            work.counters.add(counters)
+        return got.clip
+
     def _serve_apart(self, lane: ProcessLane, work: Work, clip: Clip) -> None:
         output = work.canvas.output(clip.row, ProcessLane.outputs)
         error, counters = lane.serve(clip, output, lambda: self._stopped)
@@ -205,19 +266,9 @@ class Run:
     def _serve(self, decoder: Decoder, tasks: Sequence[tuple[Work, Clip]], scratches: Sequence[Scratch]) -> None:
         fetched: list[tuple[Work, Clip, EncodedClip, Output]] = []
         for (work, clip), scratch in zip(tasks, scratches, strict=False):
-            begun = time.perf_counter()
-            counters = Counters()
-            try:
-                got = fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)
-            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
-                work.canvas.done(clip.row, good=False)
-                self._done(work, clip, counters, error)
-                continue
-            fetched.append((work, clip, got.clip, work.canvas.output(clip.row, decoder.outputs)))
-            counters.count(got)
-            counters.fetch_seconds = time.perf_counter() - begun
-            with self._lock:
-                work.counters.add(counters)
+            encoded = self._fetch(work, clip, scratch)
+            if encoded is not None:
+                fetched.append((work, clip, encoded, work.canvas.output(clip.row, decoder.outputs)))
         for first in range(0, len(fetched), decoder.max_clips):
             self._decode_clips(decoder, fetched[first : first + decoder.max_clips])
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
-from fastvid.errors import FastvidError, UsageError
+from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.augment import Spatial, Transform
 from fastvid.load.batch import Batch as Batch
@@ -35,9 +34,11 @@ from fastvid.load.lanes import AUTO, choose_backends
 from fastvid.load.live import CopyClock, reporters
 from fastvid.load.mixture import Mixture
 from fastvid.load.order import Order
-from fastvid.load.plan import Planner
+from fastvid.load.plan import Planner, reads_at_once
 from fastvid.load.sampling import Sampler
 from fastvid.load.served import BatchShape, Served
+from fastvid.load.skips import OnError as OnError
+from fastvid.load.skips import Skips, Workers, check_choice, check_numbers, check_seconds
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.stats import Counters, LoaderStats
 from fastvid.load.streams import check_streams
@@ -46,13 +47,6 @@ from fastvid.load.visits import ClassBalanced, Visits
 from fastvid.load.world import World, available_cores
 
 _log = logging.getLogger(__name__)
-
-OnError = Literal["raise", "skip"]
-Workers = Literal["thread", "process"]
-
-SKIP_SLACK: Final = 5
-"""Skipped clips that are forgiven on top of the allowed rate, so that two bad clips among the first ten do not end a
-run. At half the allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
 
 
 class ClipLoader:
@@ -97,6 +91,8 @@ class ClipLoader:
         num_threads: Decode threads; by default the cores this rank may use.
         device_lanes: Decoders of a back-end that decodes on a GPU; by default one for each of its NVDEC engines.
         prefetch: Batches made ahead. Memory is at most prefetch + 1 batches of this rank, besides those you keep.
+        num_fetchers: Threads that read ahead of the decode threads; by default none for local disks, and as many as a
+            remote storage takes requests at once, 32 at most. With workers="process" each process reads for itself.
         timeout: Seconds that a batch may take before WorkerError names the clips in progress and ends the iteration.
         workers: "thread" decodes in threads of this process, the fastest. "process" decodes in as many processes, of
             about 100 MB each and a slot for one clip: one that hangs in native code or crashes is killed, its clip is
@@ -140,24 +136,17 @@ class ClipLoader:
         num_threads: int | None = None,
         device_lanes: int | None = None,
         prefetch: int = 2,
+        num_fetchers: int | None = None,
         timeout: float = 600.0,
         workers: Workers = "thread",
         clip_timeout: float = 60.0,
         show_stats: bool = False,
         stats_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        if on_error not in get_args(OnError):
-            raise UsageError(f"on_error is {on_error!r}", hint=f"known are {', '.join(get_args(OnError))}")
-        if not 0 <= max_skip_rate <= 1:
-            raise UsageError(f"max_skip_rate is {max_skip_rate}, expected 0 to 1")
-        for name, value in (("num_threads", num_threads), ("device_lanes", device_lanes), ("prefetch", prefetch)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}, expected at least 1")
-        for name, seconds in (("timeout", timeout), ("clip_timeout", clip_timeout)):
-            if not 0 < seconds < math.inf:
-                raise UsageError(f"{name} is {seconds}, expected a positive number of seconds")
-        if workers not in get_args(Workers):
-            raise UsageError(f"workers is {workers!r}", hint=f"known are {', '.join(get_args(Workers))}")
+        check_numbers(num_threads=num_threads, device_lanes=device_lanes, prefetch=prefetch)
+        check_seconds(timeout=timeout, clip_timeout=clip_timeout)
+        check_choice("workers", workers, get_args(Workers))
+        self._skips = Skips(on_error, max_skip_rate)
         self.dataset = dataset
         self.frames = frames
         self.spatial = Spatial.of(spatial)
@@ -172,8 +161,8 @@ class ClipLoader:
         self._copies = CopyClock(self.device)
         self._reports = reporters(show_stats=show_stats, stats_file=stats_file)
         self._labels, self._fields = dataset.labels, {name: dataset.column(name) for name in fields}
-        self._on_error, self._max_skip_rate = on_error, max_skip_rate
         self._prefetch, self._timeout = prefetch, timeout
+        self._num_fetchers = 0 if workers == "process" else reads_at_once(dataset, num_fetchers)
         Order(0, seed)  # refuses a seed out of range
         self._seed, self._epoch, self._position = seed, 0, 0
         self._origin = 0  # where the iteration under way began, or the next one will
@@ -182,7 +171,7 @@ class ClipLoader:
         levels = None if dtype is torch.uint8 else pixels
         product = Product(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
         if views is not None:
-            self._check_views(repeats)
+            check_views(self.frames, self.spatial, streams=self.streams, repeats=repeats)
         shape = BatchShape(product, dtype, self.streams, self.flow_stack, views, repeats)
         apart = clip_timeout if workers == "process" else None
         self._served = Served(shape, num_threads, prefetch, device_lanes, apart)
@@ -273,7 +262,7 @@ class ClipLoader:
 
     def cached(self, num_batches: int = 2) -> Iterator[Batch]:
         """The next `num_batches` again and again, as often as one ``for`` gives batches: how fast a loop would be if
-        data cost nothing. Afterwards `stats.ceiling` and the verdict say so; the loader stays where it was.
+        data cost nothing. Afterwards `stats.ceiling` says so; the loader stays where it was.
 
         Args:
             num_batches: Batches kept, at least 1.
@@ -304,6 +293,10 @@ class ClipLoader:
         # What ran before must end first, also when the iterators were made in another order than they are used.
         self._stop()
         self._origin = self._position
+        if not self.batches.count(self._position):
+            # State that was taken with the last batch of an epoch in hand.
+            self._epoch, self._position, self._origin = self._epoch + 1, 0, 0
+            return
         order = self._visits.order(self._seed, self._epoch)
         planner = Planner(
             self.dataset,
@@ -323,6 +316,7 @@ class ClipLoader:
             self._served.lanes,
             self._served.finisher,
             prefetch=self._prefetch,
+            num_fetchers=self._num_fetchers,
         )
         self._run = run
         first, asked = True, time.perf_counter()
@@ -370,19 +364,8 @@ class ClipLoader:
     def _finish(self, work: Work, step: Counters) -> Batch:
         """The batch, or the error that it holds."""
         plan = work.plan
-        errors: dict[int, Exception] = {}
-        for row in sorted(work.errors):
-            # A clip of which one stream fails fails as a whole.
-            errors.setdefault(row % len(plan.samples), work.errors[row])
-        step.clips = sum(sample != MASKED for sample in plan.samples) - len(errors)
-        for error in errors.values():
-            # What is wrong with the caller's arguments or with fastvid is no fault of the clip.
-            if self._on_error == "raise" or isinstance(error, UsageError) or not isinstance(error, FastvidError):
-                raise error
-            step.skips[type(error).__name__] += 1
-            _log.warning("clip skipped: %s", error)
-        if errors:
-            self._check_skips(step, errors)
+        step.clips = sum(sample != MASKED for sample in plan.samples)
+        errors = self._skips.take(work.errors, len(plan.samples), step, self.stats.total)
         rows = [None if sample == MASKED else sample for sample in plan.samples]
         fields = {
             name: tuple(None if row is None else column[row].as_py() for row in rows)
@@ -402,18 +385,6 @@ class ClipLoader:
             flow=dict(zip(self.streams, made, strict=True)).get("flow"),
         )
 
-    def _check_skips(self, step: Counters, errors: Mapping[int, Exception]) -> None:
-        skips = self.stats.total.skips + step.skips
-        skipped = skips.total()
-        seen = self.stats.total.clips + step.clips + skipped
-        if skipped > SKIP_SLACK + self._max_skip_rate * seen:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
-            raise FastvidError(
-                f"{skipped} of {seen} clips had to be skipped ({reasons}),"
-                f" more than max_skip_rate={self._max_skip_rate} allows",
-                hint="`fastvid verify` finds what is damaged; where= leaves it out",
-            ) from errors[max(errors)]
-
     def _go(self, seed: int, epoch: int, position: int) -> None:
         self._stop()
         self._seed, self._epoch, self._position = seed, epoch, position
@@ -424,13 +395,6 @@ class ClipLoader:
         if run is not None:
             run.close()
         self._origin = self._position
-
-    def _check_views(self, repeats: int) -> None:
-        check_views(self.frames, self.spatial)
-        if self.streams != ("rgb",) or repeats > 1:
-            raise UsageError(
-                f"views are of the rgb stream, once a video; got streams={self.streams}, repeats={repeats}"
-            )
 
     def _fingerprint(self) -> dict[str, str]:
         streams = ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if "flow" in self.streams else "")

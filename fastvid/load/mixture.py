@@ -117,6 +117,11 @@ class Mixture:
         number = int(np.searchsorted(self._shard_ends, index, side="right"))
         return self.datasets[number].shard(index - self._shard_starts[number])
 
+    def is_open(self, index: int) -> bool:
+        """Whether a shard was used before."""
+        number = int(np.searchsorted(self._shard_ends, index, side="right"))
+        return self.datasets[number].is_open(index - self._shard_starts[number])
+
     def shard_name(self, index: int) -> str:
         """Stem of a shard's files; with the dataset's folder, because names repeat over datasets."""
         number = int(np.searchsorted(self._shard_ends, index, side="right"))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -26,6 +28,9 @@ from fastvid.load.sampling import Sampler
 from fastvid.load.streams import IntArray, check_flow, flow_request, stack_frames
 from fastvid.load.views import Views, check_views
 from fastvid.load.visits import EpochOrder
+
+MOST_FETCHERS: Final = 32
+"""At 20 ms a request, 32 threads make 1,600 clips a second, more than 16 cores decode; 64 only cost switches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +118,7 @@ class Planner:
         samples = np.full(len(share.positions), MASKED, dtype=np.int64)
         samples[present] = self.order.ids(share.positions[present])
         shards, rows = self.dataset.locate(samples[present])
+        self._open(np.unique(shards).tolist())
         empty: list[Clip | None] = [None] * (len(samples) * len(self.streams))
         plan = Plan(share, samples.tolist(), [""] * len(samples), empty, {})
         for row, shard, shard_row in zip(np.flatnonzero(present).tolist(), shards.tolist(), rows.tolist(), strict=True):
@@ -131,6 +137,15 @@ class Planner:
         if self.join:
             join_neighbours(plan.clips)
         return plan
+
+    def _open(self, shards: list[int]) -> None:
+        """Opens shards side by side where each costs a request; errors come again where the shard is used."""
+        at_once = reads_at_once(self.dataset)
+        closed = [index for index in shards if not self.dataset.is_open(index)] if at_once else []
+        if len(closed) > 1:
+            with ThreadPoolExecutor(min(at_once, len(closed)), thread_name_prefix="fastvid-open") as pool:
+                for opened in [pool.submit(self.dataset.shard, index) for index in closed]:
+                    opened.exception()
 
     def _clips(self, row: int, sample: int, key: str, shard_index: int, shard_row: int, position: int) -> list[Clip]:
         """One clip for each stream, of the same frames and the same crop."""
@@ -179,6 +194,15 @@ class Planner:
                 f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"it decodes {known}"
             )
         return info
+
+
+def reads_at_once(dataset: Dataset | Mixture, asked: int | None = None) -> int:
+    """Threads that should read ahead from a dataset's storage; 0 where a reader may as well wait for each read."""
+    if asked is not None:
+        return asked
+    sets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    at_once = max(part.storage.concurrency for part in sets)
+    return 0 if at_once == 1 else min(at_once, MOST_FETCHERS)
 
 
 def place(error: Exception, shard: str, key: str) -> None:

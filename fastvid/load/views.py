@@ -89,7 +89,9 @@ class Views:
         return [Cut(box, flip) for flip in (False, True)[: self.num_crops // 5] for box in five]
 
 
-def check_views(sampler: object, spatial: Spatial) -> ClipSampler:
+def check_views(
+    sampler: object, spatial: Spatial, *, streams: tuple[str, ...] = ("rgb",), repeats: int = 1
+) -> ClipSampler:
     """The sampler, when a loader can give these views.
 
     Raises:
@@ -101,5 +103,7 @@ def check_views(sampler: object, spatial: Spatial) -> ClipSampler:
         raise UsageError(f"{sampler!r} gives one clip of a video", hint="use Segments or Dense for views")
     if getattr(sampler, "jitter", False):
         raise UsageError(f"{sampler!r} draws its frames at random", hint="give it jitter=False for views")
+    if streams != ("rgb",) or repeats > 1:
+        raise UsageError(f"views are of the rgb stream, once a video; got streams={streams}, repeats={repeats}")
     checked: ClipSampler = sampler
     return checked

@@ -70,8 +70,15 @@ def profile(model: nn.Module, input_shape: Sequence[int]) -> Profile:
     on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
     dtype = parameters[0].dtype if parameters else None
     video = torch.empty(tuple(input_shape), device="meta", dtype=dtype)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        functional_call(model, on_meta, (video,))
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        # In training, batch norm refuses a single value a channel, which one small frame may leave at the end.
+        model.eval()
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            functional_call(model, on_meta, (video,))
+    finally:
+        for module, training in modes:
+            module.training = training
     return Profile(
         input_shape=tuple(input_shape),
         parameters=sum(p.numel() for p in parameters),

@@ -132,7 +132,7 @@ def _lead(folder: Path) -> str:
 
 def _plot(runs: Sequence[Run], kind: str, name: str, title: str) -> str:
     curves = {run.name: points for run in runs if (points := run.curve(kind, name))}
-    return plots.lines(curves, title, across="epochs") if curves else ""
+    return plots.lines(curves, title, across="epochs", whole_x=True) if curves else ""
 
 
 _FACTS = (

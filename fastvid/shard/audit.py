@@ -160,8 +160,12 @@ def repair_sidecars(url: str, report: Report) -> tuple[str, ...]:
         The shards whose sidecars were written. Those whose tars are damaged are left as they are: sidecars made from
         them would make the damage look right.
     """
+    # Half of the package stands behind it, and only repairs need it.
+    from fastvid.shard.index import rebuild
+
     storage = open_storage(url)
     _, generation = read_generation(storage, report.generation)
+    foreign = {shard.name for shard in generation.shards if shard.profile.get("name") == FOREIGN}
     checks: dict[str, set[str]] = {}
     for problem in report.problems:
         checks.setdefault(problem.shard, set()).add(problem.check)
@@ -173,7 +177,10 @@ def repair_sidecars(url: str, report: Report) -> tuple[str, ...]:
     done = []
     for stem in stems:
         try:
-            index_shard(storage, stem, streams=generation.streams)
+            if stem in foreign:
+                rebuild(url, shards=[stem])
+            else:
+                index_shard(storage, stem, streams=generation.streams)
         except FastvidError:
             continue  # the sample that cannot be indexed stands in the report
         done.append(stem)

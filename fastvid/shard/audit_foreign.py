@@ -50,8 +50,13 @@ def _check(task: ShardTask, findings: Findings) -> None:
             digest.update(view[start : start + _HASH_BLOCK])
         if (len(view), digest.hexdigest()) != (record.bytes, record.sha256):
             note("tar", "tar differs from its size or its SHA-256")
-        if bytes(storage.read(f"{record.name}.idx")) != wds2idx(read_members(view)):
-            note("idx", "tar index differs from the tar")
+        try:
+            listed = bytes(storage.read(f"{record.name}.idx"))
+        except FastvidError as error:
+            note("idx", error.message)
+        else:
+            if listed != wds2idx(read_members(view)):
+                note("idx", "tar index differs from the tar")
     findings.checked.update(("pkt", "parquet"))
     try:
         shard = Shard(storage, record.name)

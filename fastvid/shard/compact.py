@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
@@ -36,6 +36,7 @@ from fastvid.format.generations import (
 from fastvid.format.schema import GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
 from fastvid.format.shard import write_shard
 from fastvid.format.tar import read_members
+from fastvid.shard.audit_foreign import FOREIGN
 from fastvid.shard.scratch import short_scratch
 from fastvid.shard.units import things
 from fastvid.storage import Storage
@@ -93,6 +94,7 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
         progress: Called before each shard with shards done and shards to do.
 
     Raises:
+        UsageError: A shard to be rewritten is a tar of another tool; nothing is done.
         FormatError: A shard to be rewritten is damaged; copying it would give the damage a fresh checksum.
         ConflictError: Someone else has changed the dataset in the meantime; nothing is done.
         StorageError: There is no dataset, or a file cannot be read or written.
@@ -106,6 +108,7 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
     todo = sum(bool(part.any()) for part in parts)
     if not todo:
         return Compacted(generation.number, {}, 0, 0)
+    _check_ours(generation.shards, parts)
     shards: list[ShardRecord] = []
     rewritten: dict[str, str | None] = {}
     for shard, part in zip(generation.shards, parts, strict=True):
@@ -127,6 +130,22 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
     committed = commit_generation(storage, head.dataset_id, made, table.filter(pa.array(~removed)), head=head)
     saved = sum(shard.bytes for shard in generation.shards) - sum(shard.bytes for shard in shards)
     return Compacted(committed.number, rewritten, int(removed.sum()), saved)
+
+
+def _check_ours(shards: Sequence[ShardRecord], removed: Sequence[npt.NDArray[np.bool_]]) -> None:
+    """Refuses to write anew what another tool wrote: its tars hold members that fastvid does not know."""
+    foreign = [
+        shard.name
+        for shard, part in zip(shards, removed, strict=True)
+        if part.any() and shard.profile.get("name") == FOREIGN
+    ]
+    if foreign:
+        raise UsageError(
+            f"{things(len(foreign), 'shard')} with removed samples are tars of another tool, which stay as they are",
+            shard=foreign[0],
+            hint="the samples stay hidden; to be rid of their bytes, encode the tars with `fastvid shard` and remove"
+            " them there",
+        )
 
 
 def find_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:

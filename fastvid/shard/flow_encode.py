@@ -1,7 +1,9 @@
 """From an encoded picture stream to its flow stream: decode, estimate, encode, verify; one frame at a time in memory.
 
 Flow is encoded at the quality of the picture. On real footage of 256 lines at crf 23 that costs about as many bytes as
-the picture, and changes the flow by 0.09 pixels a frame (root mean square, of 0.7 to 1.4); a level is 0.16.
+the picture, and changes the flow by 0.09 pixels a frame (root mean square, of 0.7 to 1.4); a level is 0.16. By DIS it
+takes three times as long as the picture (6 ms a frame of 336x256 on a core for that, 11 ms to estimate, 9 ms to encode
+and check); by TV-L1 a hundred times as long.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -109,8 +109,20 @@ def index_tars(
     return JobReport(storage.url, ledger, {})
 
 
-def rebuild(url: str, *, workers: int | None = None, limits: Limits | None = None) -> tuple[str, ...]:
-    """Computes the sidecars of every shard of a dataset anew from its tars. Returns the shards.
+def rebuild(
+    url: str,
+    *,
+    shards: Collection[str] | None = None,
+    workers: int | None = None,
+    limits: Limits | None = None,
+) -> tuple[str, ...]:
+    """Computes the sidecars of shards of a dataset anew from their tars. Returns the shards.
+
+    Args:
+        url: The dataset's folder.
+        shards: Which; all by default.
+        workers: Processes for tars of other tools; by default one for each core.
+        limits: What one video of those may cost.
 
     Raises:
         StorageError: There is no dataset, or it cannot be written.
@@ -119,10 +131,11 @@ def rebuild(url: str, *, workers: int | None = None, limits: Limits | None = Non
     storage = open_storage(url)
     _, generation = read_generation(storage)
     foreign = [record.name for record in generation.shards if record.profile.get("name") == FOREIGN]
-    for record in generation.shards:
-        if record.name not in foreign:
-            index_shard(storage, record.name, streams=generation.streams)
-    if foreign:
+    chosen = [record.name for record in generation.shards if shards is None or record.name in shards]
+    for stem in chosen:
+        if stem not in foreign:
+            index_shard(storage, stem, streams=generation.streams)
+    if set(foreign) & set(chosen):
         if not isinstance(storage, LocalStorage):
             raise UsageError("tars are indexed on a local disk", file=storage.url)
         keys = read_annotations(storage, generation.number)["key"].to_pylist()
@@ -132,13 +145,16 @@ def rebuild(url: str, *, workers: int | None = None, limits: Limits | None = Non
             start += record.samples
         tars = [_open_tar(storage, stem, str(storage.path(f"{stem}.tar"))) for stem in foreign]
         with contextlib.closing(_engine(workers, limits)) as engine:
+            # Keys tell samples of all tars apart, whichever are indexed now.
             work = _Work(storage, tars, engine, wanted)
+            tars = [tar for tar in tars if tar.stem in chosen]
+            work.progress = Progress(sum(len(tar.samples) for tar in tars))
             for tar in tars:
                 if tar.problem:
                     raise FormatError(tar.problem, shard=tar.stem)
                 work.index(tar)
             work.progress.finish()
-    return tuple(record.name for record in generation.shards)
+    return tuple(chosen)
 
 
 class _Work:

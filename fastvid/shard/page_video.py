@@ -80,6 +80,8 @@ def _encoder(build: Mapping[str, Any]) -> str:
 
 def _profile(profile: Mapping[str, Any]) -> str:
     """Such as ``compact: bframes 7, codec h264, crf 23``."""
+    if profile.get("codec") == "copy":
+        return "copy: nothing is encoded"
     rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in sorted(profile.items()) if name != "name")
     name = str(profile.get("name", "not recorded"))
     return f"{name}: {rest}" if rest else name

@@ -117,7 +117,9 @@ class Profile:
         """
         changes = {"short_side": short_side, "crf": crf, "gop": gop, "fps": fps}
         given = [name for name, value in changes.items() if value is not None]
-        if self.copies and given:
+        if not given:
+            return self
+        if self.copies:
             raise UsageError(f"profile {self.name!r} encodes nothing: {given[0]} has no meaning with it")
         values = asdict(self) | {name: value for name, value in changes.items() if value is not None}
         return Profile(**values | {"bframes": min(self.bframes, values["gop"] - 1)})

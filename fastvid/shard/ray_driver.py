@@ -19,6 +19,7 @@ from fastvid.errors import FastvidError, MissingDependency, WorkerError
 from fastvid.shard import ray_work
 from fastvid.shard.child import Parent
 from fastvid.shard.reasons import Reason
+from fastvid.shard.units import things
 from fastvid.shard.wire import Outcome, pack
 
 # Seconds between looks at the cluster's size, and at the job's messages while tasks run.
@@ -98,7 +99,7 @@ class _Cluster:
         if size != self._size:
             self._size = size
             slots = self.workers or _AHEAD * size[1]
-            self.parent.send(pack({"slots": slots, "cluster": f"{size[0]} nodes, {size[1]} CPUs"}))
+            self.parent.send(pack({"slots": slots, "cluster": f"{things(size[0], 'node')}, {things(size[1], 'CPU')}"}))
 
     def _outcome(self, reference: Any, task: dict[str, Any]) -> bytes:
         errors = self.ray.exceptions
@@ -127,7 +128,6 @@ class _Cluster:
 
 
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:
-    address = address or os.environ.get("RAY_ADDRESS")
     # Its workers' prints stay where they are, and the root logger as it is.
     quiet = {"log_to_driver": False, "configure_logging": False}
     try:
@@ -150,7 +150,9 @@ def _reach(address: str) -> None:
 
 
 def _brief(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    """What an error says and, as the last line of its cause does, why."""
+    why = str(error.__cause__ or "").strip().splitlines()[-1:]
+    return " ".join(": ".join([str(error), *why]).split())[:400]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+import secrets
 import select
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -53,7 +55,12 @@ class RayEngine:
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None:
         if importlib.util.find_spec("ray") is None:
             raise MissingDependency("engine 'ray' needs Ray, which is not installed", hint=_INSTALL)
+        address = address or os.environ.get("RAY_ADDRESS")
         self._start = {"settings": settings.to_json(), "workers": workers, "address": address, "retries": RETRIES}
+        self._environment = _ENVIRONMENT
+        if address is None and "RAY_AUTH_MODE" not in os.environ:
+            # Ray would write a token to the user's home, and each cluster that is started later would ask for it.
+            self._environment = _ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self._child: Child | None = None
         self._slots = 0
         self._open: set[int] = set()
@@ -95,7 +102,7 @@ class RayEngine:
         if self._child is None:
             self._slots = 0
             self._open.clear()
-            self._child = Child("fastvid.shard.ray_driver", _ENVIRONMENT)
+            self._child = Child("fastvid.shard.ray_driver", self._environment)
             self._child.send(self._start)
             if not select.select([self._child.output], [], [], _CONNECT_SECONDS)[0]:
                 raise WorkerError(f"the Ray cluster does not answer within {_CONNECT_SECONDS:.0f} s")

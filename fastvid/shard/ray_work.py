@@ -10,9 +10,10 @@ import socket
 from dataclasses import replace
 
 from fastvid import __version__
-from fastvid.errors import WorkerError
+from fastvid.errors import JobError, WorkerError
 from fastvid.shard.ffmpeg import VARIABLE, find_ffmpeg
 from fastvid.shard.local_engine import LocalEngine
+from fastvid.shard.streams import same_streams
 from fastvid.shard.wire import Settings, Task
 
 # The engine of the job that this process works for; its worker process stays from task to task.
@@ -49,11 +50,15 @@ def close() -> None:
 
 
 def _here(settings: Settings, node: str) -> Settings:
-    """The settings with this node's ffmpeg, which must be the same build."""
+    """The settings with this node's ffmpeg, which must be the same build; so must be OpenCV, where there is flow."""
     build = find_ffmpeg()
     if build.identity() != settings.build.identity():
         raise WorkerError(
             f"node {node} has {build}, the job {settings.build}",
             hint=f"install the same build on all nodes, or name it in {VARIABLE} before `ray start`",
         )
+    try:
+        same_streams(settings.streams.to_json())
+    except JobError as error:
+        raise WorkerError(f"node {node}: {error.message}", hint="install the same version on all nodes") from error
     return replace(settings, build=build)

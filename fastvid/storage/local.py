@@ -40,6 +40,8 @@ class LocalStorage:
     lies near 10 kB. For eight frames of a `compact` clip 8 kB makes a third of the reads and reads 1.3 times the
     planned bytes; 32 kB reads twice the bytes and is no faster."""
 
+    concurrency = 1
+
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
         self.url = str(self.root)

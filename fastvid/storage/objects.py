@@ -89,6 +89,11 @@ class ObjectStorage:
         self._memory_bytes = 0
         self._fetching: dict[str, threading.Lock] = {}
 
+    @property
+    def concurrency(self) -> int:
+        """Requests in flight at most."""
+        return self.options.concurrency
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 

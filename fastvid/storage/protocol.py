@@ -20,10 +20,14 @@ class Storage(Protocol):
     Attributes:
         url: The folder.
         gap: Bytes that cost as much as one more range: ranges closer than this are better read as one.
+        concurrency: Reads that it is worth to make at once; 1 where one after the other is as good.
     """
 
     url: str
     gap: int
+
+    @property
+    def concurrency(self) -> int: ...
 
     def list(self, prefix: str = "") -> list[str]:
         """Names that start with `prefix`, sorted. Files being written are not listed.

@@ -17,6 +17,7 @@ from fastvid.load.loader import ClipLoader
 from fastvid.load.world import World
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
+from fastvid.models.pipeline import local_devices, spread
 from fastvid.models.two_stream import TwoStream, load_stream_weights
 from fastvid.models.weights import load_weights
 from fastvid.train.config import Config
@@ -186,6 +187,8 @@ def build_model(config: Config, member: Member) -> nn.Module:
             if parameter.ndim in _FORMATS:
                 parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
         model.register_forward_pre_hook(_channels_last)
+    if config.model.pipeline > 1:
+        spread(model, local_devices(member.device, config.model.pipeline), config.model.pipeline_batches)
     if config.model.compile:
         model.compile()
     return model

@@ -124,6 +124,9 @@ class ModelConfig:
             of two streams take one for both, or SPATIAL,TEMPORAL.
         ghost_norm: Batch norm over groups of `data.group_size` clips instead of over what a rank holds.
         compile: Run the model through ``torch.compile``; the first steps take longer.
+        pipeline: Devices of a machine that one replica spans, its blocks in a row, see `fastvid.models.pipeline`. Start
+            as many ranks as there are devices, divided by this.
+        pipeline_batches: Micro-batches that follow each other through the row; norm layers see one at a time.
         options: Options of the model, such as ``{"dropout": 0.8}``; None leaves one to the model.
     """
 
@@ -133,11 +136,16 @@ class ModelConfig:
     weights: str | None = None
     ghost_norm: bool = False
     compile: bool = False
+    pipeline: int = 1
+    pipeline_batches: int = 4
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_classes is not None:
             _at_least(1, self, "num_classes")
+        _at_least(1, self, "pipeline", "pipeline_batches")
+        if self.pipeline > 1 and self.compile:
+            raise UsageError("model.compile does not go with model.pipeline")
 
     @property
     def arguments(self) -> dict[str, Any]:

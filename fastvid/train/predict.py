@@ -18,10 +18,13 @@ import numpy.typing as npt
 import torch
 
 from fastvid.decode.access import open as open_dataset
-from fastvid.errors import SourceError, UsageError
+from fastvid.errors import JobError, SourceError, UsageError
+from fastvid.format.schema import LEDGER
 from fastvid.load.world import World
 from fastvid.shard.job import run_job
+from fastvid.shard.ledger import read_ledger
 from fastvid.shard.profiles import Profile, get_profile
+from fastvid.storage import open_storage
 from fastvid.train import assemble, launch, scoring
 from fastvid.train.config import Config
 from fastvid.train.elastic import Member
@@ -125,10 +128,16 @@ def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
         paths = [Path(links) / f"{number:06d}{Path(video).suffix}" for number, video in enumerate(videos)]
         for path, video in zip(paths, videos, strict=True):
             path.symlink_to(Path(video).resolve())
-        report = run_job(
-            [str(path) for path in paths], folder, profile=_profile(config), max_seconds=WHOLE_S, follow_links=True
-        )
-    rows = sorted(report.ledger.to_pylist(), key=lambda row: str(row["source_id"]))
+        try:
+            run_job(
+                [str(path) for path in paths], folder, profile=_profile(config), max_seconds=WHOLE_S, follow_links=True
+            )
+        except JobError:
+            # None could be packed; the ledger says why.
+            if not open_storage(folder).exists(LEDGER):
+                raise
+    ledger, _ = read_ledger(open_storage(folder))
+    rows = sorted(ledger.to_pylist(), key=lambda row: str(row["source_id"]))
     if len(rows) != len(videos):
         known = {str(row["source_id"]) for row in rows}
         other = next(video for video, path in zip(videos, paths, strict=True) if path.name not in known)

@@ -65,7 +65,7 @@ class Stepper:
             clipping, None when nothing is clipped.
         """
         device = self.member.device
-        torch.manual_seed(step_seed(self.run.seed, replica.samples, self.member.world.rank))
+        _seed(step_seed(self.run.seed, replica.samples, self.member.world.rank), device)
         replica.set_lr()
         replica.optimizer.zero_grad(set_to_none=True)
         # The batch's own weights, not rounded to float32.
@@ -129,6 +129,14 @@ def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
     parts = -(-groups // most)
     ends = [min(rows, groups * part // parts * group) for part in range(parts + 1)]
     return [slice(first, end) for first, end in itertools.pairwise(ends)]
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seeds the generators that dropout draws from. `torch.manual_seed` does more: where CUDA is not in use it queues a
+    call with a formatted stack each time, and never forgets it (torch 2.13)."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def step_seed(seed: int, samples: int, rank: int) -> int:

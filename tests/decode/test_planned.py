@@ -43,6 +43,33 @@ def test_any_frames_of_a_profile(decoder, videos, encoding, data):
     assert got == [video.framemd5[frame] for frame in frames]
 
 
+@pytest.mark.parametrize("encoding", ["pyramid", "hevc", "av1", "av1-layers"])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_frames_of_other_streams(decoder, videos, encoding, data):
+    if encoding == "av1-layers" and not encodes("libsvtav1"):
+        pytest.skip("ffmpeg is built without libsvtav1")
+    video = videos.textured(encoding)
+    frames = data.draw(st.lists(st.integers(0, video.info.num_frames - 1), min_size=1, max_size=12))
+    got = digests(decoded(decoder, video.clip(frames), Planes))
+    assert got == [video.framemd5[frame] for frame in frames]
+
+
+def encodes(encoder: str) -> bool:
+    listed = subprocess.run([ffmpeg(), "-hide_banner", "-encoders"], capture_output=True, text=True, check=True)
+    return f" {encoder} " in listed.stdout
+
+
+@pytest.mark.parametrize("encoding", ["hevc", "av1-layers", "pyramid"])
+def test_frames_that_nothing_refers_to_are_not_fed(videos, encoding):
+    if encoding == "av1-layers" and not encodes("libsvtav1"):
+        pytest.skip("ffmpeg is built without libsvtav1")
+    table = videos.textured(encoding).table
+    assert not table.whole
+    plan = table.plan([5, 20, 37, 63])
+    assert len(plan.packets) < plan.packets_from_keys
+
+
 @pytest.mark.parametrize("encoding", PROFILES)
 def test_no_planned_packet_can_be_left_out(decoder, videos, encoding):
     video = videos.textured(encoding)

@@ -75,7 +75,8 @@ def test_an_image_is_pinned_unprivileged_and_says_how_it_is(name):
     assert all(step.text.startswith("${PYTHON_IMAGE}") for step in found if step.word == "FROM")
     assert [step.text for step in found if step.word == "USER"] == ["1000:1000"]
     assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
-    assert next(step.text for step in found if step.word == "HEALTHCHECK").endswith('CMD ["fastvid", "doctor"]')
+    check = next(step.text for step in found if step.word == "HEALTHCHECK")
+    assert check.endswith('CMD ["fastvid", "doctor", "--no-parity"]')
     labels = next(step.text for step in found if step.word == "LABEL")
     for label in ("title", "description", "licenses", "version", "revision", "base.name"):
         assert f"org.opencontainers.image.{label}=" in labels
@@ -313,4 +314,4 @@ def test_every_step_of_the_cpu_image_runs():
     command = [sys.executable, str(DOCKER / "run_steps.py"), str(DOCKER / "Dockerfile.cpu")]
     out = subprocess.run(command, capture_output=True, text=True, check=False)
     assert out.returncode == 0, out.stderr[-3000:]
-    assert "health check fastvid doctor: exit 0" in out.stderr
+    assert "health check fastvid doctor --no-parity: exit 0" in out.stderr

@@ -31,6 +31,7 @@ class MemoryStorage:
     """Files as bytes; damage them at will."""
 
     gap = 8 * 1024
+    concurrency = 1
 
     def __init__(self):
         self.files = {}
@@ -101,6 +102,9 @@ class FakeDataset:
 
     def shard(self, index):
         return self.shards[index]
+
+    def is_open(self, index):
+        return True
 
     def shard_name(self, index):
         return self.shards[index].stem

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -172,6 +174,13 @@ def test_auto_really_measures(dataset):
     assert loader.backend.name in ("pyav", "dali-cpu", "torchcodec-cpu")
 
 
+def test_the_default_is_left_only_for_what_is_worth_it(dataset, monkeypatch):
+    for dali, name in ((149.0, "pyav"), (151.0, "dali-cpu")):
+        rates = {"pyav": 100.0, "dali-cpu": dali, "torchcodec-cpu": 20.0}
+        monkeypatch.setattr(auto, "measure", lambda chosen, *_, rates=rates: rates[chosen[0].name])
+        assert auto.choose(plans(dataset), torch.device("cpu"), 1).name == name
+
+
 def test_a_backend_that_fails_is_not_chosen(dataset, monkeypatch, caplog):
     def broken(self, clips, outputs):
         raise RuntimeError("no such luck")
@@ -206,6 +215,31 @@ def test_what_cannot_be_read_leaves_the_default(monkeypatch):
 def test_ranks_without_a_process_group_take_the_default(dataset):
     verdict = auto.agree(plans(dataset), fastvid.load.world.World(1, 2), torch.device("cpu"), 1, frozenset())
     assert verdict.name == "pyav"
+
+
+RANKS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from fastvid.load import auto
+from fastvid.load.world import World
+
+child = os.fork()
+rank = 0 if child else 1
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+auto.choose = lambda *_: auto.Verdict(f"chosen-by-{rank}", {}, "")
+verdict = auto.agree([], World(rank, 2), torch.device("cpu"), 1, frozenset())
+print(f"rank {rank} takes {verdict.name}", flush=True)
+dist.destroy_process_group()
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_all_ranks_take_what_rank_0_chose(tmp_path):
+    command = [sys.executable, "-c", RANKS, str(tmp_path / "store")]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert sorted(run.stdout.split("\n"))[1:] == ["rank 0 takes chosen-by-0", "rank 1 takes chosen-by-0"]
 
 
 def test_names_that_cannot_be(dataset, known):

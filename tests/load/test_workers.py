@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -81,9 +82,13 @@ def make(folder, **options):
 
 def processes():
     """Process ids of this process's children, zombies included."""
-    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()} | {
-        int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
-    }
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # Behind the name, which may hold anything: state, parent.
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -211,10 +216,6 @@ def test_ctrl_c_ends_everything_at_once(good, tmp_path):
     [
         ({"workers": "fork"}, "known are thread, process"),
         ({"clip_timeout": 0}, "clip_timeout is 0"),
-        (
-            {"decoder": Backend("gpu", "fastvid.decode.pyav:PyAvDecoder", "cuda", frozenset(Codec), "x")},
-            "cannot run in",
-        ),
     ],
 )
 def test_wrong_arguments_are_refused(good, options, message):

@@ -135,3 +135,11 @@ def test_a_real_model_is_counted_and_left_alone():
     assert counted.parameters - counted.trainable == 8 * 3 * 7 * 7
     assert counted.training_flops == 6 * counted.macs
     assert str(counted) == f"0.18 M parameters, {counted.macs / 1e9:.2f} G multiply-adds at 2x3x4x32x32"
+
+
+def test_a_clip_that_ends_in_one_value_a_channel_is_counted_and_modes_stay():
+    model = build("tsn-r18", 2, 1, width=4).train()
+    model.backbone.bn1.eval()
+    assert profile(model, (1, 3, 1, 32, 32)).macs > 0
+    assert model.backbone.layer1.training
+    assert not model.backbone.bn1.training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -19,14 +20,18 @@ from tests.shard.shardtools import REPOSITORY
 
 RAY = str(Path(sys.executable).with_name("ray"))
 
-# A dead node is noticed in two seconds instead of twenty, a dead head in five instead of sixty.
-IMPATIENT = {
+# Of nodes and jobs. A dead node is noticed in two seconds instead of twenty, a dead head in five instead of sixty.
+ENVIRONMENT = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "2",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Whatever token the user of this machine has.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "PYTHONPATH": str(REPOSITORY),
 }
 
 
@@ -45,7 +50,7 @@ class Node:
                 "--object-store-memory=100000000",
                 *options,
             ],
-            env=os.environ | IMPATIENT | {"PYTHONPATH": str(REPOSITORY)},
+            env=os.environ | ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -86,6 +91,7 @@ class Cluster:
             folder=self.folder,
         )
         self.others: list[Node] = []
+        self._await_head()
         for _ in range(nodes - 1):
             self.add()
 
@@ -99,7 +105,6 @@ class Cluster:
 
     def add(self) -> Node:
         """Starts one more node."""
-        self._await_head()
         node = Node(f"--address={self.address}", "--num-cpus=1", "--node-ip-address=127.0.0.1", folder=self.folder)
         self.others.append(node)
         return node
@@ -113,9 +118,8 @@ class Cluster:
         self.head.kill()
 
     def _await_head(self) -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
+        log, deadline = Path(self.folder, "start.log"), time.monotonic() + 120
+        while "Ray runtime started" not in log.read_text():
+            if time.monotonic() > deadline:
+                raise TimeoutError(log.read_text())
             time.sleep(0.1)
-        raise TimeoutError(Path(self.folder, "start.log").read_text())

@@ -17,7 +17,7 @@ import pytest
 
 import fastvid
 from fastvid.cli.main import main
-from fastvid.errors import JobError, MissingDependency, SourceError, UsageError
+from fastvid.errors import JobError, MissingDependency, SourceError, UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.format.flow import STEPS, ZERO, to_pixels
 from fastvid.format.generations import read_generation
@@ -33,8 +33,10 @@ from fastvid.shard.job import run_job
 from fastvid.shard.life import remove_samples
 from fastvid.shard.limits import Limits
 from fastvid.shard.profiles import PROFILES
+from fastvid.shard.ray_work import _here
 from fastvid.shard.streams import Streams, choose_streams, same_streams
 from fastvid.shard.verify import verify
+from fastvid.shard.wire import Settings
 from fastvid.storage import LocalStorage
 from tests.makers import texture
 from tests.shard.shardtools import REPOSITORY, command, encode, ffmpeg, ledger, make, tars
@@ -231,6 +233,15 @@ def test_another_bound_is_another_job_and_new_sources_get_the_same_flow(folder, 
     with pytest.raises(JobError, match=r"computed by OpenCV 3\.2\.1"):
         same_streams(other)
     assert same_streams(other, other_build=True) == same_streams(generation.extras)
+
+
+def test_a_node_with_another_opencv_does_not_work_for_the_job():
+    streams = choose_streams("rgb,flow")
+    settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0, streams)
+    assert _here(settings, "node").streams == streams
+    other = replace(settings, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
+    with pytest.raises(WorkerError, match=r"node east: .*OpenCV 3\.2\.1"):
+        _here(other, "east")
 
 
 def test_what_is_compacted_keeps_its_streams(undisturbed, tmp_path):

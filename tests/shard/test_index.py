@@ -265,6 +265,28 @@ def test_out_links_the_tars_and_sidecars_can_be_rebuilt(tars, tmp_path):
     assert {(problem.check, problem.key) for problem in report.problems} >= {("tar", ""), ("packets", "000000")}
 
 
+def test_repair_writes_the_sidecars_of_foreign_tars_and_compacting_refuses_them(tars, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["index", str(tars), "--out", str(out), "--workers", "1", "--allow-rejected"]) == 0
+    names = [path.name for path in out.iterdir() if path.name.startswith("data-") and path.suffix != ".tar"]
+    sidecars = {name: (out / name).read_bytes() for name in names}
+    (out / "data-000000.idx").unlink()
+    damaged = bytearray(sidecars["data-000001.pkt"])
+    damaged[-3] ^= 1
+    (out / "data-000001.pkt").write_bytes(damaged)
+    assert main(["verify", str(out), "--workers", "1"]) == 1
+    assert main(["verify", str(out), "--workers", "1", "--repair"]) == 0
+    assert "sidecars written anew: data-000000, data-000001" in capsys.readouterr().out
+    assert {name: (out / name).read_bytes() for name in names} == sidecars
+    # A takedown hides at once; the bytes in another tool's tar stay.
+    assert main(["remove", str(out), "--keys", "000000"]) == 0
+    before = sorted(path.name for path in out.rglob("*"))
+    assert main(["compact", str(out)]) == 2
+    assert "tars of another tool" in capsys.readouterr().err
+    assert sorted(path.name for path in out.rglob("*")) == before
+    assert "000000" not in fastvid.open(out).keys.to_pylist()
+
+
 def test_broken_tars_are_rows_and_nothing_is_an_error(tars, tmp_path):
     shutil.copy(tars / "00000.tar", tmp_path / "whole.tar")
     data = (tars / "00000.tar").read_bytes()

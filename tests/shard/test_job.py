@@ -206,6 +206,7 @@ def test_a_finished_dataset_is_left_alone(folder, undisturbed):
     before = tars(out)
     again = command(folder, "--out", out, *OPTIONS)
     assert (again.returncode, again.stdout) == (3, first.stdout)
+    assert command(folder, "--out", out, *OPTIONS, "--allow-rejected").returncode == 0
     other = command(folder, "--out", out, *OPTIONS, "--crf", "40")
     assert other.returncode == 2
     assert "differs in profile.crf" in other.stderr

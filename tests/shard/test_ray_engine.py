@@ -23,8 +23,8 @@ from fastvid.shard.limits import Limits
 from fastvid.shard.profiles import PROFILES
 from fastvid.shard.reasons import Reason
 from fastvid.shard.wire import Outcome, Settings, Task
-from tests.shard.raytools import Cluster
-from tests.shard.shardtools import REPOSITORY, command, ledger, make, tars
+from tests.shard.raytools import ENVIRONMENT, Cluster
+from tests.shard.shardtools import command, ledger, make, tars
 
 SETTINGS = Settings(PROFILES["compact"].changed(short_side=96), find_ffmpeg(), Limits(), 600.0)
 
@@ -45,7 +45,7 @@ def test_a_node_that_dies_changes_no_byte(tmp_path):
         out, engine = tmp_path / "ray", ["--engine", "ray", "--ray-address", cluster.address]
         job = subprocess.Popen(
             [sys.executable, "-m", "fastvid", "shard", *options, "--out", out, *engine],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            env=os.environ | ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -54,7 +54,7 @@ def test_a_node_that_dies_changes_no_byte(tmp_path):
             time.sleep(0.05)
         alive = job.poll() is None
         cluster.kill_node()
-        printed, said = job.communicate(timeout=120)
+        printed, said = job.communicate(timeout=240)
     assert alive
     assert job.returncode == 3, said
     assert "2 nodes, 2 CPUs" in said

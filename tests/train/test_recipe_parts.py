@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fastvid.errors import UsageError
+from fastvid.load.batches import Batches, rank_slice
 from fastvid.load.world import World
 from fastvid.models import zoo
 from fastvid.models.ghost import update as update_ghosts
@@ -229,3 +230,22 @@ def test_mixing_and_ghost_norm_need_groups(tmp_path: object) -> None:
         replace(base, model=replace(base.model, ghost_norm=True))
     with pytest.raises(UsageError, match="goes with sync=ddp"):
         replace(with_optim(ema_decay=0.9), sync="kavg")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 7])
+def test_shares_of_a_batch_are_whole_groups(world: int) -> None:
+    shares = [rank_slice(28, rank, world, 4) for rank in range(world)]
+    assert [first for first, _ in shares] == [0, *(end for _, end in shares[:-1])]
+    assert shares[-1][1] == 28
+    sizes = [end - first for first, end in shares]
+    assert all(size % 4 == 0 for size in sizes)
+    assert max(sizes) - min(sizes) <= 4
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    for arguments in ((30, "drop", 4), (28, "mask", 4), (8, "drop", 0)):
+        size, last, group = arguments
+        with pytest.raises(UsageError, match=f"group_size is {group}"):
+            Batches(100, size, last, World(), group)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="smaller than the world of 3"):
+        Batches(100, 8, "drop", World(0, 3), 4)

@@ -24,10 +24,10 @@ def commands(name: str, start: str) -> list[list[str]]:
     return [shlex.split(line) for line in text_of(name).splitlines() if line.strip().startswith(start)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if commands(name, "fastvid shard")])
 def test_the_shard_command_in_the_text_is_the_configured_one(name: str) -> None:
     config = recipes.load(name)
-    assert config.shard is not None
+    assert config.shard is not None, name
     (written,) = commands(name, "fastvid shard")
     configured = shlex.split(config.shard.command(config.data.path))
     assert sorted(written) == sorted(configured)

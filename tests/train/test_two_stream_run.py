@@ -13,7 +13,7 @@ from bench import two_stream as bench
 from fastvid.errors import UsageError
 from fastvid.shard.job import run_job
 from fastvid.shard.profiles import get_profile
-from fastvid.train import launch
+from fastvid.train import launch, scoring
 
 pytest.importorskip("cv2", reason="optical flow needs OpenCV")
 
@@ -44,14 +44,14 @@ def test_nets_are_trained_apart_fused_by_their_scores_and_trained_on(shards: Pat
         files.append(bench.weights(one))
     both = made(shards, tmp_path / "both", "two-stream-r18")
     with pytest.raises(UsageError, match=r"no checkpoint[\s\S]*model\.weights=FILE"):
-        launch.score(both)
+        scoring.score(both)
     both = replace(both, model=replace(both.model, weights=",".join(files)))
-    fused = launch.score(both)
+    fused = scoring.score(both).score
     assert fused.scored == fused.total == SMALL["test"]
     assert launch.train(both) == 0
     summary = json.loads((tmp_path / "both" / "summary.json").read_text())
     assert summary["samples"] == SMALL["train"]
-    trained = launch.score(both)
+    trained = scoring.score(both).score
     assert trained.loss == pytest.approx(summary["eval"]["loss"])
     assert trained.loss != fused.loss
     capfd.readouterr()

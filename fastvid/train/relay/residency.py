@@ -23,7 +23,7 @@ class Resident:
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
-        self.url, self.gap = inner.url, inner.gap
+        self.url, self.gap, self.concurrency = inner.url, inner.gap, inner.concurrency
         self.bytes_moved = 0
         self._files: dict[str, memoryview] = {}
         self._lock = threading.Lock()

@@ -54,10 +54,11 @@ class Ddp:
             return
         for buffer in replica.model.buffers():
             dist.broadcast(buffer, 0)
+        spans = len({parameter.device for parameter in replica.model.parameters()}) > 1
         # Not static_graph: with no_sync in the first step it gives wrong gradients and an internal assertion (2.13).
         replica.forward = DistributedDataParallel(
             replica.model,
-            device_ids=[self.member.device] if self.member.device.type == "cuda" else None,
+            device_ids=[self.member.device] if self.member.device.type == "cuda" and not spans else None,
             gradient_as_bucket_view=True,
             **_KEEP_BUFFERS,
         )

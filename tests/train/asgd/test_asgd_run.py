@@ -180,12 +180,12 @@ class Jobs:
             )
             for name, fault in faults.items()
         }
-        end = time.monotonic() + 100
+        end = time.monotonic() + 200
         while len(list(self.folder.glob("*.ready"))) < len(faults):
             assert time.monotonic() < end
             time.sleep(0.02)
         (self.folder / "go").touch()
-        return {name: process.wait(timeout=100) for name, process in running.items()}
+        return {name: process.wait(timeout=200) for name, process in running.items()}
 
 
 def test_a_client_that_is_killed_costs_its_lease_and_nobody_else(tmp_path: Path, expected: dict[str, Any]) -> None:

@@ -1,0 +1,137 @@
+"""Do the back-ends of a machine agree? The same clips through each: which frames, how far in colour, how fast."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.decode.backends import Backend
+from fastvid.decode.clips import read_clip, reader_of
+from fastvid.decode.request import Box, ClipRequest, Decoder, DeviceRgb, Output, Rgb
+from fastvid.errors import FastvidError
+from fastvid.format.demux import index_mp4
+from fastvid.format.packets import PacketTable, StreamInfo
+from fastvid.format.schema import StreamFlag
+
+UInt8Array = npt.NDArray[np.uint8]
+
+REFERENCE: Final = "pyav"
+"""Who the others are compared with: it decodes every codec, and tests compare it with ffmpeg bit by bit."""
+
+_FRAMES: Final = 8
+# A frame passes when no neighbour of the one that was wanted is nearer by this many levels.
+_NEARER: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """One back-end on one clip.
+
+    Attributes:
+        clip: The clip's name.
+        range: Its sample range, "limited" or "full".
+        backend: The back-end's name.
+        frames: Whether it gave the frames that were asked for; None when it failed.
+        mean: Mean difference from the reference in levels.
+        most: Largest difference.
+        rate: Clips a second of one lane, open and warm.
+        problem: Why it failed, or None.
+    """
+
+    clip: str
+    range: str
+    backend: str
+    frames: bool | None
+    mean: float
+    most: int
+    rate: float
+    problem: str | None = None
+
+
+class SampleClip:
+    """An MP4 in memory.
+
+    Args:
+        name: What to call it.
+        data: The file.
+
+    Raises:
+        FormatError: It cannot be indexed.
+    """
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.info: StreamInfo
+        self.info, records = index_mp4(data)
+        self.table = PacketTable(records, whole=bool(self.info.flags & StreamFlag.WHOLE))
+        self._read = reader_of(data)
+        # One frame of each eighth, but not the first, so that a back-end that ignores the request is seen.
+        self.frames = (np.arange(_FRAMES) * self.info.num_frames // _FRAMES + 1).astype(np.int64)
+
+    def decode(self, decoder: Decoder, device: str, frames: npt.NDArray[np.int64]) -> UInt8Array:
+        """Frames by a decoder, uint8 [3, T, H, W] on the host.
+
+        Raises:
+            FastvidError: It failed.
+        """
+        size = (self.info.height & ~1, self.info.width & ~1)
+        request = ClipRequest(0, frames, Box(0, 0, *size), size)
+        clip = read_clip(request, self.info, self.table, self._read)
+        shape = (3, len(frames), *size)
+        output: Output
+        if Rgb in decoder.outputs:
+            output = Rgb(np.empty(shape, np.uint8))
+        else:
+            import torch
+
+            output = DeviceRgb(torch.empty(shape, dtype=torch.uint8, device=device))
+        (error,) = decoder.decode([clip], [output])
+        if error is not None:
+            raise error
+        pictures: UInt8Array = output.data if isinstance(output, Rgb) else output.data.cpu().numpy()
+        return pictures
+
+
+def compare(clips: Iterable[SampleClip], chosen: Iterable[Backend], *, seconds: float = 0.2) -> list[Parity]:
+    """Every back-end on every clip whose codec it names.
+
+    Args:
+        clips: The clips.
+        chosen: Back-ends that run here, the reference among them.
+        seconds: How long to measure the speed of each.
+    """
+    chosen = list(chosen)
+    reference = next(one for one in chosen if one.name == REFERENCE).open()
+    found = []
+    for clip in clips:
+        shifted = [
+            clip.decode(reference, "cpu", np.clip(clip.frames + shift, 0, clip.info.num_frames - 1)).astype(np.int16)
+            for shift in (0, -1, 1)
+        ]
+        found += [_one(clip, one, shifted, seconds) for one in chosen if clip.info.codec in one.codecs]
+    reference.close()
+    return found
+
+
+def _one(clip: SampleClip, one: Backend, shifted: list[npt.NDArray[np.int16]], seconds: float) -> Parity:
+    sample_range = clip.info.range.name.lower()
+    try:
+        decoder = one.open()
+        pictures = clip.decode(decoder, one.device, clip.frames).astype(np.int16)
+        exact, before, after = (np.abs(pictures - wanted).mean(axis=(0, 2, 3)) for wanted in shifted)
+        right = bool((np.minimum(before, after) >= exact - _NEARER).all())
+        begun, count = time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            clip.decode(decoder, one.device, clip.frames)
+            count += 1
+        rate = count / (time.perf_counter() - begun)
+        decoder.close()
+    except FastvidError as error:
+        return Parity(clip.name, sample_range, one.name, None, 0.0, 0, 0.0, error.message)
+    most = int(np.abs(pictures - shifted[0]).max())
+    return Parity(clip.name, sample_range, one.name, right, float(exact.mean()), most, rate)

@@ -1,0 +1,100 @@
+"""The facts of a shard: one row for each stream of each sample, for people and queries."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastvid.format.schema import FACTS_SCHEMA, Matrix, PacketFlag, Range, StreamFlag
+
+if TYPE_CHECKING:
+    from fastvid.format.shard import IndexedAudio, IndexedSample
+
+# A row group per hundred samples: one row's facts cost 1 ms to read instead of 7 (measured, pyarrow 26).
+_ROW_GROUP: Final = 100
+
+_META_FIELDS: Final = ("source_id", "source_sha256", "parent", "start_seconds", "pix_fmt")
+
+
+def facts_parquet(samples: Sequence[IndexedSample], rows: npt.NDArray[np.void]) -> bytes:
+    """The facts of a shard as a Parquet file: a row for each video stream of each sample, then one for each sound.
+
+    Args:
+        samples: In the order of the tar.
+        rows: STREAM_DTYPE [N], of the video streams in the same order.
+    """
+    facts = []
+    flat = [(sample, stream) for sample in samples for stream in sample.streams]
+    for (sample, stream), row in zip(flat, rows, strict=True):
+        info, flags = stream.info, stream.records["flags"]
+        facts.append(
+            {name: sample.meta.get(name) for name in _META_FIELDS}
+            | {
+                "key": sample.key,
+                "source_id": sample.meta.get("source_id", sample.key),
+                "stream": stream.name,
+                "num_frames": info.num_frames,
+                "fps_num": info.fps.numerator,
+                "fps_den": info.fps.denominator,
+                "width": info.width,
+                "height": info.height,
+                "codec": info.codec.label,
+                "color_range": info.range.name.lower(),
+                "color_matrix": info.matrix.name.lower(),
+                "conforms": bool(info.flags & StreamFlag.CONFORMS),
+                "whole": bool(info.flags & StreamFlag.WHOLE),
+                "extradata": info.extradata,
+                "member": stream.member.name,
+                "member_offset": stream.member.offset,
+                "member_size": stream.member.size,
+                "first_packet": int(row["first_packet"]),
+                "num_packets": len(stream.records),
+                "num_keys": int(np.count_nonzero(flags & np.uint32(PacketFlag.KEY))),
+                "num_droppable": int(np.count_nonzero(flags & np.uint32(PacketFlag.DROPPABLE))),
+                "flow_bound": info.flow_bound or None,
+            }
+        )
+    # Behind all video streams: not every sample has sound, and theirs are found by arithmetic.
+    facts += [_audio_facts(sample, sample.audio) for sample in samples if sample.audio is not None]
+    return to_parquet(pa.Table.from_pylist(facts, schema=FACTS_SCHEMA), row_group=_ROW_GROUP)
+
+
+def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
+    info = audio.info
+    return {name: sample.meta.get(name) for name in _META_FIELDS if name != "pix_fmt"} | {
+        "key": sample.key,
+        "source_id": sample.meta.get("source_id", sample.key),
+        "stream": "audio",
+        "num_frames": info.num_samples,
+        "fps_num": info.sample_rate,
+        "fps_den": 1,
+        "width": 0,
+        "height": 0,
+        "codec": info.codec,
+        "color_range": Range.UNKNOWN.name.lower(),
+        "color_matrix": Matrix.UNKNOWN.name.lower(),
+        "conforms": True,
+        "whole": True,
+        "extradata": info.extradata,
+        "member": audio.member.name,
+        "member_offset": audio.member.offset,
+        "member_size": audio.member.size,
+        "first_packet": 0,
+        "num_packets": info.num_packets,
+        "num_keys": info.num_packets,
+        "num_droppable": 0,
+        "channels": info.channels,
+    }
+
+
+def to_parquet(table: pa.Table, *, row_group: int | None = None) -> bytes:
+    """A table as the bytes of a zstd-compressed Parquet file."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", row_group_size=row_group)
+    return sink.getvalue()

@@ -1,0 +1,153 @@
+"""ClipLoader over a web server that is slow, fails, stalls and lies: the same clips, a clear error, a counted skip."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import pytest
+import torch
+
+pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+
+from fastvid.errors import ChecksumError, StorageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.augment import CenterCrop
+from fastvid.load.loader import ClipLoader
+from fastvid.load.mixture import Mixture
+from fastvid.load.sampling import Segments
+from fastvid.storage import RemoteOptions, open_storage
+from tests.datasets import make_clip, pack
+from tests.load.tools import fastvid_threads, rows
+from tests.storage.faulty import FaultyServer
+
+IMPATIENT = RemoteOptions(connect_seconds=1, stall_seconds=0.3, patience_seconds=3)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """Three shards of eight clips."""
+    folder = tmp_path_factory.mktemp("remote")
+    clips = [make_clip(folder / f"{n}.mp4", frames=30 + n, size="160x128") for n in range(3)]
+    samples = [[(f"clip{shard}{n}", clips[(shard + n) % 3], n % 2) for n in range(8)] for shard in range(3)]
+    return pack(folder / "set", samples)
+
+
+@pytest.fixture
+def server(local):
+    with FaultyServer() as server:
+        for name in local.list():
+            server.files[name] = local.read(name)
+        yield server
+
+
+def make(source, options=IMPATIENT, **arguments):
+    dataset = Dataset(source)
+    if "://" in source:
+        dataset.storage = open_storage(source, options=options)
+    standard = {"frames": Segments(4), "spatial": CenterCrop(64), "global_batch_size": 8, "num_threads": 2}
+    standard |= {"dtype": torch.uint8, "decoder": "pyav", "rank": 0, "world_size": 1}
+    return ClipLoader(dataset, **standard | arguments)
+
+
+def clips(loader):
+    return [row for batch in loader for row in rows(batch)]
+
+
+def test_reads_run_ahead_of_one_slow_decode_thread(server, local):
+    server.delay = 0.02
+    loader = make(server.url, num_threads=1)
+    assert clips(loader) == clips(make(local.url, num_threads=1))
+    assert server.most_at_once >= 8
+    # The control: a decode thread that reads for itself has its own clip's ranges in flight at most.
+    server.most_at_once = 0
+    assert clips(make(server.url, num_threads=1, num_fetchers=0)) == clips(make(local.url, num_threads=1))
+    assert server.most_at_once < 8
+
+
+def test_requests_and_bytes_are_those_of_the_server_s_own_log(server):
+    loader = make(server.url)
+    clips(loader)
+    seen = [one for one in server.gets() if one.name.endswith(".tar")]
+    total = loader.stats.total
+    assert total.requests == len(seen)
+    assert total.bytes_read == sum(one.body for one in seen)
+    assert total.bytes_read < total.bytes_whole
+
+
+def test_faults_that_pass_cost_nothing_but_time(server, local):
+    faults = [500, "reset", "none", "stall-body", "short", "none", 503, "reset-body", "stall", "none", "none"]
+    loader = make(server.url)
+    next(iter(loader))  # sidecars are read
+    loader.set_epoch(1)
+    server.faults = deque(faults * 2)
+    found = clips(loader)
+    assert not server.faults
+    expected = make(local.url)
+    expected.set_epoch(1)
+    assert found == clips(expected)
+
+
+def test_a_server_that_stays_broken_is_an_error_soon_and_no_hang(server):
+    for fault in (500, "stall"):
+        loader = make(server.url, RemoteOptions(stall_seconds=0.2, patience_seconds=0.5))
+        next(iter(loader))
+        loader.set_epoch(1)
+        server.faults = deque([fault] * 10_000)
+        begun = time.monotonic()
+        with pytest.raises(StorageError, match=r"data-00000\d.tar.*key=clip"):
+            clips(loader)
+        assert time.monotonic() - begun < 60
+        server.faults.clear()
+        assert not fastvid_threads()
+
+
+@pytest.mark.parametrize(
+    ("change", "tags", "error"),
+    [
+        (lambda data: None, True, "StorageError"),
+        (lambda data: data[::-1], True, "StorageError"),
+        (lambda data: data[:-50_000], True, "StorageError"),
+        (lambda data: data[::-1], False, "ChecksumError"),
+    ],
+)
+def test_a_shard_deleted_replaced_or_cut_under_our_feet_is_skipped_and_counted_exactly(
+    server, local, change, tags, error
+):
+    server.tags = tags
+    loader = make(server.url, shuffle=False, on_error="skip", max_skip_rate=1.0)
+    assert len(clips(loader)) == 24
+    changed = change(server.files["data-000001.tar"])
+    if changed is None:
+        del server.files["data-000001.tar"]
+    else:
+        server.files["data-000001.tar"] = changed
+    found = clips(loader)
+    lost = {f"clip1{n}" for n in range(8)}
+    expected = make(local.url, shuffle=False)
+    expected.set_epoch(1)
+    assert found == [row for row in clips(expected) if row[2] not in lost]
+    assert loader.stats.total.skips == {error: 8}
+
+
+def test_a_shard_that_is_gone_is_an_error_that_names_it(server):
+    del server.files["data-000001.tar"]
+    with pytest.raises(StorageError, match=r"does not exist.*data-000001\.tar"):
+        clips(make(server.url))
+
+
+def test_a_new_reader_of_a_replaced_shard_finds_that_its_checksums_differ(server):
+    data = server.files["data-000001.tar"]
+    server.files["data-000001.tar"] = data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
+    with pytest.raises(ChecksumError, match="shard=data-000001"):
+        clips(make(server.url))
+
+
+def test_a_mixture_reads_local_and_remote_datasets_alike(server, local):
+    mixture = Mixture([Dataset(local.url), Dataset(server.url)], weights=[1, 1], num_samples=32)
+    options = {"frames": Segments(4), "spatial": CenterCrop(64), "global_batch_size": 8, "dtype": torch.uint8}
+    loader = ClipLoader(mixture, decoder="pyav", rank=0, world_size=1, **options)
+    found = clips(loader)
+    here = Mixture([Dataset(local.url), Dataset(local.url)], weights=[1, 1], num_samples=32)
+    assert found == clips(ClipLoader(here, decoder="pyav", rank=0, world_size=1, **options))
+    assert sum(row[1] < 24 for row in found) == 16
