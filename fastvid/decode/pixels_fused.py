@@ -119,9 +119,7 @@ def finish_planes_fused(clips: Sequence[ClipPlanes], size: tuple[int, int], pixe
     frames, (height, width) = len(clips[0].y), size
     sizes = [tuple(clip.y.shape[1:]) for clip in clips]
     buffer = torch.empty(0, dtype=torch.uint8, device=device).set_(clips[0].y.untyped_storage())
-    places = [
-        [*(int(plane.storage_offset()) for plane in (clip.y, clip.u, clip.v)), int(clip.flip)] for clip in clips
-    ]
+    places = [[*(int(plane.storage_offset()) for plane in (clip.y, clip.u, clip.v)), int(clip.flip)] for clip in clips]
     resize = any(own != size for own in sizes)
     taps = [1, 1]
     if resize:

@@ -298,15 +298,8 @@ class ClipLoader:
             self._epoch, self._position, self._origin = self._epoch + 1, 0, 0
             return
         order = self._visits.order(self._seed, self._epoch)
-        planner = Planner(
-            self.dataset,
-            self.frames,
-            self.spatial,
-            order,
-            self.backend,
-            self.streams,
-            self.flow_stack,
-        )
+        parts = (self.dataset, self.frames, self.spatial, order, self.backend, self.streams, self.flow_stack)
+        planner = Planner(*parts)
         if self.backend is AUTO:
             clips = planner.plan(self.batches.share(self._position)).clips
             self._served.decide([clip for clip in clips if clip is not None], self.world)

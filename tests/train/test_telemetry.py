@@ -10,7 +10,7 @@ import torch
 
 from fastvid.errors import MissingDependency, UsageError
 from fastvid.load.world import World
-from fastvid.report import run as report
+from fastvid.train import run_report as report
 from fastvid.train.board import Board
 from fastvid.train.elastic import Member
 from fastvid.train.exposure import Exposure

@@ -27,7 +27,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -87,6 +87,8 @@ def sweep(configs: Sequence[Config]) -> int:
 def _work(configs: Sequence[Config], options: SweepOptions, store: Store, device: torch.device) -> None:
     """A stage, until the sweep is over."""
     plan = _plan(store, options.timeout_s)
+    if plan.get("over"):
+        return
     pinned = [replace(config, data=replace(config.data, generation=plan["generation"])) for config in configs]
     serve(store, Clips(pinned, plan["partitions"], device), options.timeout_s)
 
@@ -118,6 +120,12 @@ class _Lead:
 
     def run(self, device: torch.device) -> None:
         """Until the sweep is over."""
+        if self.scheduler.finished and (self.out / RESULTS_FILE).exists():
+            self.store.set(_PLAN, json.dumps({**self.plan, "over": True}))
+            self.recorder.close()
+            log.info("the sweep in %s is over", self.out)
+            _print(json.loads((self.out / RESULTS_FILE).read_text()))
+            return
         self.recorder.write("start", visits=self._done, partitions=self.plan["partitions"], models=len(self.configs))
         self.store.set(_PLAN, json.dumps(self.plan))
         with concurrent.futures.ThreadPoolExecutor(1, "relay-hub") as pool:
@@ -139,8 +147,7 @@ class _Lead:
                 torch.save(read_weights(token), self.out / "weights" / f"model-{model.model:04d}.pt")
         (self.out / RESULTS_FILE).write_text(json.dumps(found, indent=1) + "\n")
         log.info("sweep is over\n%s", table(found))
-        summary = {name: value for name, value in found.items() if name != "timeline"}
-        print(json.dumps(summary), flush=True)  # noqa: T201 - the sweep's result, for whoever started it
+        _print(found)
 
     def _agree(self, processes: int) -> dict[str, Any]:
         """What a sweep keeps from its first start to its end."""
@@ -186,6 +193,11 @@ class _Lead:
             "" if score is None else f"  evaluated: top1 {score['top1_percent']:.2f} %",
             clock(left),
         )
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    """The sweep's result, for whoever started it."""
+    print(json.dumps({name: value for name, value in found.items() if name != "timeline"}), flush=True)  # noqa: T201
 
 
 def _kept(config: Config) -> Any:
