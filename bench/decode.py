@@ -210,7 +210,7 @@ def charts(record: Mapping[str, Any]) -> list[Chart]:
             own = entry["name"] == "fastvid"
             product = f", {entry['settings']['product']} from {entry['settings']['source']}" if own else ""
             names[entry["name"] + product] = entry
-        rivals = [name for name, entry in names.items() if entry["name"] != "fastvid"]
+        rivals = [name for name, entry in names.items() if "fastvid_is_faster_by" in entry]
         packets = row["packets_a_clip"]
         found.append(
             Bars(

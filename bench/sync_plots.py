@@ -41,7 +41,7 @@ def _rate(axes: Any, rows: list[dict[str, Any]]) -> None:
         axes.plot(periods, [row["efficiency"] for row in own], "o", color=f"C{number}", label=f"{delay:.0f} ms")
         axes.plot(periods, [row["expected"] for row in own], "-", color=f"C{number}", linewidth=1)
     axes.set(
-        xscale="log", xlabel="K, local steps of a round", ylabel="share of time that computes", ylim=(0, 1.1),
+        xscale="log", xlabel="K, local steps of a round", ylabel="share of time that computes", ylim=(0, 1.4),
         title="kavg: measured, and 1 / (1 + t_comm / (K t_step))",
     )  # fmt: skip
     axes.set_xticks(periods, [str(period) for period in periods])
@@ -59,11 +59,14 @@ def _bars(axes: Any, rows: list[dict[str, Any]], groups: list[str], group_of: st
             height = found[0][value] if found else None
             left = place + (number - (len(names) - 1) / 2) * width
             if height is None:
-                axes.text(left, 0, "x", ha="center", va="bottom", fontsize=8, color=f"C{number}")
+                axes.text(
+                    left, 0.01, "x", ha="center", va="bottom", color=f"C{number}", transform=axes.get_xaxis_transform()
+                )
             else:
                 places.append(left)
                 heights.append(height)
-        axes.bar(places, heights, width, label=name, color=f"C{number}")
+        # A bar of no height, so that one that is nowhere has its place in the legend too.
+        axes.bar([*places, 0], [*heights, 0], width, label=name, color=f"C{number}")
     axes.set_xticks(range(len(groups)), groups)
     axes.legend(fontsize=7)
 

@@ -134,7 +134,9 @@ def test_the_command(corpus, tmp_path, capsys):
     options = ["--data", corpus.folder, "--sampling", "tsn8", "--rounds", "1", "--sweep-rounds", "1", "--repeats", "1"]
     assert command.main(["decode", *options, "--workers", "1", "--json", str(result), "--rivals", *rivals]) == 0
     (row,) = json.loads(result.read_text())["rows"]
-    assert [entry["name"] for entry in row["contenders"]] == ["fastvid"] * 4 + rivals
+    assert [entry["name"] for entry in row["contenders"]] == ["fastvid"] * 4 + rivals + ["libavcodec alone"]
+    for entry in row["contenders"][:4]:
+        assert entry["share_of_floor"]["wall"] > 0
     assert row["packets_a_clip"]["planned"] < row["packets_a_clip"]["from_keys"]
     assert "packets a clip" in capsys.readouterr().out
     for name in rivals:

@@ -198,8 +198,8 @@ def test_a_client_that_is_killed_costs_its_lease_and_nobody_else(tmp_path: Path,
     assert server["lineage"] == expected["lineage"]
     last = metrics.curve(metrics.read(tmp_path / "server" / metrics.METRICS_FILE))[-1]
     assert last["lost"] == 1
-    # Two of the four batches of its lease were acknowledged.
-    assert last["returned"] == (jobs.LEASE_BATCHES - 2) * toy.BATCH
+    # Two batches of its lease were acknowledged; an epoch of 11 has leases of 4, 4 and 3.
+    assert last["returned"] in [(batches - 2) * toy.BATCH for batches in (jobs.LEASE_BATCHES, 3)]
     assert sum(entry["samples"] for entry in steady["lineage"]) > 0
     # A client of another job writes no checkpoint and scores nothing.
     assert not list((tmp_path / "steady" / "checkpoints").glob("*.pt"))

@@ -24,7 +24,7 @@ class Unlocked(Shard):
     made, as it is in the real one."""
 
     @torch.no_grad()
-    def push(self, gradient: Tensor, since: int, rate: float, policy: Policy) -> Commit:
+    def push(self, gradient: Tensor, since: int, rate: float, policy: Policy, share: float = 1.0) -> Commit:
         version = self.snapshot.version + 1
         for part in self._values.chunk(50):
             part -= rate
