@@ -25,10 +25,8 @@ from tests.shard.shardtools import REPOSITORY, ledger
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 
-RIGHT = {
-    row["file"]: row
-    for row in csv.DictReader((Path(__file__).parent / "verdicts.csv").open(encoding="utf-8", newline=""))
-}
+with (Path(__file__).parent / "verdicts.csv").open(encoding="utf-8", newline="") as table:
+    RIGHT = {row["file"]: row for row in csv.DictReader(table)}
 # What has no picture, is cut, damaged or no video, may be refused by the one check or the other.
 VERIFIED = 40
 OPTIONS = ["--samples-per-shard", "24", *os.environ.get("FASTVID_SOAK_OPTIONS", "").split()]
