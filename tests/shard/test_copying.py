@@ -42,7 +42,7 @@ KINDS = {
     "mjpeg.avi": (("-c:v", "mjpeg", "-pix_fmt", "yuvj420p", "-q:v", "4"), False, False),
     "mpeg4.mp4": (("-c:v", "mpeg4", "-bf", "2"), True, True),
     "mpeg4.avi": (("-c:v", "mpeg4", "-bf", "2"), False, True),
-    "av1.mkv": (("-c:v", "libaom-av1", "-usage", "realtime", "-cpu-used", "8", "-pix_fmt", "yuv420p"), False, True),
+    "av1.mkv": (("-c:v", "libaom-av1", "-usage", "realtime", "-cpu-used", "8", "-pix_fmt", "yuv420p"), False, False),
 }
 FRAMES = 36
 
