@@ -1,7 +1,7 @@
 """Three models of the motion dataset in one sweep that reads its videos once: widths, rates, momentum and decay differ.
 
     fastvid shard runs/demo/videos --out runs/sweep/shards \\
-        --annotations csv:runs/demo/videos/annotations.csv --short-side 96 --samples-per-shard 128
+        --annotations csv:runs/demo/videos/annotations.csv --profile compact --short-side 96 --samples-per-shard 128
     torchrun --nproc-per-node 2 -m fastvid.train motion_sweep
 
 The videos are those of ``fastvid demo``; there are at least as many shards as stages.
@@ -11,12 +11,17 @@ from dataclasses import replace
 
 from fastvid.load.augment import CenterCrop, RandomCrop
 from fastvid.load.sampling import Segments
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
 
 
 def recipe() -> Config:
     """The first of them, as it is trained alone by sync=ddp."""
     return Config(
+        shard=ShardConfig(
+            sources=("runs/demo/videos",),
+            annotations=("csv:runs/demo/videos/annotations.csv",),
+            options={"short-side": "96", "samples-per-shard": "128"},
+        ),
         data=DataConfig(
             path="runs/sweep/shards",
             split="train",
