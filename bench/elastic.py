@@ -1,6 +1,6 @@
 """Elastic training under random accidents: nodes join, leave, are killed and are cut off the network.
 
-Each node is a network namespace of this machine with a torchrun agent of its own, joined by a bridge, so the run needs
+Each node is a network namespace of this machine with a torchrun agent of its own, joined by a switch, so the run needs
 root. The rendezvous' store stands outside the nodes, as an etcd would. A sequence is a run of one to three nodes with
 random accidents at random moments; afterwards the weights must equal those of an undisturbed run of one process up to
 the rounding of float64 sums, and the lineage must be the same, sample for sample.
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import harness
-from bench.elastic_nodes import Network, Node
+from bench.elastic_nodes import Node, network
 from fastvid.errors import JobError
 from fastvid.shard.job import run_job
 from fastvid.train import metrics
@@ -120,8 +120,8 @@ def _sequence(out: Path, shards: Path, truth: dict[str, Any], args: argparse.Nam
     draws = random.Random(seed)
     recipe = _recipe(out.parent, shards, out, args)
     accidents: list[dict[str, Any]] = []
-    with Network(NODES) as network:
-        nodes = [Node(network, number, recipe, NODES, out.parent) for number in range(NODES)]
+    with network(NODES) as hosts:
+        nodes = [Node(hosts, number, recipe, NODES, out.parent) for number in range(NODES)]
         try:
             for node in nodes[: draws.randint(1, NODES)]:
                 node.start()

@@ -1,4 +1,4 @@
-"""Nodes of `bench.elastic`: network namespaces on one bridge, each with a torchrun agent that can be harmed."""
+"""Nodes of `bench.elastic`: on each host a torchrun agent that can be harmed; and the rendezvous' store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
+from bench.hosts import Hosts
 from fastvid.errors import JobError
 
 ROOT: Final = Path(__file__).parents[1]
-SUBNET: Final = "10.117.0"
 PORT: Final = 29400
 
 _STORE: Final = """
@@ -29,86 +29,40 @@ while True:
 """
 
 
-class Network:
-    """A bridge with a namespace for each node, and the rendezvous' store outside them. Needs root.
-
-    Args:
-        nodes: How many namespaces.
+@contextlib.contextmanager
+def network(nodes: int) -> Iterator[Hosts]:
+    """A host for each node, and behind them one more that holds the rendezvous' store. Needs root.
 
     Raises:
-        JobError: The system refuses.
+        UsageError: The system refuses.
+        JobError: The store does not start.
     """
-
-    def __init__(self, nodes: int) -> None:
-        self.nodes, self.tag = nodes, f"fv{os.getpid() % 100000}"
-        self.host = f"{SUBNET}.254"
-        self._store: subprocess.Popen[str] | None = None
-
-    def namespace(self, number: int) -> str:
-        """Name of a node's namespace."""
-        return f"{self.tag}n{number}"
-
-    def link(self, number: int) -> str:
-        """Name of the outer end of a node's cable."""
-        return f"{self.tag}v{number}"
-
-    def __enter__(self) -> Network:
-        bridge = f"{self.tag}br"
-        self._ip("link", "add", bridge, "type", "bridge")
-        self._ip("addr", "add", f"{self.host}/24", "dev", bridge)
-        self._ip("link", "set", bridge, "up")
-        for number in range(self.nodes):
-            space, link = self.namespace(number), self.link(number)
-            self._ip("netns", "add", space)
-            self._ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
-            self._ip("link", "set", link, "master", bridge, "up")
-            self._ip("-n", space, "addr", "add", f"{SUBNET}.{number + 1}/24", "dev", "eth0")
-            self._ip("-n", space, "link", "set", "eth0", "up")
-            self._ip("-n", space, "link", "set", "lo", "up")
-        code = _STORE.format(host=self.host, port=PORT)
-        self._store = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert self._store.stdout is not None
-        if self._store.stdout.readline().strip() != "ready":
-            raise JobError("the rendezvous' store did not start")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._store is not None:
-            self._store.kill()
-            self._store.wait()
-        for number in range(self.nodes):
-            with contextlib.suppress(JobError):
-                self._ip("netns", "del", self.namespace(number))
-            with contextlib.suppress(JobError):
-                self._ip("link", "del", self.link(number))
-        with contextlib.suppress(JobError):
-            self._ip("link", "del", f"{self.tag}br")
-
-    def cut(self, number: int) -> None:
-        """Pulls a node's cable."""
-        self._ip("link", "set", self.link(number), "down")
-
-    def _ip(self, *words: str) -> None:
-        result = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-        if result.returncode:
-            raise JobError(f"ip {' '.join(words)}: {result.stderr.strip()}", hint="network namespaces need root")
+    with Hosts(nodes + 1) as hosts:
+        code = _STORE.format(host=hosts.addresses[nodes], port=PORT)
+        command = hosts.command(nodes, [sys.executable, "-c", code])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as store:
+            try:
+                assert store.stdout is not None
+                if store.stdout.readline().strip() != "ready":
+                    raise JobError("the rendezvous' store did not start")
+                yield hosts
+            finally:
+                store.kill()
 
 
 class Node:
     """One node: a torchrun agent in a namespace, with one worker.
 
     Args:
-        network: Where it is.
+        hosts: What `network` gave.
         number: Which node.
         recipe: File that is trained.
         most: Nodes that the job may have.
         logs: Folder of its log.
     """
 
-    def __init__(self, network: Network, number: int, recipe: Path, most: int, logs: Path) -> None:
-        self.network, self.number, self.recipe, self.most = network, number, recipe, most
+    def __init__(self, hosts: Hosts, number: int, recipe: Path, most: int, logs: Path) -> None:
+        self.hosts, self.number, self.recipe, self.most = hosts, number, recipe, most
         self.log = logs / f"{recipe.stem}-node{number}.log"
         self.cut = False
         self._agent: subprocess.Popen[Any] | None = None
@@ -121,15 +75,22 @@ class Node:
     def start(self) -> None:
         """Starts the agent."""
         conf = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1,join_timeout=120,is_host=0"
-        command = ["ip", "netns", "exec", self.network.namespace(self.number), sys.executable]
-        command += ["-m", "torch.distributed.run", "--nnodes", f"1:{self.most}", "--nproc-per-node", "1"]
+        command = self.hosts.command(self.number, [sys.executable, "-m", "torch.distributed.run"])
+        command += ["--nnodes", f"1:{self.most}", "--nproc-per-node", "1"]
         command += ["--max-restarts", "100", "--rdzv-backend", "c10d", "--rdzv-id", self.recipe.stem]
-        command += ["--rdzv-endpoint", f"{self.network.host}:{PORT}", "--rdzv-conf", conf, "--monitor-interval", "0.2"]
-        command += ["--local-addr", f"{SUBNET}.{self.number + 1}"]
+        command += [
+            "--rdzv-endpoint",
+            f"{self.hosts.addresses[-1]}:{PORT}",
+            "--rdzv-conf",
+            conf,
+            "--monitor-interval",
+            "0.2",
+        ]
+        command += ["--local-addr", self.hosts.addresses[self.number]]
         command += ["-m", "fastvid.train", str(self.recipe)]
         environment = os.environ | {
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0",
-            "PYTHONPATH": str(ROOT),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+            **self.hosts.environment,
         }  # fmt: skip
         with self.log.open("ab") as log:
             self._agent = subprocess.Popen(
@@ -167,7 +128,7 @@ class Node:
     def cut_off(self) -> None:
         """Pulls the cable for good; its processes stay and must find out by themselves."""
         self.cut = True
-        self.network.cut(self.number)
+        self.hosts.cut(self.number)
 
 
 def _children(pid: int) -> list[int]:

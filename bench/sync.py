@@ -1,8 +1,8 @@
 """What the ways in which replicas agree gain and lose, as the network gets slower and as ranks differ in speed.
 
 Two ranks learn a small task under the real trainer (`bench.local_steps`). A step is padded by a sleep, so that it takes
-as long on a busy machine as on an idle one. The delay of a message is a sleep as well; bandwidth is limited by tc on a
-cable between two network namespaces ("namespaces", needs root), or by a sleep ("wrapper").
+as long on a busy machine as on an idle one. The delay of a message is a sleep as well; bandwidth is limited by tc on
+the cables of two network namespaces ("namespaces", needs root), or by a sleep ("wrapper").
 
     rate        steps a second for rounds of K steps, against 1 / (1 + t_comm / (K t_step))
     target      seconds, updates and bytes until the held-out loss is reached, on several networks; and the ratio
@@ -30,12 +30,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.harness import RESULTS, machine_facts, write_json
+from bench.hosts import Hosts
 from bench.local_steps import Job, Ranks
 from bench.relay_steps import RATES
 from bench.slow_network import Link
-from bench.sync_network import Cable
 from bench.sync_plots import draw
 from bench.sync_tables import crossover_table, rate_table, straggler_table, sweep_table, target_table
+from fastvid.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -134,13 +135,13 @@ def run(args: argparse.Namespace) -> int:
     # So that the namespaces go when this is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     base = Job("ddp", optim=OPTIM, step_s=args.step_ms / 1000, steps=args.steps)
-    with _wires(args.network) as (cable, ranks):
+    with _wires(args.network) as (hosts, ranks):
         ranks.run(replace(base, steps=8))  # the first job pays for imports
         record["rate"] = rates(ranks, base)
         print(rate_table(record["rate"]), flush=True)
-        record["target"] = targets(ranks, cable, base, range(args.seeds))
+        record["target"] = targets(ranks, hosts, base, range(args.seeds))
         print(target_table(record["target"]), flush=True)
-        record["sweep"] = sweeps(ranks, cable, replace(base, steps=SWEEP_STEPS))
+        record["sweep"] = sweeps(ranks, hosts, replace(base, steps=SWEEP_STEPS))
         print(sweep_table(record["sweep"]), flush=True)
     record["crossover"] = crossovers(record["target"])
     print(crossover_table(record["crossover"]), flush=True)
@@ -155,13 +156,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _wires(kind: str) -> Iterator[tuple[Cable | None, Ranks]]:
+def _wires(kind: str) -> Iterator[tuple[Hosts | None, Ranks]]:
     if kind == "wrapper":
         with Ranks(RANKS) as ranks:
             yield None, ranks
         return
-    with Cable() as cable, Ranks(RANKS, cable.prefixes, cable.environment) as ranks:
-        yield cable, ranks
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(Hosts(RANKS))
+        except UsageError as error:
+            error.hint = f"{error.hint}; --network wrapper needs none of them"
+            raise
+        environment = {"MASTER_ADDR": hosts.addresses[0], **hosts.environment}
+        yield hosts, stack.enter_context(Ranks(RANKS, hosts.prefixes, environment))
 
 
 def rates(ranks: Ranks, base: Job) -> list[dict[str, Any]]:
@@ -182,22 +189,22 @@ def rates(ranks: Ranks, base: Job) -> list[dict[str, Any]]:
     return found
 
 
-def targets(ranks: Ranks, cable: Cable | None, base: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def targets(ranks: Ranks, hosts: Hosts | None, base: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Time to the target on each network."""
     found = []
     for network in NETWORKS:
-        link = Link(network.delay_s, 0.0 if cable else network.bits_per_s / 8)
-        if cable:
-            cable.limit(network.bits_per_s)
+        link = Link(network.delay_s, 0.0 if hosts else network.bits_per_s / 8)
+        if hosts:
+            hosts.limit(network.bits_per_s)
         for name, job in CONTENDERS:
             runs = []
             for seed in seeds:
                 plan = replace(base, sync=job.sync, options=job.options, target=TARGET, link=link, seed=seed)
                 runs.append(ranks.run(plan)[0])
-            found.append({"network": network.name, "contender": name, **_summary(runs, counted=cable is not None)})
+            found.append({"network": network.name, "contender": name, **_summary(runs, counted=hosts is not None)})
             _log.info("%s over %s: %s s", name, network.name, found[-1]["seconds"])
-    if cable:
-        cable.limit(0)
+    if hosts:
+        hosts.limit(0)
     for network in NETWORKS:
         rows = [row for row in found if row["network"] == network.name]
         for row in rows:
@@ -247,13 +254,13 @@ def stragglers(ranks: Ranks, base: Job, seeds: Sequence[int]) -> list[dict[str, 
     return found
 
 
-def sweeps(ranks: Ranks, cable: Cable | None, base: Job) -> list[dict[str, Any]]:
+def sweeps(ranks: Ranks, hosts: Hosts | None, base: Job) -> list[dict[str, Any]]:
     """Time of a sweep of models that differ in their learning rate."""
     found: list[dict[str, Any]] = []
     for network in (network for network in NETWORKS if network.name in SWEEP_NETWORKS):
-        link = Link(network.delay_s, 0.0 if cable else network.bits_per_s / 8)
-        if cable:
-            cable.limit(network.bits_per_s)
+        link = Link(network.delay_s, 0.0 if hosts else network.bits_per_s / 8)
+        if hosts:
+            hosts.limit(network.bits_per_s)
         rows = []
         for name, job in SWEEP:
             rate = OPTIM["base_lr"]
@@ -267,12 +274,12 @@ def sweeps(ranks: Ranks, cable: Cable | None, base: Job) -> list[dict[str, Any]]
         rows.append(_sweep("relay", network.name, [run], run["losses"]))
         for row in rows:
             row["times_ddp"] = rows[0]["seconds"] / row["seconds"]
-            if cable is None:
+            if hosts is None:
                 row["wire_mb"] = None
             _log.info("sweep by %s over %s: %.1f s", row["contender"], network.name, row["seconds"])
         found += rows
-    if cable:
-        cable.limit(0)
+    if hosts:
+        hosts.limit(0)
     return found
 
 

@@ -13,9 +13,8 @@ be indexed (0 with --allow-rejected).
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from fastvid.cli.shard import EXIT_REJECTED, add_allow_rejected, summary
+from fastvid.cli.shard import EXIT_REJECTED, add_allow_rejected, class_names, summary
 from fastvid.errors import UsageError
 from fastvid.format.schema import DATASET_JSON
 from fastvid.shard.index import index_tars, rebuild
@@ -41,19 +40,10 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None and len(args.sources) == 1 and _is_dataset(args.sources[0]):
         print(f"sidecars of {things(len(rebuild(args.sources[0], workers=args.workers)), 'shard')} written anew")
         return 0
-    report = index_tars(args.sources, args.out, class_names=_class_names(args.classes), workers=args.workers)
+    report = index_tars(args.sources, args.out, class_names=class_names(args.classes), workers=args.workers)
     print(summary(report))
     return EXIT_REJECTED if report.rejected and not args.allow_rejected else 0
 
 
 def _is_dataset(folder: str) -> bool:
     return not folder.endswith(".tar") and open_storage(folder).exists(DATASET_JSON)
-
-
-def _class_names(path: str | None) -> list[str]:
-    if path is None:
-        return []
-    try:
-        return [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"class names cannot be read: {error}", file=path) from error

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         args.sources,
         args.out,
         annotations=args.annotations,
-        class_names=_class_names(args.classes),
+        class_names=class_names(args.classes),
         profile=_profile(args),
         streams=args.streams,
         audio=args.audio,
@@ -147,7 +147,12 @@ def _profile(args: argparse.Namespace) -> Profile:
     return get_profile(args.profile).changed(short_side=args.short_side, crf=args.crf, gop=args.gop, fps=args.fps)
 
 
-def _class_names(path: str | None) -> list[str]:
+def class_names(path: str | None) -> list[str]:
+    """Lines of the file of ``--classes``; none without one.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
     if path is None:
         return []
     try:

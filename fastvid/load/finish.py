@@ -246,28 +246,43 @@ class PlanesFinisher:
         return _PlanesCanvas(self.product, clips)
 
 
-class _PlanesCanvas:
-    def __init__(self, product: Product, clips: Sequence[Clip | None]) -> None:
-        self._product, self._clips = product, clips
+class PlanesBuffer:
+    """Room on the host for the planes of each clip of a batch, one behind the other; pinned where they travel on.
+
+    Args:
+        clips: Of the rows; None where there is none.
+        device: Where they go.
+    """
+
+    def __init__(self, clips: Sequence[Clip | None], device: torch.device) -> None:
+        self._clips = clips
         self._good = [False] * len(clips)
         self._spans: list[tuple[int, int]] = []
         at = 0
         for clip in clips:
-            size = Planes.nbytes(product.num_frames, clip.request.box) if clip else 0
+            size = Planes.nbytes(len(clip.request.frames), clip.request.box) if clip else 0
             self._spans.append((at, at + size))
             at += -(-size // _ALIGN) * _ALIGN
         # torch keeps pinned memory and gives it out again only after the copies from it have ended on the device.
-        self._host = torch.empty(at, dtype=torch.uint8, pin_memory=product.device.type == "cuda")
+        self._host = torch.empty(at, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._bytes = self._host.numpy()
 
     def output(self, row: int, _kinds: Set[type]) -> Output:
+        """See `Canvas`."""
         clip = self._clips[row]
         assert clip is not None
         start, stop = self._spans[row]
-        return Planes.packed(self._bytes[start:stop], self._product.num_frames, clip.request.box)
+        return Planes.packed(self._bytes[start:stop], len(clip.request.frames), clip.request.box)
 
     def done(self, row: int, *, good: bool) -> None:
+        """See `Canvas`."""
         self._good[row] = good
+
+
+class _PlanesCanvas(PlanesBuffer):
+    def __init__(self, product: Product, clips: Sequence[Clip | None]) -> None:
+        super().__init__(clips, product.device)
+        self._product = product
 
     def finish(self) -> torch.Tensor:
         product = self._product

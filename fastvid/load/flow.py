@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from fastvid.decode.pixels import Layout, resize
-from fastvid.decode.request import ClipRequest, Output, Planes
+from fastvid.decode.request import ClipRequest, Output
 from fastvid.format.flow import STEPS, ZERO
 from fastvid.format.packets import StreamInfo
-from fastvid.load.finish import Canvas, Finisher
+from fastvid.load.finish import Canvas, Finisher, PlanesBuffer
 from fastvid.load.plan import Clip
-
-_ALIGN: Final = 64  # bytes; a cache line
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +56,10 @@ class FlowFinisher:
         return _FlowCanvas(self.product, clips)
 
 
-class _FlowCanvas:
+class _FlowCanvas(PlanesBuffer):
     def __init__(self, product: FlowProduct, clips: Sequence[Clip | None]) -> None:
-        self._product, self._clips = product, clips
-        self._good = [False] * len(clips)
-        self._spans: list[tuple[int, int]] = []
-        at = 0
-        for clip in clips:
-            size = Planes.nbytes(len(clip.request.frames), clip.request.box) if clip else 0
-            self._spans.append((at, at + size))
-            at += -(-size // _ALIGN) * _ALIGN
-        self._host = torch.empty(at, dtype=torch.uint8, pin_memory=product.device.type == "cuda")
-        self._bytes = self._host.numpy()
-
-    def output(self, row: int, _kinds: Set[type]) -> Output:
-        clip = self._clips[row]
-        assert clip is not None
-        start, stop = self._spans[row]
-        return Planes.packed(self._bytes[start:stop], len(clip.request.frames), clip.request.box)
-
-    def done(self, row: int, *, good: bool) -> None:
-        self._good[row] = good
+        super().__init__(clips, product.device)
+        self._product = product
 
     def finish(self) -> Tensor:
         product = self._product
