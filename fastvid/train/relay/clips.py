@@ -55,6 +55,7 @@ class Clips:
         self.cache = Resident(open_storage(self.train.storage.url))
         self._kept: dict[int, Partition] = {}
         self._held_out: Partition | None = None
+        self._decoders: dict[int, str] = {}
         for config in self.configs:
             self._samples_per_epoch(config)
 
@@ -93,17 +94,26 @@ class Clips:
         @contextlib.contextmanager
         def batches(unit: Unit) -> Iterator[Iterable[Batch]]:
             seed = partition_seed(config.run.seed, unit.partition)
-            seeded = replace(config, run=replace(config.run, seed=seed))
+            seeded = replace(self._decoding(model), run=replace(config.run, seed=seed))
             loader = assemble.train_loader(seeded, self._kept[unit.partition], self.member)
             try:
                 loader.clips.set_epoch(unit.epoch)
                 yield loader
+                self._decoders[model] = loader.clips.backend.name
             finally:
                 loader.clips.close()
 
-        return Trainee(config, replica, batches, None if self.eval is None else self._evaluate(config))
+        return Trainee(config, replica, batches, None if self.eval is None else self._evaluate(model))
 
-    def _evaluate(self, config: Config) -> Any:
+    def _decoding(self, model: int) -> Config:
+        """Settings with the decoder that the model's first visit here chose: "auto" tries for a second each time."""
+        config = self.configs[model]
+        decoder = self._decoders.get(model, config.data.decoder)
+        return replace(config, data=replace(config.data, decoder=decoder))
+
+    def _evaluate(self, model: int) -> Any:
+        config = self._decoding(model)
+
         def score(replica: Replica) -> Score:
             assert self._held_out is not None
             data = assemble.eval_data(config, self._held_out, self.member)
