@@ -8,6 +8,9 @@ import pytest
 from hypothesis import settings
 
 from tests.makers import Videos
+from tests.served import ceph, nginx, obstore, s3
+
+__all__ = ["ceph", "footage", "nginx", "obstore", "s3", "videos"]
 
 # Examples take as long as a busy machine makes them.
 settings.register_profile("fastvid", deadline=None)

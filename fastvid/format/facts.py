@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from fastvid.format.parquet import to_parquet
 from fastvid.format.schema import FACTS_SCHEMA, Matrix, PacketFlag, Range, StreamFlag
 
 if TYPE_CHECKING:
@@ -91,10 +90,3 @@ def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
         "num_droppable": 0,
         "channels": info.channels,
     }
-
-
-def to_parquet(table: pa.Table, *, row_group: int | None = None) -> bytes:
-    """A table as the bytes of a zstd-compressed Parquet file."""
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", row_group_size=row_group)
-    return sink.getvalue()

@@ -21,10 +21,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from fastvid import faults
 from fastvid.errors import ConflictError, FormatError, StorageError
+from fastvid.format.parquet import from_parquet, to_parquet
 from fastvid.format.schema import (
     ANNOTATION_FIELDS,
     DATASET_JSON,
@@ -34,7 +34,6 @@ from fastvid.format.schema import (
     check_version,
     generation_file,
 )
-from fastvid.format.shard import to_parquet
 from fastvid.storage import Storage
 
 
@@ -253,12 +252,7 @@ def read_annotations(storage: Storage, number: int) -> pa.Table:
         FormatError: It is no Parquet file.
     """
     name = annotations_file(number)
-    try:
-        return pq.read_table(pa.BufferReader(storage.read(name)))
-    except (pa.ArrowInvalid, OSError) as error:
-        if isinstance(error, StorageError):
-            raise
-        raise FormatError(f"annotations do not parse: {error}", file=name) from error
+    return from_parquet(storage.read(name), file=name)
 
 
 def history(storage: Storage, head: Head) -> Iterator[Generation]:

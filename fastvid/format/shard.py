@@ -27,7 +27,6 @@ from fastvid.errors import FastvidError, FormatError, VersionError
 from fastvid.format.audio import AudioInfo, index_m4a
 from fastvid.format.demux import index_mp4
 from fastvid.format.facts import facts_parquet
-from fastvid.format.facts import to_parquet as to_parquet
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import (
     FORMAT_VERSION,

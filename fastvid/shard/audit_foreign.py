@@ -6,10 +6,9 @@ import hashlib
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fastvid.errors import FastvidError
+from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import StreamFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members, wds2idx
@@ -61,8 +60,8 @@ def _check(task: ShardTask, findings: Findings) -> None:
     try:
         shard = Shard(storage, record.name)
         shard.check()
-        facts = pq.read_table(pa.BufferReader(storage.read(f"{record.name}.parquet"))).to_pylist()
-    except (FastvidError, pa.ArrowInvalid, OSError) as error:
+        facts = from_parquet(storage.read(f"{record.name}.parquet"), file=f"{record.name}.parquet").to_pylist()
+    except FastvidError as error:
         note("pkt", f"sidecars cannot be read: {error}")
         return
     if not shard.num_samples == len(facts) == record.samples:

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fastvid.errors import FastvidError, SourceError
 from fastvid.format.generations import ShardRecord
 from fastvid.format.packets import PacketTable
+from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import MEMBER_SUFFIX, PACKET_DTYPE, StreamFlag
 from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import Member, read_members, wds2idx
@@ -166,12 +166,9 @@ class _Audit:
         """Holds `.parquet` against what the tar gives."""
         name = f"{self.stem}.parquet"
         try:
-            found = pq.read_table(pa.BufferReader(self.storage.read(name)))
+            found = from_parquet(self.storage.read(name), file=name)
         except FastvidError as error:
             self.note("parquet", error.message)
-            return
-        except (pa.ArrowInvalid, OSError) as error:
-            self.note("parquet", f"facts do not parse: {error}")
             return
         if found.num_rows != expected.num_rows:
             self.note("parquet", f"facts have {found.num_rows} rows, the tar gives {expected.num_rows}")
@@ -222,7 +219,8 @@ class _Audit:
         """The index and the facts that a tar gives."""
         scratch = _Scratch(view)
         index_shard(cast(Storage, scratch), self.stem, streams=self.task.streams)
-        facts = pq.read_table(pa.BufferReader(scratch.written[f"{self.stem}.parquet"]))
+        name = f"{self.stem}.parquet"
+        facts = from_parquet(scratch.written[name], file=name)
         return Shard(cast(Storage, scratch), self.stem), facts
 
     def _audio(self, data: memoryview) -> Iterator[Finding]:

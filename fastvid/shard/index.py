@@ -14,12 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from fastvid.errors import FormatError, JobError, StorageError, UsageError
 from fastvid.format.dataset import annotation_table
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_annotations, read_generation
+from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import DATASET_JSON, LEDGER, shard_stem
 from fastvid.format.shard import IndexedSample, IndexedStream, index_shard
 from fastvid.format.tar import Member
@@ -264,8 +262,8 @@ def _check_sidecar(storage: Storage, stem: str) -> None:
     if not storage.exists(name):
         return
     try:
-        ours = "member_offset" in pq.read_schema(pa.BufferReader(storage.read(name))).names
-    except (pa.ArrowInvalid, OSError):
+        ours = "member_offset" in from_parquet(storage.read(name), file=name).column_names
+    except FormatError:
         ours = False
     if not ours:
         raise UsageError(

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError
+from fastvid.format.parquet import from_parquet, to_parquet
 from fastvid.format.schema import LEDGER, LEDGER_PARTS, LEDGER_SCHEMA
-from fastvid.format.shard import to_parquet
 from fastvid.format.tar import TarDigest
 from fastvid.shard.reasons import Reason
 from fastvid.shard.sources import Source, encode_name, public_path
@@ -155,8 +154,8 @@ def _table(rows: Sequence[Row], extra: Mapping[str, Any]) -> pa.Table:
 
 def _read(storage: Storage, name: str) -> tuple[pa.Table, dict[str, Any]]:
     try:
-        table = pq.read_table(pa.BufferReader(storage.read(name)))
+        table = from_parquet(storage.read(name), file=name)
         metadata = (table.schema.metadata or {}).get(_METADATA, b"{}")
         return table, json.loads(metadata)
-    except (pa.ArrowInvalid, ValueError) as error:
+    except ValueError as error:
         raise FormatError(f"ledger does not parse: {error}", file=name) from error

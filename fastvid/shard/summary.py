@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError
 from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
+from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import LEDGER
 from fastvid.shard.ledger import read_ledger
 from fastvid.storage import Storage, open_storage
@@ -267,10 +267,7 @@ def _read_facts(storage: Storage, generation: Generation) -> pa.Table:
     tables = []
     for shard in generation.shards:
         name = f"{shard.name}.parquet"
-        try:
-            table = pq.read_table(pa.BufferReader(storage.read(name)), columns=list(_FACTS))
-        except pa.ArrowInvalid as error:
-            raise FormatError(f"facts do not parse: {error}", file=name) from error
+        table = from_parquet(storage.read(name), file=name, columns=list(_FACTS))
         tables.append(table.filter(pc.equal(table["stream"], generation.streams[0])))
     if not tables:
         return pa.table({name: [] for name in _FACTS})

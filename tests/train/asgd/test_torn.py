@@ -39,13 +39,14 @@ def readings(kind: type[Shard]) -> tuple[int, int, int]:
     """Every push changes all weights by one, so a version is a constant vector; returns how many fetched vectors were
     constant, how many were not, and how many the checksum refused."""
     counts = {"whole": 0, "torn": 0, "refused": 0}
-    lock, over = threading.Lock(), threading.Event()
+    lock, over, joined = threading.Lock(), threading.Event(), threading.Barrier(WRITERS + READERS)
     with serving(SIZE, kind=kind) as servers:
 
         def work(index: int) -> None:
             with client_of(servers, SIZE) as client:
                 weights = torch.zeros(SIZE, dtype=torch.float64)
                 client.join(weights)
+                joined.wait(60)
                 ones = torch.ones_like(weights)
                 if index < WRITERS:
                     for _ in range(25):

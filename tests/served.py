@@ -1,4 +1,4 @@
-"""Servers and the environment that points to them."""
+"""Fixtures: servers, and the environment that points to them. One of each a session, whichever folder asks."""
 
 from __future__ import annotations
 
