@@ -23,6 +23,7 @@ BENCHES: Final = {
     "motion_sync": ("bench.motion_sync", "the motion dataset by kavg, asgd and relay, with the samples of ddp"),
     "elastic": ("bench.elastic", "nodes that join, leave, are killed and are cut off during training"),
     "motion": ("bench.motion_models", "what TSM, I3D and TSN learn of motion; in-place shift against copies"),
+    "quality": ("bench.quality", "what an encoding costs: accuracy of a net trained on it, and SSIM of real videos"),
     "report": ("bench.report", "results as one page with plots, of one machine or several"),
     "scale": ("bench.scale", "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts"),
     "shard": ("bench.shard", "fastvid shard against the same ffmpeg commands run by xargs"),

@@ -17,9 +17,11 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from bench.dali import WholeJob
 from bench.rivals import PyAvFilesJob, SpdlJob
 from fastvid.decode.request import ClipRequest
 from fastvid.measure.clips import CROP, Corpus
+from fastvid.measure.planned import FastvidJob
 from fastvid.measure.rounds import Contender
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -121,12 +123,20 @@ KNOBS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "spdl-yuv": {"source": ("memory", "file")},
 }
 
+# DALI by itself, on what it decodes on a CPU: planned packets, and whole videos as its users give them.
+DALI_KNOBS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "dali-cpu": {"source": ("memory",)},
+    "dali-whole": {"frames": ("wanted", "all"), "index": (True, False)},
+}
+
 _JOBS: Final[Mapping[str, Callable[..., Any]]] = {
     "torchcodec": TorchcodecJob,
     "decord": DecordJob,
     "pyav": PyAvFilesJob,
     "spdl": SpdlJob,
     "spdl-yuv": partial(SpdlJob, crop="filter", pix_fmt="yuv420p"),
+    "dali-cpu": partial(FastvidJob, product="rgb", decoder="dali-cpu"),
+    "dali-whole": WholeJob,
 }
 
 

@@ -1,12 +1,13 @@
 """Batches a second of whole loading pipelines over the same videos: normalised float32 [B, 3, 8, 224, 224] on the host.
 
 Every pipeline runs in a process of its own, rivals at the best of their swept settings; all take turns, round by round.
-CPU time is that of the process and of all its workers.
+CPU time is that of the process and of all its workers. One of them is fastvid's decoder without a loader, whose clips
+are thrown away: what the loader reaches of it is recorded.
 
 page-cached   files that were read before
 cold          files that the system was asked to forget before each round
-http          fastvid over a web server on loopback that waits before each answer, with the server's own count of
-              requests and bytes a clip
+http          fastvid over a web server on loopback that waits before each answer, against the disk; and by the
+              server's own count the requests and bytes of a clip, planned and as a whole file, without any cache
 beside        the step time of a thread that launches many small operations, as a model on a GPU does, with batches
               coming from fastvid and with one batch kept
 """
@@ -34,11 +35,14 @@ from typing import Any, Final
 from bench.cold import drop_from_cache
 from bench.corpus import shard
 from bench.harness import RESULTS, cores, machine_facts, write_json
-from bench.pipelines import PIPELINES, Batches, Work, fastvid_loader, missing
+from bench.pipelines import PIPELINES, Batches, Work, decoder_alone, fastvid_loader, missing
 from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
+from fastvid.storage.options import CACHE_VARIABLE
 
 SCHEMA: Final = "fastvid-bench-load/1"
+
+DECODER: Final = "decoder alone"
 
 _WARM: Final = 4
 _OPERATIONS: Final = 400
@@ -84,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(record["rows"][-1], indent=1), flush=True)
         write_json(args.json, record)
     return 0
+
+
+_VERSUS: Final = {DECODER: "fastvid_reaches"}
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,7 @@ def compare(work: Work, rivals: Sequence[str], batches: int, rounds: int) -> dic
     """Everyone in turn, page-cached and cold."""
     chosen = [Pipeline("fastvid", {"workers": work.workers}, partial(fastvid_loader, work))]
     chosen.append(Pipeline("fastvid, processes", {}, partial(fastvid_loader, work, workers="process")))
+    chosen.append(Pipeline(DECODER, {"workers": work.workers}, partial(decoder_alone, work)))
     refused: dict[str, str] = {}
     sweeps: dict[str, list[dict[str, Any]]] = {}
     for name in rivals:
@@ -176,7 +184,7 @@ def compare(work: Work, rivals: Sequence[str], batches: int, rounds: int) -> dic
         found = _in_turn(chosen, work, batches, rounds, cold=state == "cold")
         result[state] = [
             {"pipeline": one.name, "settings": dict(one.settings), **_rates(times, batches * work.batch)}
-            | ({} if one is chosen[0] else {"fastvid_is_faster_by": _ratio(found[0], times)})
+            | ({} if one is chosen[0] else {_VERSUS.get(one.name, "fastvid_is_faster_by"): _ratio(found[0], times)})
             for one, times in zip(chosen, found, strict=True)
         ]
     return result
@@ -219,24 +227,40 @@ def _in_turn(
 
 def over_http(work: Work, batches: int, rounds: int, latency: float) -> dict[str, Any]:
     """fastvid over a server that waits, against fastvid on the disk."""
+    os.environ.pop(CACHE_VARIABLE, None)  # every byte crosses the wire
     with slow_server(Path(work.url), latency) as url:
         remote = replace(work, url=url)
         pipelines = [Pipeline("local", {}, partial(fastvid_loader, work))]
         pipelines.append(Pipeline("http", {"latency_ms": latency}, partial(fastvid_loader, remote)))
         local, http = _in_turn(pipelines, work, batches, rounds, cold=False)
-        log = json.loads(urllib.request.urlopen(f"{url}/log").read())
-        clips = one_epoch(url, work.batch)
-        after = json.loads(urllib.request.urlopen(f"{url}/log").read())
-    size = sum(os.path.getsize(file) for file in work.files) / len(work.files)
+        planned = counted(url, lambda: one_epoch(url, work.batch))
+        whole = counted(url, lambda: whole_files(url))
     return {
         "latency_ms": latency,
         "local": _rates(local, batches * work.batch),
         "http": _rates(http, batches * work.batch),
         "http_over_local": _ratio(http, local),
-        "requests_a_clip": (after["requests"]["tar"] - log["requests"]["tar"]) / clips,
-        "bytes_a_clip": (after["bytes"]["tar"] - log["bytes"]["tar"]) / clips,
-        "bytes_a_whole_file": size,
+        "a_clip": planned,
+        "a_whole_file": whole,
+        "whole_over_planned_bytes": whole["bytes"] / planned["bytes"],
     }
+
+
+def counted(url: str, read: Callable[[], int]) -> dict[str, float]:
+    """Requests for tars and their bytes, for each of the clips that `read` reads, by the server's own count."""
+
+    def log() -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = json.loads(urllib.request.urlopen(f"{url}/log").read())
+        return found
+
+    before, clips, after = log(), read(), log()
+    return {kind: (after[kind]["tar"] - before[kind].get("tar", 0)) / clips for kind in ("requests", "bytes")}
+
+
+def whole_files(url: str) -> int:
+    """Reads every video whole, as loaders without an index do; returns their number."""
+    corpus = Corpus(url, "tsn8")
+    return len([corpus.mp4(sample) for sample in range(len(corpus.dataset))])
 
 
 def one_epoch(url: str, batch: int) -> int:

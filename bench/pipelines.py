@@ -8,6 +8,9 @@ worker processes as uint8 and are normalised by the consumer, which is faster th
 from __future__ import annotations
 
 import importlib
+import itertools
+import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,9 @@ import torch
 from torch import Tensor
 
 from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD
+from fastvid.load.engine import FETCH_CLIPS
+from fastvid.measure.clips import Corpus
+from fastvid.measure.planned import FastvidJob
 
 CROP: Final = 224
 FRAMES: Final = 8
@@ -69,6 +75,30 @@ def fastvid_loader(work: Work, *, workers: str = "thread", decoder: str = "pyav"
     while True:
         for batch in loader:
             yield batch.video
+
+
+def decoder_alone(work: Work) -> Batches:
+    """What `python -m bench decode` times: fastvid's decoder on as many threads, its RGB thrown away. A batch is given,
+    always the same, when as many clips as it has are decoded."""
+    jobs = [FastvidJob(Corpus(work.url, "tsn8"), "rgb", "disk") for _ in range(work.workers)]
+    count = len(Corpus(work.url, "tsn8").requests) // FETCH_CLIPS * FETCH_CLIPS
+    turns = itertools.count(step=FETCH_CLIPS)
+    decoded: queue.Queue[None] = queue.Queue(2 * work.batch)
+
+    def decode(job: FastvidJob) -> None:
+        while True:
+            first = next(turns) % count
+            job.run(range(first, first + FETCH_CLIPS))
+            for _ in range(FETCH_CLIPS):
+                decoded.put(None)
+
+    for job in jobs:
+        threading.Thread(target=decode, args=(job,), daemon=True).start()
+    same = torch.zeros(work.batch, 3, FRAMES, CROP, CROP)
+    while True:
+        for _ in range(work.batch):
+            decoded.get()
+        yield same
 
 
 def torchcodec_frames(source: Any, seek: str = "approximate") -> Tensor:

@@ -22,7 +22,10 @@ from fastvid.errors import UsageError
 
 # Schema of a result to the module whose charts() reads it. A result of no known schema is shown as a table.
 READERS: Final = {
+    "fastvid-bench-cold/1": "bench.load_charts",
     "fastvid-bench-decode/1": "bench.decode",
+    "fastvid-bench-load/1": "bench.load_charts",
+    "fastvid-bench-quality/1": "bench.quality",
     "fastvid-bench-scale/1": "bench.scale",
     "fastvid-scaling-prediction/1": "bench.predict",
 }
@@ -194,12 +197,14 @@ def readme_table(record: Mapping[str, Any]) -> str:
         rivals = [entry for entry in row["contenders"] if "fastvid_is_faster_by" in entry]
         best = max(rivals, key=lambda entry: entry["rate"])
         times = best["fastvid_is_faster_by"]
-        packets = row["packets_a_clip"]
+        packets, name = row["packets_a_clip"], row.get("encoding", row["profile"])["name"]
         lines.append(
-            f"| `{row['profile']['name']}`, {row['sampling']} | {packets['planned']:.0f} of {packets['from_keys']:.0f}"
+            f"| `{name}`, {row['sampling']} | {packets['planned']:.0f} of {packets['from_keys']:.0f}"
             f" | {ours['rgb', 'memory']['rate']:.0f} | {best['name']} {best['rate']:.0f}"
             f" | **{times['rgb from memory']['wall']:.1f}x** | {times['planes from memory']['wall']:.1f}x |"
         )
+    for row in record.get("today", ()):
+        lines += _today(row)
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
     lines += [
         "",
@@ -208,6 +213,29 @@ def readme_table(record: Mapping[str, Any]) -> str:
         "`python -m bench decode` measures your machine and your videos.",
     ]
     return "\n".join(lines)
+
+
+def _today(row: Mapping[str, Any]) -> list[str]:
+    """fastvid on its profiles against the best rival on x264's defaults, as rows of the same table."""
+    from bench import practice
+    from bench.encodings import DEFAULT
+
+    best = practice.best_rival(row)
+    if best is None:
+        return []
+    rates = {
+        f"{one['settings']['product']} of {one['settings']['encoding']}": one["rate"]
+        for one in row["contenders"]
+        if one["name"] == "fastvid"
+    }
+    times = best["fastvid_is_faster_by"]
+    return [
+        f"| `{name}` against rivals on `{DEFAULT}`, {row['sampling']} | | {rates[f'rgb of {name}']:.0f}"
+        f" | {best['name']} {best['rate']:.0f} | **{times[f'rgb of {name}']['wall']:.1f}x**"
+        f" | {times[f'planes of {name}']['wall']:.1f}x |"
+        for name in row["megabytes"]
+        if name != DEFAULT
+    ]
 
 
 def with_table(readme: str, table: str) -> str:

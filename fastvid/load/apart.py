@@ -4,6 +4,9 @@ A lane is a worker process and a slot, memory that both see, which holds one dec
 the worker a request, waits, and copies the clip from the slot into its batch. So a worker that hangs in native code, or
 crashes, costs its clip and nothing else: it is killed by its id, and the lane starts another.
 
+The worker reads the clip's packets itself. Where storage answers late, threads of the loader read ahead, and the
+request brings the packets.
+
 Requests travel by pickle between two processes of one program, over a socket that nobody else can open. Workers are
 started, not forked, and import neither torch nor the user's main module.
 """
@@ -26,9 +29,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import Output, Planes, Rgb
+from fastvid.decode.request import EncodedClip, Output, Planes, Rgb
 from fastvid.errors import FastvidError, WorkerError
-from fastvid.load.apart_worker import Answer, Hello, Task, layout
+from fastvid.load.apart_worker import Answer, Hello, Packets, Task, layout
 from fastvid.load.stats import Counters
 from fastvid.storage import Storage
 
@@ -68,13 +71,16 @@ class ProcessLane:
         self._alive: list[_Worker] = []
         self._end = weakref.finalize(self, _end, self._alive, self._slot)
 
-    def serve(self, clip: Clip, output: Output, stopped: Callable[[], bool]) -> tuple[Exception | None, Counters]:
+    def serve(
+        self, clip: Clip, output: Output, stopped: Callable[[], bool], encoded: EncodedClip | None = None
+    ) -> tuple[Exception | None, Counters]:
         """Fetches and decodes one clip.
 
         Args:
             clip: What is wanted.
             output: Where it goes.
             stopped: Whether the iteration has ended, so that nobody wants the clip any more.
+            encoded: Its packets, where they have been read; None lets the worker read them.
 
         Returns:
             What went wrong with the clip, if anything, and what it cost. WorkerError: the worker hung or died.
@@ -86,9 +92,11 @@ class ProcessLane:
         shape, size = layout(clip.request, planes=isinstance(output, Planes))
         if size > self._size:
             self._grow(size)
-        task = Task(clip.shard.stem, clip.shard_row, clip.request, clip.info, clip.key, shape, self._size)
+        packets = None if encoded is None else Packets.of(encoded)
+        task = Task(clip.shard.stem, clip.shard_row, clip.request, clip.info, clip.key, shape, self._size, packets)
+        storage = clip.shard.storage if packets is None else None
         try:
-            answer = worker.ask(clip.shard.storage, task, self._clip_seconds, stopped)
+            answer = worker.ask(storage, task, self._clip_seconds, stopped)
         except _Silent as silence:
             self._drop(worker)
             where = {"shard": clip.shard.stem, "key": clip.key}

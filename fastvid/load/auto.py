@@ -30,6 +30,10 @@ _log = logging.getLogger(__name__)
 DEFAULT: Final = "pyav"
 """Decodes every codec on every machine."""
 
+SLOWER: Final = frozenset({"torchcodec-cpu"})
+"""Not tried: it drives the libavcodec of the default, through an MP4 for each clip, and reaches 0.25 to 0.41 of its
+speed (8 frames of `intra` and `compact`, 1 and 2 threads, torchcodec 0.11). Loading it would cost a second."""
+
 _CLIPS: Final = 32
 _NAME_BYTES: Final = 256
 _SECONDS: Final = 1.0
@@ -94,7 +98,7 @@ def choose(
     """
     able = candidates(clips, device, kinds)
     if len(able) < 2:
-        return Verdict(able[0][0].name if able else DEFAULT, {}, "no other back-end here decodes this dataset")
+        return Verdict(able[0][0].name if able else DEFAULT, {}, "no other back-end here is worth a try")
     fetched = _fetch(clips[:_CLIPS])
     if not fetched:
         return Verdict(DEFAULT, {}, "no clip could be read to try others")
@@ -114,11 +118,12 @@ def choose(
 def candidates(
     clips: Sequence[Clip], device: torch.device, kinds: frozenset[type] = frozenset()
 ) -> list[tuple[Backend, ...]]:
-    """What to try: every back-end that runs here and decodes the clips, and each of a GPU together with the default."""
+    """What to try: every back-end that runs here, decodes the clips and may be faster than the default, and each of a
+    GPU together with the default."""
     codecs = {clip.info.codec for clip in clips}
     able = []
     for one in backends().values():
-        if not codecs <= one.codecs or (one.device != "cpu" and one.device != device.type):
+        if one.name in SLOWER or not codecs <= one.codecs or (one.device != "cpu" and one.device != device.type):
             continue
         why = one.why_unavailable()
         if why is not None:

@@ -192,8 +192,8 @@ class Run:
     def _decode(self, number: int) -> None:
         decoder = self._lanes[number].take()
         if isinstance(decoder, ProcessLane):
-            while tasks := self._take(number, 1, at_once=1):
-                self._serve_apart(decoder, *tasks[0])
+            while got := self._take_fetched(number, 1) if self._ahead else self._take(number, 1, at_once=1):
+                self._serve_apart(decoder, *got[0])
             self._lanes[number].give(decoder)
             return
         if self._ahead:
@@ -255,9 +255,9 @@ class Run:
             work.counters.add(counters)
         return got.clip
 
-    def _serve_apart(self, lane: ProcessLane, work: Work, clip: Clip) -> None:
+    def _serve_apart(self, lane: ProcessLane, work: Work, clip: Clip, encoded: EncodedClip | None = None) -> None:
         output = work.canvas.output(clip.row, ProcessLane.outputs)
-        error, counters = lane.serve(clip, output, lambda: self._stopped)
+        error, counters = lane.serve(clip, output, lambda: self._stopped, encoded)
         begun = time.perf_counter()
         work.canvas.done(clip.row, good=error is None)
         counters.finish_seconds = time.perf_counter() - begun

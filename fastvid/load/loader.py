@@ -71,7 +71,8 @@ class ClipLoader:
             last="drop".
         device: Where batches lie.
         decoder: Name of a back-end, several joined by "+" that serve one queue ("pyav+dali-gpu"), a `Backend`, or
-            "auto": the fastest of those that run here, tried for a second when the first iteration begins.
+            "auto": the fastest of those that run here, tried for a second when the first iteration begins. On a CPU
+            there is a choice for VP9 and MJPEG only; H.264, HEVC and AV1 begin at once.
         seed: Decides order, frames and crops, 0 <= seed < 2**64.
         shuffle: True visits samples in a uniformly random order, a `BlockShuffle` in one that touches few shards at a
             time; False as they lie in the dataset, for evaluation.
@@ -91,8 +92,8 @@ class ClipLoader:
         num_threads: Decode threads; by default the cores this rank may use.
         device_lanes: Decoders of a back-end that decodes on a GPU; by default one for each of its NVDEC engines.
         prefetch: Batches made ahead. Memory is at most prefetch + 1 batches of this rank, besides those you keep.
-        num_fetchers: Threads that read ahead of the decode threads; by default none for local disks, and as many as a
-            remote storage takes requests at once, 32 at most. With workers="process" each process reads for itself.
+        num_fetchers: Threads that read ahead of those, or the processes, that decode; by default none for local disks,
+            where each reads for itself, and as many as a remote storage takes requests at once, 32 at most.
         timeout: Seconds that a batch may take before WorkerError names the clips in progress and ends the iteration.
         workers: "thread" decodes in threads of this process, the fastest. "process" decodes in as many processes, of
             about 100 MB each and a slot for one clip: one that hangs in native code or crashes is killed, its clip is
@@ -162,7 +163,7 @@ class ClipLoader:
         self._reports = reporters(show_stats=show_stats, stats_file=stats_file)
         self._labels, self._fields = dataset.labels, {name: dataset.column(name) for name in fields}
         self._prefetch, self._timeout = prefetch, timeout
-        self._num_fetchers = 0 if workers == "process" else reads_at_once(dataset, num_fetchers)
+        self._num_fetchers = reads_at_once(dataset, num_fetchers)
         Order(0, seed)  # refuses a seed out of range
         self._seed, self._epoch, self._position = seed, 0, 0
         self._origin = 0  # where the iteration under way began, or the next one will

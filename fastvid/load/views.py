@@ -104,6 +104,9 @@ def check_views(
     if getattr(sampler, "jitter", False):
         raise UsageError(f"{sampler!r} draws its frames at random", hint="give it jitter=False for views")
     if streams != ("rgb",) or repeats > 1:
-        raise UsageError(f"views are of the rgb stream, once a video; got streams={streams}, repeats={repeats}")
+        raise UsageError(
+            f"views are of the rgb stream, once a video; got streams={streams}, repeats={repeats}",
+            hint="without views= the loader gives one clip of each video, with every stream",
+        )
     checked: ClipSampler = sampler
     return checked

@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.decode.backends import backend
 from fastvid.decode.clips import Scratch, read_clip, reader_of
-from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import ClipRequest, EncodedClip, Output, Planes, Rgb
 from fastvid.load.engine import FETCH_CLIPS
 from fastvid.load.fetch import fetch
@@ -20,16 +20,18 @@ UInt8Array = npt.NDArray[np.uint8]
 
 
 class FastvidJob:
-    """fastvid's PyAV back-end.
+    """One of fastvid's back-ends on a CPU.
 
     Args:
         corpus: The clips.
         product: "rgb", or "planes" for YUV 4:2:0 ready for a device.
         source: "memory" or "disk".
+        decoder: Which back-end, see `fastvid.decode.backends`.
     """
 
-    def __init__(self, corpus: Corpus, product: str, source: str) -> None:
-        self._requests, self._dataset, self._decoder = corpus.requests, corpus.dataset, PyAvDecoder()
+    def __init__(self, corpus: Corpus, product: str, source: str, decoder: str = "pyav") -> None:
+        self._requests, self._dataset = corpus.requests, corpus.dataset
+        self._decoder = backend(decoder).open()
         shards, rows = self._dataset.locate(np.arange(len(self._dataset)))
         self._places = [
             (self._dataset.shard(int(shard)), int(row), self._dataset.key(number))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bench import __main__ as command
-from bench import decode
+from bench import contest, practice, report
 from bench.corpus import SAMPLINGS
-from bench.decoders import KNOBS, rival
+from bench.decoders import DALI_KNOBS, KNOBS, rival
 from bench.harness import machine_facts
 from fastvid.measure.clips import Corpus, choose, parse_sampling
 from fastvid.measure.planned import FastvidJob, fastvid
@@ -74,9 +74,9 @@ def fields(request, frames):
 
 def test_wrong_frames_are_seen(corpus):
     right = fastvid(corpus, 1)
-    assert decode.check(right, corpus) is None
+    assert contest.check(right, corpus) is None
     late = Contender("late", {}, partial(OneFrameLate, corpus, "rgb", "memory"), 1)
-    assert "wrong picture" in decode.check(late, corpus)
+    assert "wrong picture" in contest.check(late, corpus)
 
 
 class Sleeps:
@@ -125,7 +125,68 @@ def test_rivals_deliver_the_same_pictures(corpus, name):
     settings = {knob: values[0] for knob, values in KNOBS[name].items()}
     for knob, values in KNOBS[name].items():
         for value in values:
-            assert decode.check(rival(name, corpus, settings | {knob: value}, 1, False), corpus) is None
+            assert contest.check(rival(name, corpus, settings | {knob: value}, 1, False), corpus) is None
+
+
+@pytest.fixture(scope="module")
+def vp9(videos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench") / "vp9"
+    pack(folder, [[("v40", videos.textured("vp9", size=(256, 320), frames=40).data, 0)]])
+    return Corpus(str(folder), "tsn8")
+
+
+@pytest.mark.parametrize("name", DALI_KNOBS)
+def test_dali_delivers_the_same_pictures_from_a_plan_and_from_whole_videos(vp9, name):
+    pytest.importorskip("nvidia.dali")
+    settings = {knob: values[0] for knob, values in DALI_KNOBS[name].items()}
+    for knob, values in DALI_KNOBS[name].items():
+        for value in values:
+            assert contest.check(rival(name, vp9, settings | {knob: value}, 1, False), vp9) is None
+
+
+def test_sliced_against_whole(vp9, tmp_path, monkeypatch):
+    pytest.importorskip("nvidia.dali")
+    # The dataset is made already; what is left is to compare on it.
+    monkeypatch.setattr(practice, "shard", lambda *_, **__: vp9.folder)
+    monkeypatch.setattr(practice, "_DALI", (("vp9", "vp9", ()),))
+    first = {name: {knob: values[:1] for knob, values in knobs.items()} for name, knobs in DALI_KNOBS.items()}
+    monkeypatch.setattr(contest, "DALI_KNOBS", first)
+    footage = tmp_path / "footage"
+    footage.mkdir()
+    (footage / "v40.mp4").write_bytes(vp9.mp4s[0])
+    (row,) = practice.sliced(footage, 1, tmp_path, 1, 1, 1)
+    assert [one["name"] for one in row["contenders"]] == ["dali-cpu", "dali-whole"]
+    best = practice.best_rival(row)
+    assert best["fastvid_is_faster_by"]["dali-cpu on planned packets"]["wall"] > 0
+    assert row["packets_a_clip"]["planned"] <= row["packets_a_clip"]["from_keys"]
+    (chart,) = practice.charts([row])
+    assert chart.rivals == ["dali-whole"]
+    assert "vp9" in practice.table(row)
+
+
+def test_today_everybody_gets_the_same_clips_in_other_encodings(corpus, videos, tmp_path):
+    default = tmp_path / "default"
+    pack(
+        default,
+        [[(key, videos.textured("pyramid", size=(256, 320), frames=int(key[1:])).data, 0) for key in ("v70", "v40")]],
+    )
+    keys = ("v40", "v70")
+    corpora = {"default": Corpus(str(default), "tsn8", keys=keys), "compact": Corpus(corpus.folder, "tsn8", keys=keys)}
+    one, other = (
+        [(found.dataset.key(request.sample), request.frames.tolist(), request.box) for request in found.requests]
+        for found in corpora.values()
+    )
+    assert one == other
+    rivals = [rival("pyav", corpora["default"], {"source": "memory", "ffmpeg_threads": 1}, 1, False)]
+    row = practice.today(corpora, rivals, 1, 1)
+    assert [one["settings"]["encoding"] for one in row["contenders"]] == ["default"] * 2 + ["compact"] * 2 + ["default"]
+    assert set(practice.best_rival(row)["fastvid_is_faster_by"]) == {
+        f"{product} of {name}" for product in ("rgb", "planes") for name in corpora
+    }
+    (chart,) = practice.charts([row])
+    assert chart.rivals == ["pyav on default"]
+    lines = "\n".join(report._today(row))
+    assert "`compact` against rivals on `default`" in lines
 
 
 def test_the_command(corpus, tmp_path, capsys):

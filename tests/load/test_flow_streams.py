@@ -16,6 +16,7 @@ from fastvid.load.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomR
 from fastvid.load.loader import ClipLoader
 from fastvid.load.sampling import Dense, Segments
 from fastvid.load.streams import stack_frames
+from fastvid.load.views import Views
 from fastvid.shard.job import run_job
 from fastvid.shard.profiles import PROFILES
 from tests import datasets
@@ -173,6 +174,10 @@ def test_mistakes_are_named(folder, tmp_path):
     common = {"frames": Segments(2), "spatial": RandomCrop(48), "global_batch_size": 1, "rank": 0, "world_size": 1}
     with pytest.raises(UsageError, match=r"the dataset has rgb[\s\S]*--streams rgb,flow"):
         ClipLoader(Dataset(str(tmp_path / "plain")), **common, streams=("rgb", "flow"))
+    still = common | {"frames": Segments(2, jitter=False), "spatial": CenterCrop(48), "views": Views(2, 3)}
+    for streams in ("flow", ("rgb", "flow")):
+        with pytest.raises(UsageError, match=r"views are of the rgb stream[\s\S]*one clip of each video"):
+            ClipLoader(Dataset(str(folder / "data")), **still, streams=streams)
     for wrong in ({"streams": ()}, {"streams": ("flow", "flow")}, {"streams": "flow", "flow_stack": 0}):
         with pytest.raises(UsageError, match=r"streams are|flow_stack is"):
             ClipLoader(Dataset(str(folder / "data")), **common, **wrong)

@@ -1,8 +1,7 @@
-"""Long runs of the loader: memory over hundreds of thousands of clips. Started by ``make soak``."""
+"""Memory over hundreds of thousands of clips. Started by ``make soak``; results in bench/results/load_memory.json."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.harness import RESULTS, machine_facts, write_json
 from fastvid.format.dataset import Dataset
 from fastvid.load.augment import HorizontalFlip, RandomResizedCrop
 from fastvid.load.loader import ClipLoader
@@ -49,8 +49,8 @@ def test_memory_is_flat_over_300_000_clips(tmp_path):
     loader.close()
     points = np.array(memory[len(memory) // 10 :], dtype=np.float64)
     slope, _ = np.polyfit(points[:, 0], points[:, 1], 1)
-    if result := os.environ.get("FASTVID_SOAK_RESULTS"):
-        record = {"clips": seen, "bytes_a_clip": slope, "first": points[0, 1], "last": points[-1, 1]}
-        (Path(result) / "load_memory.json").write_text(json.dumps(record, indent=1) + "\n")
     # A leak of one packet a clip would be thousands of bytes; the allocator's noise over the run is below 10 MB.
     assert abs(slope) * CLIPS < 20e6
+    measured = {"clips": seen, "bytes_a_clip": slope, "first_bytes": points[0, 1], "last_bytes": points[-1, 1]}
+    record = {"schema": "fastvid-soak-load-memory/1", "machine": machine_facts(), **measured}
+    write_json(RESULTS / "load_memory.json", record)

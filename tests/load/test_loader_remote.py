@@ -65,6 +65,25 @@ def test_reads_run_ahead_of_one_slow_decode_thread(server, local):
     assert server.most_at_once < 8
 
 
+def test_worker_processes_get_packets_that_were_read_ahead(server, local):
+    server.delay = 0.02
+    loader = make(server.url, num_threads=1, workers="process")
+    expected = clips(make(local.url, num_threads=1))
+    assert clips(loader) == expected
+    loader.close()
+    assert server.most_at_once >= 8
+    seen = [one for one in server.gets() if one.name.endswith(".tar")]
+    total = loader.stats.total
+    assert (total.clips, total.requests, total.bytes_read) == (24, len(seen), sum(one.body for one in seen))
+    assert total.decode_seconds > 0
+    # The control: a worker that reads for itself has its own clip's ranges in flight at most.
+    server.most_at_once = 0
+    loader = make(server.url, num_threads=1, workers="process", num_fetchers=0)
+    assert clips(loader) == expected
+    loader.close()
+    assert server.most_at_once < 8
+
+
 def test_requests_and_bytes_are_those_of_the_server_s_own_log(server):
     loader = make(server.url)
     clips(loader)

@@ -18,7 +18,7 @@ from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Codec
 from fastvid.load import auto, lanes, served
-from tests.datasets import pack
+from tests.datasets import REPOSITORY, pack
 from tests.load.fakes import FakeDataset
 from tests.makers import read_numbers
 
@@ -168,10 +168,48 @@ def test_auto_tries_what_there_is_and_says_why(dataset, monkeypatch, caplog):
     assert elsewhere.backend.name == "auto"
 
 
+def test_auto_goes_on_from_the_end_of_an_epoch(dataset, monkeypatch):
+    rates = {"pyav": 100.0, "dali-cpu": 300.0, "torchcodec-cpu": 20.0}
+    monkeypatch.setattr(auto, "measure", lambda chosen, *_: rates[chosen[0].name])
+    whole = make(dataset)
+    for _ in whole:
+        state = whole.state_dict()
+    assert (state["epoch"], state["position"], state["decoder"]) == (0, 6, "dali-cpu")
+    following = frames_of(whole)
+    unchosen = {name: value for name, value in state.items() if name != "decoder"}
+    for saved, at_first in ((unchosen, "auto"), (state, "dali-cpu")):
+        if saved is state:
+            monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("tried again"))
+        resumed = make(dataset)
+        resumed.load_state_dict(saved)
+        # The loop over the epoch that is over has no batch, and nothing to try a decoder on.
+        assert len(resumed) == 0
+        assert list(resumed) == []
+        assert (resumed.epoch, resumed.position, resumed.backend.name) == (1, 0, at_first)
+        assert frames_of(resumed) == following
+        assert resumed.backend.name == "dali-cpu"
+
+
 def test_auto_really_measures(dataset):
     loader = make(dataset)
     frames_of(loader)
-    assert loader.backend.name in ("pyav", "dali-cpu", "torchcodec-cpu")
+    assert loader.backend.name in ("pyav", "dali-cpu")
+
+
+def test_auto_on_a_cpu_begins_h264_at_once(videos, tmp_path):
+    """Neither a try of a second nor the import of a library that would lose it."""
+    pack(tmp_path / "set", [[("v", videos.painted("compact", frames=20).data, 0)]], classes=("a",))
+    script = f"""
+import sys, fastvid
+loader = fastvid.ClipLoader(
+    fastvid.open({str(tmp_path / "set")!r}), frames=fastvid.Segments(3), spatial=fastvid.CenterCrop(64), last="keep",
+    global_batch_size=1, num_threads=1,
+)
+list(loader)
+print(loader.backend.name, [name for name in ("torchcodec", "nvidia.dali") if name in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert run.stdout == "pyav []\n", run.stderr
 
 
 def test_the_default_is_left_only_for_what_is_worth_it(dataset, monkeypatch):
@@ -229,7 +267,8 @@ rank = 0 if child else 1
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 auto.choose = lambda *_: auto.Verdict(f"chosen-by-{rank}", {}, "")
 verdict = auto.agree([], World(rank, 2), torch.device("cpu"), 1, frozenset())
-print(f"rank {rank} takes {verdict.name}", flush=True)
+sys.stdout.write(f"rank {rank} takes {verdict.name}\\n")
+sys.stdout.flush()
 dist.destroy_process_group()
 if child:
     os.waitpid(child, 0)

@@ -1,0 +1,64 @@
+"""DALI by itself on a CPU, on whole videos; fastvid's back-end of the same name gets planned packets.
+
+``fn.readers.video`` needs a GPU; on a CPU DALI decodes what lies in memory, by ``fn.decoders.video``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.measure.clips import CROP, Corpus
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class WholeJob:
+    """DALI on whole videos: a pipeline that stays open, one clip a run.
+
+    Args:
+        corpus: The clips.
+        frames: "wanted" for the operator's list of frames, each once and in order; "all" for the whole video, of which
+            the wanted frames are then taken.
+        index: Whether the operator indexes a video before it decodes.
+    """
+
+    def __init__(self, corpus: Corpus, frames: str, index: bool) -> None:
+        import nvidia.dali.fn
+        import nvidia.dali.pipeline
+        import nvidia.dali.types
+
+        fn: Any = nvidia.dali.fn
+        types: Any = nvidia.dali.types
+        build: Any = nvidia.dali.pipeline.Pipeline
+        self._requests, self._wanted = corpus.requests, frames == "wanted"
+        self._videos = [np.frombuffer(data, np.uint8) for data in corpus.mp4s]
+        self._pipeline = build(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1, set_affinity=False)
+        with self._pipeline:
+            options: dict[str, Any] = {}
+            if self._wanted:
+                options["frames"] = fn.external_source(name="frames", dtype=types.INT32, ndim=1)
+            video = fn.external_source(name="video", dtype=types.UINT8, ndim=1)
+            pictures = fn.decoders.video(video, device="cpu", pad_mode="none", build_index=index, **options)
+            corner = fn.external_source(name="corner", dtype=types.FLOAT, ndim=1)
+            extent = (float(CROP), float(CROP))  # of the corner's type
+            cut = fn.slice(pictures, corner, extent, axes=(1, 2), normalized_anchor=False, normalized_shape=False)
+            self._pipeline.set_outputs(cut)
+        self._pipeline.build()
+        self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
+
+    def __call__(self, task: int, /) -> UInt8Array:
+        """Returns [T, H, W, 3]."""
+        request = self._requests[task]
+        places = request.frames
+        if self._wanted:
+            # For a repeated frame DALI seeks and decodes again.
+            frames, places = np.unique(places, return_inverse=True)
+            self._pipeline.feed_input("frames", [frames.astype(np.int32)])
+        self._pipeline.feed_input("video", [self._videos[request.sample]])
+        self._pipeline.feed_input("corner", [np.array((request.box.y, request.box.x), np.float32)])
+        (cut,) = self._pipeline.run()
+        self._out[...] = np.asarray(cut.at(0))[places]
+        return self._out

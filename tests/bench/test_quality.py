@@ -1,0 +1,60 @@
+"""The benchmark of what encodings cost: arms differ in nothing but the encoding, and a loss is seen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+import fastvid
+from bench import __main__ as command
+from bench import quality, report
+from bench.quality import ARMS, ORIGINALS, cost
+
+
+def test_cost_is_of_pairs():
+    # Seeds differ by 20 points, the arms by 1 and 3 of each seed: what counts is the pairs.
+    found = cost([90.0, 70.0], [89.0, 67.0])
+    assert found == {"mean": 2.0, "standard_error": pytest.approx(1.0), "least": 1.0, "greatest": 3.0}
+    assert cost([90.0], [91.0])["standard_error"] is None
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(quality, "INSTANCES", {"train": 1, "test": 1})
+    # Two kinds of texture are enough to see that every arm has the same videos.
+    kinds = dict(list(quality.motion.TEXTURES.items())[:2])
+    monkeypatch.setattr(quality.motion, "TEXTURES", kinds)
+    result = tmp_path / "quality.json"
+    arms = [ORIGINALS, "coarse"]
+    words = ["--arms", *arms, "--seeds", "1", "--epochs", "1", "--cache", str(tmp_path), "--json", str(result)]
+    assert command.main(["quality", *words]) == 0
+    record = json.loads(result.read_text())
+    assert list(record["arms"]) == sorted(arms)
+    for arm in record["arms"].values():
+        assert 0 <= arm["top1_percent"][0] <= 100
+        assert arm["loss"][0] > 0
+    originals, coarse = record["arms"][ORIGINALS], record["arms"]["coarse"]
+    assert originals["on_originals_percent"] == originals["top1_percent"]
+    assert coarse["ssim"] < 0.97
+    assert originals["ssim"] is None
+    assert record["costs"]["coarse"]["top1_percent"]["mean"] == pytest.approx(
+        originals["top1_percent"][0] - coarse["top1_percent"][0]
+    )
+    assert "coarse" in capsys.readouterr().out
+    first, second = report.charts(record, "quality")
+    assert first.rivals == second.rivals == [ORIGINALS]
+
+    # The same samples in the same order with the same splits: runs of one seed are paired.
+    one, other = (fastvid.open(tmp_path / "motion-1-1" / name, split="train") for name in arms)
+    assert [one.key(n) for n in range(len(one))] == [other.key(n) for n in range(len(other))]
+    assert one.labels.tolist() == other.labels.tolist()
+    # The originals are the files themselves.
+    key = one.key(0)
+    assert (one[0].num_frames, one[0].width) == (other[0].num_frames, other[0].width)
+    assert key in {path.stem for path in (tmp_path / "motion-1-1" / "videos").glob("*.mp4")}
+
+
+def test_every_arm_but_the_originals_is_encoded():
+    assert {name for name, arm in ARMS.items() if arm.profile == "copy"} == {ORIGINALS}

@@ -1,0 +1,83 @@
+"""The example of the Hugging Face Trainer goes on in the middle and at the end of an epoch with the very next batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+
+import pytest
+import torch
+from torch import nn
+
+from tests.datasets import REPOSITORY, make_clip, pack
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+# What transformers and its parts warn of is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+STEPS = 5  # of an epoch
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("hf_trainer", REPOSITORY / "examples" / "hf_trainer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hf")
+    data = make_clip(folder / "clip.mp4", frames=20)
+    pack(folder / "set", [[(f"clip{n}", data, n % 2) for n in range(4 * STEPS + 2)]])
+    return str(folder / "set")
+
+
+def train(example, url, out, stop=None):
+    """What each step was given, and the weights; goes on from the newest checkpoint, to step `stop` or to the end."""
+    given, trained = [], []
+
+    class NotingClips(example.Clips):
+        def __iter__(self):
+            for inputs in super().__iter__():
+                content = zlib.crc32(inputs["video"].numpy().tobytes())
+                given.append((self.loader.epoch, self.loader.position, content))
+                yield inputs
+
+    class Noting(example.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            trained.append(given[-1])
+            control.should_training_stop = state.global_step == stop
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.AdaptiveAvgPool3d((2, 2, 2)), nn.Flatten(), nn.Linear(24, 2))
+    arguments = {
+        "num_train_epochs": 3,
+        "save_steps": 1,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "lr_scheduler_type": "constant",
+    }
+    options = {"spatial": example.fastvid.RandomCrop(32), "global_batch_size": 4, "decoder": "pyav", "num_threads": 1}
+    out.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(example, "Clips", NotingClips)
+        trainer = example.make(url, str(out), net, arguments, **options)
+    trainer.add_callback(Noting())
+    trainer.go_on()
+    return trained, torch.cat([value.flatten() for value in net.state_dict().values()])
+
+
+def test_a_stopped_run_goes_on_with_the_next_clip(example, url, tmp_path):
+    whole, weights = train(example, url, tmp_path / "whole")
+    places = [(epoch, 4 * step) for epoch in range(3) for step in range(1, STEPS + 1)]
+    assert [batch[:2] for batch in whole] == places
+    for stop in (3, STEPS, STEPS + 1, 2 * STEPS):
+        out = tmp_path / f"stopped{stop}"
+        first, _ = train(example, url, out, stop)
+        rest, again = train(example, url, out)
+        assert first + rest == whole, stop
+        assert torch.equal(weights, again)

@@ -1,0 +1,75 @@
+"""The Lightning example goes on in the middle and at the end of an epoch with the very next batch."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+from tests.datasets import REPOSITORY, make_clip, pack
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+# What Lightning and its parts warn of is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+STEPS = 5  # of an epoch
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("lightning_trainer", REPOSITORY / "examples" / "lightning_trainer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lightning")
+    data = make_clip(folder / "clip.mp4", frames=20)
+    pack(folder / "set", [[(f"clip{n}", data, n % 2) for n in range(4 * STEPS + 2)]])
+    return str(folder / "set")
+
+
+def train(example, url, out, **limits):
+    """Keys of each step, and the weights; goes on from the newest checkpoint."""
+    keys = []
+
+    class Noting(example.Classifier):
+        def training_step(self, batch, batch_idx):
+            keys.append((batch.epoch, batch.key))
+            return super().training_step(batch, batch_idx)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.AdaptiveAvgPool3d((2, 2, 2)), nn.Flatten(), nn.Linear(24, 2))
+    trainer = example.lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[example.ModelCheckpoint(dirpath=out, save_last=True, every_n_train_steps=1)],
+        **limits,
+    )
+    options = {"spatial": example.fastvid.RandomCrop(32), "global_batch_size": 4, "decoder": "pyav", "num_threads": 1}
+    last = out / "last.ckpt"
+    model = Noting(net)
+    trainer.fit(model, datamodule=example.ClipData(url, **options), ckpt_path=str(last) if last.exists() else None)
+    return keys, torch.cat([value.flatten() for value in net.state_dict().values()])
+
+
+def test_a_stopped_run_goes_on_with_the_next_clip(example, url, tmp_path):
+    whole, weights = train(example, url, tmp_path / "whole", max_epochs=3)
+    assert len(whole) == 3 * STEPS
+    for epoch in range(3):
+        seen = [key for number, keys in whole for key in keys if number == epoch]
+        assert len(seen) == len(set(seen)) == 4 * STEPS
+    for stop in (3, STEPS, STEPS + 1, 2 * STEPS):
+        out = tmp_path / f"stopped{stop}"
+        first, _ = train(example, url, out, max_steps=stop)
+        rest, again = train(example, url, out, max_epochs=3)
+        assert first + rest == whole, stop
+        assert torch.equal(weights, again)
