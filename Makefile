@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 USER_STAMP := $(VENV)/.user
 DEV_STAMP := $(VENV)/.dev
 
-.PHONY: demo test check docs soak clean
+.PHONY: demo test check docs soak release-check clean
 
 demo: $(USER_STAMP)
 	$(BIN)/fastvid demo
@@ -26,6 +26,10 @@ docs: $(DEV_STAMP)
 # The long runs: minutes to hours, results in bench/results.
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak --timeout 14400
+
+# Wheel and sdist into clean environments, without extras and with each: a quarter of an hour and a package index.
+release-check: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m soak tests/test_release.py
 
 $(USER_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

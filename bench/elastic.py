@@ -37,6 +37,7 @@ from fastvid.train.checkpoint import Checkpoints, decode
 
 log = logging.getLogger(__name__)
 
+SCHEMA: Final = "fastvid-bench-elastic/1"
 ROOT: Final = Path(__file__).parents[1]
 ACCIDENTS: Final = ("join", "leave", "kill-worker", "kill-node", "cut")
 NODES: Final = 3
@@ -108,6 +109,7 @@ def summary(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 if values:
                     times[kind][what] = {"median": round(statistics.median(values), 2), "worst": round(max(values), 2)}
     return {
+        "schema": SCHEMA,
         "sequences": list(sequences),
         "passed": sum(one["passed"] for one in sequences),
         "weights_differ_by_at_most": max(one["difference"] for one in sequences),

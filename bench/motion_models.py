@@ -20,6 +20,7 @@ from bench import harness
 from fastvid.errors import JobError
 from fastvid.train.checkpoint import Checkpoints, decode
 
+SCHEMA: Final = "fastvid-bench-motion/1"
 RECIPE: Final = "motion_tsm"
 CHANCE: Final = 12.5
 MODELS: Final = {
@@ -68,7 +69,7 @@ def verdict(record: dict[str, Any]) -> bool:
 
 def _write(args: argparse.Namespace, record: dict[str, Any]) -> None:
     if args.json is not None:
-        harness.write_json(args.json, {**record, "chance_percent": CHANCE, "machine": harness.machine_facts()})
+        harness.write_json(args.json, {**record, "schema": SCHEMA, "chance_percent": CHANCE, "machine": harness.machine_facts()})
 
 
 def _top1(args: argparse.Namespace, changes: Sequence[str], seed: int) -> float:

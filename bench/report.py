@@ -24,10 +24,24 @@ from fastvid.errors import UsageError
 READERS: Final = {
     "fastvid-bench-cold/1": "bench.load_charts",
     "fastvid-bench-decode/1": "bench.decode",
+    "fastvid-bench-elastic/1": "bench.train_charts",
+    "fastvid-bench-launch/1": "bench.train_charts",
     "fastvid-bench-load/1": "bench.load_charts",
+    "fastvid-bench-moments/1": "bench.sync_charts",
+    "fastvid-bench-motion/1": "bench.train_charts",
+    "fastvid-bench-motion-sync/1": "bench.sync_charts",
+    "fastvid-bench-motion-sync/2": "bench.sync_charts",
     "fastvid-bench-quality/1": "bench.quality",
     "fastvid-bench-scale/1": "bench.scale",
+    "fastvid-bench-shard/1": "bench.shard_charts",
+    "fastvid-bench-sync/2": "bench.sync_charts",
+    "fastvid-bench-train/1": "bench.train_charts",
+    "fastvid-bench-two-stream/1": "bench.train_charts",
     "fastvid-scaling-prediction/1": "bench.predict",
+    "fastvid-shard-corpus/1": "bench.shard_charts",
+    "fastvid-shard-mutations/1": "bench.shard_charts",
+    "fastvid-shard-ray-kills/1": "bench.shard_charts",
+    "fastvid-tune/1": "bench.shard_charts",
 }
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
 END: Final = "<!-- end of measured -->"
@@ -173,8 +187,9 @@ def _machines(records: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], 
     keys = ("cpu", "cores", "gpu", "commit", "load_average", "time")
     rows = []
     for label, record in records.items():
-        worlds = record.get("worlds") or [{}]
-        machine = record.get("machine") or worlds[0].get("machine") or {}
+        # A result of several runs says it of each; the first stands for all.
+        parts = [record, *(record.get("worlds") or ()), *record.values()]
+        machine = next((part["machine"] for part in parts if isinstance(part, dict) and part.get("machine")), {})
         facts = [str(machine.get(key) or "-") for key in keys]
         facts[keys.index("commit")] = facts[keys.index("commit")][:10]
         rows.append([label, *facts])

@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``python -m bench shard``."""
     parser.add_argument("--footage", type=Path, required=True, nargs="+", metavar="FOLDER", help="videos, at any depth")
     parser.add_argument("--files", type=int, metavar="N", help="take N of them, small and large ones (default: all)")
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=3,
+        metavar="N",
+        help="take each file N times: jobs are long, and their start of a second is not what is measured (%(default)s)",
+    )
     parser.add_argument("--profile", default="compact", help="(default %(default)s)")
     parser.add_argument("--workers", type=int, default=cores(), help="cores to use (default: all, %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default %(default)s)")
@@ -99,7 +106,7 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     raw, plain = scratch / "raw", scratch / "plain"
     raw.mkdir()
     plain.mkdir()
-    chosen = choose(args.footage, args.files)
+    chosen = choose(args.footage, args.files) * args.times
     lines = commands(chosen, plain, args.profile)
     for number, path in enumerate(chosen):
         shutil.copyfile(path, raw / f"{number:04d}{path.suffix}")
@@ -130,6 +137,7 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "rounds": args.rounds,
         "footage": [folder.name for folder in args.footage],
         "files": len(chosen),
+        "times": args.times,
         "megabytes": round(sum(path.stat().st_size for path in chosen) / 1e6, 2),
         "frames": frames,
         "fastvid": summary,

@@ -9,7 +9,8 @@ the cables of two network namespaces ("namespaces", needs root), or by a sleep (
                 t_comm / t_step beyond which each K wins over ddp: measured, and expected from the steps it needs
     straggler   four ranks, one of them slower: clips a second, of the sum of what each could do alone; and seconds to
                 the loss
-    sweep       four models with different rates, all of them to the end: one after the other, or travelling
+    sweep       four models with different rates, all of them to the end: one after the other, or travelling; on several
+                networks, and with one of the two ranks slower
 
 A rank of ddp and kavg computes its share of a batch, a client of asgd and a stage of relay a whole one, in so many
 times the time. Messages to a parameter server or a hub are delayed there and back, but not those of rank 0, which holds
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import signal
 import statistics
@@ -92,6 +94,7 @@ STRAGGLING: Final = (
 SWEEP_NETWORKS: Final = ("none", "50 ms", "20 Mbit/s")
 SWEEP: Final = (("ddp, one by one", Job("ddp")), ("kavg K=16, one by one", Job("kavg", {"period": 16})))
 SWEEP_STEPS: Final = 96
+PARTS: Final = ("rate", "target", "sweep", "straggler")
 PERIODS: Final = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_S: Final = (0.0, 0.01, 0.04)
 
@@ -102,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each kind (default %(default)s)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="sleep in each step (default %(default)s)")
     parser.add_argument("--steps", type=int, default=384, help="most steps of a run (default %(default)s)")
+    parser.add_argument("--only", choices=PARTS, help="one part; the others are taken from --json")
     parser.add_argument("--json", type=Path, default=RESULTS / "sync.json", help="result file (%(default)s)")
     parser.add_argument("--plots", type=Path, help="folder of plots, needs matplotlib (default: none)")
 
@@ -132,27 +136,47 @@ def run(args: argparse.Namespace) -> int:
         "schema": SCHEMA, "machine": machine_facts(), "ranks": RANKS, "network": args.network,
         "step_sleep_ms": args.step_ms, "target_loss": TARGET, "optim": dict(OPTIM),
     }  # fmt: skip
+    parts = PARTS if args.only is None else (args.only,)
+    if args.only is not None:
+        record = _goes_on(json.loads(args.json.read_text()), record, args.only)
     # So that the namespaces go when this is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     base = Job("ddp", optim=OPTIM, step_s=args.step_ms / 1000, steps=args.steps)
-    with _wires(args.network) as (hosts, ranks):
-        ranks.run(replace(base, steps=8))  # the first job pays for imports
-        record["rate"] = rates(ranks, base)
-        print(rate_table(record["rate"]), flush=True)
-        record["target"] = targets(ranks, hosts, base, range(args.seeds))
-        print(target_table(record["target"]), flush=True)
-        record["sweep"] = sweeps(ranks, hosts, replace(base, steps=SWEEP_STEPS))
-        print(sweep_table(record["sweep"]), flush=True)
-    record["crossover"] = crossovers(record["target"])
-    print(crossover_table(record["crossover"]), flush=True)
-    with Ranks(STRAGGLING_RANKS) as ranks:
-        ranks.run(replace(base, steps=8))
-        record["straggler"] = stragglers(ranks, base, range(args.seeds))
-    print(straggler_table(record["straggler"]), flush=True)
+    if parts != ("straggler",):
+        with _wires(args.network) as (hosts, ranks):
+            ranks.run(replace(base, steps=8))  # the first job pays for imports
+            if "rate" in parts:
+                record["rate"] = rates(ranks, base)
+                print(rate_table(record["rate"]), flush=True)
+            if "target" in parts:
+                record["target"] = targets(ranks, hosts, base, range(args.seeds))
+                print(target_table(record["target"]), flush=True)
+            if "sweep" in parts:
+                record["sweep"] = sweeps(ranks, hosts, replace(base, steps=SWEEP_STEPS))
+                print(sweep_table(record["sweep"]), flush=True)
+        record["crossover"] = crossovers(record["target"])
+        print(crossover_table(record["crossover"]), flush=True)
+    if "straggler" in parts:
+        with Ranks(STRAGGLING_RANKS) as ranks:
+            ranks.run(replace(base, steps=8))
+            record["straggler"] = stragglers(ranks, base, range(args.seeds))
+        print(straggler_table(record["straggler"]), flush=True)
     write_json(args.json, record)
     if args.plots is not None:
         draw(record, args.plots)
     return 0
+
+
+def _goes_on(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
+    """A result of which one part is measured again, on a machine that may be another.
+
+    Raises:
+        UsageError: It was measured with other settings.
+    """
+    for key in now.keys() - {"machine"}:
+        if before.get(key) != now[key]:
+            raise UsageError(f"{key} was {before.get(key)!r} and is {now[key]!r}", hint="measure all parts again")
+    return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
 
 
 @contextlib.contextmanager
@@ -257,26 +281,28 @@ def stragglers(ranks: Ranks, base: Job, seeds: Sequence[int]) -> list[dict[str, 
 def sweeps(ranks: Ranks, hosts: Hosts | None, base: Job) -> list[dict[str, Any]]:
     """Time of a sweep of models that differ in their learning rate."""
     found: list[dict[str, Any]] = []
-    for network in (network for network in NETWORKS if network.name in SWEEP_NETWORKS):
+    places = [(network, 1.0, network.name) for network in NETWORKS if network.name in SWEEP_NETWORKS]
+    places += [(NETWORKS[0], factor, f"straggler {factor:g} x") for factor in STRAGGLERS if factor > 1]
+    for network, straggler, label in places:
         link = Link(network.delay_s, 0.0 if hosts else network.bits_per_s / 8)
         if hosts:
             hosts.limit(network.bits_per_s)
         rows = []
+        here = replace(base, link=link, straggler=straggler)
         for name, job in SWEEP:
             rate = OPTIM["base_lr"]
             plans = [
-                replace(base, sync=job.sync, options=job.options, link=link, optim={"base_lr": rate * factor})
-                for factor in RATES
+                replace(here, sync=job.sync, options=job.options, optim={"base_lr": rate * factor}) for factor in RATES
             ]
             runs = [ranks.run(plan)[0] for plan in plans]
-            rows.append(_sweep(name, network.name, runs, [run["curve"][-1][2] for run in runs]))
-        (run, *_) = ranks.run(replace(base, sync="relay", link=link))
-        rows.append(_sweep("relay", network.name, [run], run["losses"]))
+            rows.append(_sweep(name, label, runs, [run["curve"][-1][2] for run in runs]))
+        (run, *_) = ranks.run(replace(here, sync="relay"))
+        rows.append(_sweep("relay", label, [run], run["losses"]))
         for row in rows:
             row["times_ddp"] = rows[0]["seconds"] / row["seconds"]
             if hosts is None:
                 row["wire_mb"] = None
-            _log.info("sweep by %s over %s: %.1f s", row["contender"], network.name, row["seconds"])
+            _log.info("sweep by %s over %s: %.1f s", row["contender"], label, row["seconds"])
         found += rows
     if hosts:
         hosts.limit(0)

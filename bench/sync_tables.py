@@ -53,10 +53,10 @@ def straggler_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def sweep_table(rows: Sequence[dict[str, Any]]) -> str:
     """Seconds of a whole sweep."""
-    lines = [f"{'network':12} {'contender':24} {'seconds':>8} {'x ddp':>6} {'wire MB':>8}"]
+    lines = [f"{'network':14} {'contender':24} {'seconds':>8} {'x ddp':>6} {'wire MB':>8}"]
     for row in rows:
         values = [_cell(row["seconds"], 8, ".2f"), _cell(row["times_ddp"], 6, ".2f"), _cell(row["wire_mb"], 8, ".1f")]
-        lines.append(f"{row['network']:12} {row['contender']:24} {' '.join(values)}")
+        lines.append(f"{row['network']:14} {row['contender']:24} {' '.join(values)}")
     return "\n".join(lines)
 
 

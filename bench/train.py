@@ -37,6 +37,7 @@ from fastvid.train.optim import sgd
 from fastvid.train.replica import Replica
 from fastvid.train.schedule import Schedule
 
+SCHEMA: Final = "fastvid-bench-train/1"
 CLASSES: Final = 10
 LIMIT: Final = 1.02
 _CHECKED: Final = 4  # steps before which weights are compared
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         record = measure(args, Path(folder))
-    record["machine"] = harness.machine_facts()
+    record |= {"schema": SCHEMA, "machine": harness.machine_facts()}
     for name in ("cpu", "wall"):
         ratio = record["ratio"][name]
         print(f"{name}: {ratio['median']:.4f} of the bare loop ({ratio['low']:.4f} to {ratio['high']:.4f})")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastvid.load.views import Views as Views
     from fastvid.load.visits import ClassBalanced as ClassBalanced
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "fastvid.load.loader",
@@ -78,7 +78,15 @@ def __getattr__(name: str) -> Any:
         # Both the package and the command as a function: the package is callable.
         return importlib.import_module("fastvid.shard")
     if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        try:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            from fastvid.errors import missing_extra
+
+            known = missing_extra(error)
+            if known is None:
+                raise
+            raise known from error
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastvid' has no attribute {name!r}")

@@ -67,6 +67,27 @@ class MissingDependency(FastvidError, ImportError):
     """An optional package is absent, or is present and does not load."""
 
 
+# Packages that an extra brings, by the name under which they are imported.
+_EXTRAS = {
+    "cv2": "flow",
+    "matplotlib": "report",
+    "obstore": "object-stores",
+    "ray": "ray",
+    "tensorboard": "tensorboard",
+    "torch": "torch",
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingDependency | None:
+    """The same error with the extra that brings the module; None when it is no module of an extra."""
+    module = (error.name or "").partition(".")[0]
+    if module not in _EXTRAS:
+        return None
+    return MissingDependency(
+        f"this needs {module}, which is not installed", hint=f"pip install 'fastvid-toolkit[{_EXTRAS[module]}]'"
+    )
+
+
 class StorageError(FastvidError, OSError):
     """Bytes cannot be listed, read or written."""
 

@@ -122,6 +122,17 @@ def test_outer_layers_add_places_and_keep_inner_ones():
     assert error.where == {"key": "inner", "shard": "data-000000"}
 
 
+def test_a_command_whose_extra_is_not_installed_names_it():
+    hidden = "import sys; sys.modules['torch'] = None\n"
+    for code in (
+        "from fastvid.cli.main import main; sys.exit(main(['train', 'motion_tsm']))",
+        "import fastvid; fastvid.ClipLoader",
+    ):
+        out = subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True, check=False)
+        assert out.returncode == 1
+        assert "hint: pip install 'fastvid-toolkit[torch]'" in out.stderr
+
+
 def test_unknown_command_names_the_known_ones():
     out = subprocess.run([sys.executable, "-m", "fastvid", "shrad"], capture_output=True, text=True, check=False)
     assert out.returncode == 2

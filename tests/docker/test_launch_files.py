@@ -92,6 +92,16 @@ def test_the_version_of_the_images_is_the_projects():
         assert f"VERSION={version}" in [step.text for step in steps(name) if step.word == "ARG"]
 
 
+def test_the_images_copy_what_the_wheel_is_made_of():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], settings["project"]["readme"]}
+    needed |= {*settings["project"]["license-files"], "pyproject.toml"}
+    for name in IMAGES:
+        copies = [step.text.split() for step in steps(name) if step.word == "COPY"]
+        assert needed <= {source for words in copies if "--from=build" not in words for source in words[:-1]}
+
+
 def test_the_build_context_is_what_the_images_copy_and_no_more():
     context = list(run_steps.context_files(ROOT))
     copied = {

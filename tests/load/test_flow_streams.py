@@ -80,6 +80,11 @@ def test_a_mirrored_clip_is_mirrored_with_its_motion(folder):
     assert torch.equal(mirrored.video, plain.video.flip(-1))
     assert torch.equal(mirrored.flow[:, 0], -plain.flow[:, 0].flip(-1))
     assert torch.equal(mirrored.flow[:, 1], plain.flow[:, 1].flip(-1))
+    assert mirrored.flow[:, 0].abs().max() > 1
+    # Mirrored twice it is what it was.
+    again = mirrored.flow.flip(-1)
+    again[:, 0].neg_()
+    assert torch.equal(again, plain.flow)
 
 
 def test_a_resized_clip_has_the_motion_that_is_seen_in_it(folder):

@@ -14,7 +14,7 @@ class Flat:
     The buffer is made once and stays where it is; so do the tensors, which are copied from and into, never rebound.
 
     Args:
-        tensors: Of any shapes, strides and floating types, on one device.
+        tensors: Of any shapes, strides and floating types; the buffer lies on the first one's device.
         extra: Further numbers.
 
     Attributes:

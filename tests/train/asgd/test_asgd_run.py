@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from fastvid.errors import StateError, UsageError
+from fastvid.models.pipeline import spread
 from fastvid.train import metrics
 from fastvid.train.checkpoint import Checkpoints, decode
+from fastvid.train.loop import Trainer
 from fastvid.train.sync.asgd.policy import Policy
 from fastvid.train.sync.asgd.shard import Section, Shard
 from tests.train import toy
@@ -68,6 +70,26 @@ def test_one_rank_trains_as_ddp_does(tmp_path: Path, optim: dict[str, Any]) -> N
             plain[key] for key in ("samples", "loss", "lr", "skipped")
         ]
         assert (row["staleness_mean"], row["clients"], row["updates"]) == (0, 1, row["step"])
+
+
+def in_a_row(made: Trainer) -> None:
+    spread(made.replica.model, [torch.device("cpu")] * 2, 2)
+
+
+def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
+    """Its blocks lie in a row, two micro-batches follow each other; the server gets the gradient of the whole batch."""
+    runs = {
+        "whole": lab.run(case(), tmp_path / "whole", jobs.ALONE),
+        "row": lab.run(case(options={"shards": 2}, setup=in_a_row), tmp_path / "row", jobs.ALONE),
+        "ddp": lab.run(lab.Case(sync="ddp", setup=in_a_row), tmp_path / "ddp", jobs.ALONE),
+    }
+    assert same(runs["row"], runs["ddp"])
+    assert runs["row"]["lineage"] == runs["whole"]["lineage"]
+    # Sums over micro-batches are rounded elsewhere.
+    differences = [
+        float((runs["row"]["weights"][name] - value).abs().max()) for name, value in runs["whole"]["weights"].items()
+    ]
+    assert 0 < max(differences) < 1e-12
 
 
 def test_elastic_averaging_of_one_rank_ends_where_it_pulls(tmp_path: Path) -> None:

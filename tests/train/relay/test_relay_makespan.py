@@ -12,6 +12,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from fastvid.train.relay import token as tokens
+from fastvid.train.relay.halving import Halving
 from fastvid.train.relay.hub import Hub
 from fastvid.train.relay.scheduler import Order, Scheduler, Unit
 from fastvid.train.relay.shelf import Shelf
@@ -26,7 +27,7 @@ ATTEMPTS = 3  # the fastest counts: what else the machine does only slows
 
 
 class Sleeper:
-    """A stage whose visits take as long as they are told."""
+    """A stage whose visits take as long as they are told. A model's score is its number."""
 
     def __init__(self, seconds: Callable[[Unit], float]) -> None:
         self._seconds = seconds
@@ -37,17 +38,21 @@ class Sleeper:
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
         time.sleep(self._seconds(unit))
         done = 0 if token is None else tokens.unpack(token)["done"]
-        return tokens.pack({"done": done + 1}), {"score": 0.0, "loss": 0.0}
+        return tokens.pack({"done": done + 1}), {"score": float(unit.model), "loss": 0.0}
 
 
 def makespan(
-    models: int, stages: int, epochs: int, order: Order = "ring", seconds: Callable[[Unit], float] = lambda _: VISIT_S
+    models: int,
+    stages: int,
+    epochs: int,
+    order: Order = "ring",
+    seconds: Callable[[Unit], float] = lambda _: VISIT_S,
+    halving: Halving | None = None,
 ) -> tuple[float, float]:
     """From the first visit to the end of the last, and the seconds spent in visits."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    hub = Hub(
-        Scheduler(models, stages, epochs, order=order), store, Shelf(models), timeout_s=TIMEOUT_S, start_s=TIMEOUT_S
-    )
+    scheduler = Scheduler(models, stages, epochs, order=order, halving=halving)
+    hub = Hub(scheduler, store, Shelf(models), timeout_s=TIMEOUT_S, start_s=TIMEOUT_S)
     workers = [
         threading.Thread(target=serve, args=(store.clone(), Sleeper(seconds), TIMEOUT_S), daemon=True)  # type: ignore[attr-defined]
         for _ in range(stages)
@@ -57,7 +62,14 @@ def makespan(
     visits = hub.run().visits
     for worker in workers:
         worker.join(TIMEOUT_S)
-    assert len(visits) == models * stages * epochs
+    if halving is None:
+        assert len(visits) == models * stages * epochs
+    else:
+        counts = halving.contenders(models)
+        ends = [*halving.rungs, epochs]
+        assert [len(model.visits) for model in scheduler.models] == [
+            stages * ends[sum(models - model <= count for count in counts) - 1] for model in range(models)
+        ]
     span = max(visit["end"] for visit in visits) - min(visit["start"] for visit in visits)
     return span, sum(visit["seconds"] for visit in visits)
 
@@ -82,3 +94,13 @@ def test_a_hopper_beats_a_ring_of_uneven_models() -> None:
     ring, _ = makespan(6, 3, 3, "ring", seconds)
     hopper, _ = makespan(6, 3, 3, "hopper", seconds)
     assert hopper < 0.95 * ring
+
+
+def test_dropped_models_free_their_slots() -> None:
+    """The worse half of four models leaves after the first of three epochs: 4 + 2 * 2 visits a stage instead of 12."""
+    stages = 2
+    whole, _ = min(makespan(4, stages, 3) for _ in range(ATTEMPTS))
+    halved, _ = min(makespan(4, stages, 3, halving=Halving((1,), 0.5)) for _ in range(ATTEMPTS))
+    for found, visits in ((whole, 4 * 3), (halved, 4 + 2 * 2)):
+        expected = (visits + stages - 1) * VISIT_S
+        assert expected * 0.99 <= found <= 1.1 * expected
