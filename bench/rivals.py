@@ -82,10 +82,12 @@ class SpdlJob:
         steps = [f"crop={box.width}:{box.height}:{box.x}:{box.y}"] if self._filtered else []
         steps.append(f"format=pix_fmts={self._pix_fmt}")
         packets = spdl.demux_video(self._sources[request.sample])
-        frames = spdl.sample_decode_video(packets, request.frames.tolist(), filter_desc=",".join(steps))
+        # It refuses a frame that is wanted twice, as dense sampling wants in short videos.
+        wanted, places = np.unique(request.frames, return_inverse=True)
+        frames = spdl.sample_decode_video(packets, wanted.tolist(), filter_desc=",".join(steps))
         pictures = np.asarray(spdl.to_numpy(spdl.convert_frames(frames)))
         if self._filtered:
-            self._out[...] = pictures.reshape(self._out.shape)
+            self._out[...] = pictures.reshape(-1, *self._out.shape[1:])[places]
         else:
-            self._out[...] = pictures[:, box.y : box.y + box.height, box.x : box.x + box.width]
+            self._out[...] = pictures[places, box.y : box.y + box.height, box.x : box.x + box.width]
         return self._out

@@ -29,10 +29,12 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.format.tar import read_members
 from fastvid.shard.encode import plan_parts
 from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.shard.ledger import read_ledger
 from fastvid.shard.limits import Limits
 from fastvid.shard.probe import open_source, probe
 from fastvid.shard.profiles import build_command, get_profile
 from fastvid.shard.verify import verify
+from fastvid.storage import open_storage
 
 SCHEMA: Final = "fastvid-bench-shard/1"
 _SHARDS: Final = 10
@@ -106,10 +108,9 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     raw, plain = scratch / "raw", scratch / "plain"
     raw.mkdir()
     plain.mkdir()
-    chosen = choose(args.footage, args.files) * args.times
+    chosen = packed(choose(args.footage, args.files), args, scratch) * args.times
     lines = commands(chosen, plain, args.profile)
-    for number, path in enumerate(chosen):
-        shutil.copyfile(path, raw / f"{number:04d}{path.suffix}")
+    copy_all(chosen, raw)
     ours = [sys.executable, "-m", "fastvid", "shard", str(raw), "--profile", args.profile]
     # As many shards as a dataset has: the last one is packed when all encoding is done.
     ours += ["--samples-per-shard", str(-(-len(chosen) // _SHARDS)), "--workers", str(args.workers), "--out"]
@@ -172,6 +173,28 @@ def choose(footage: Sequence[Path], count: int | None) -> list[Path]:
         return found
     found.sort(key=lambda path: path.stat().st_size)
     return sorted(found[number * len(found) // count] for number in range(count))
+
+
+def packed(paths: Sequence[Path], args: argparse.Namespace, scratch: Path) -> list[Path]:
+    """Those of the videos that a job packs: what it rejects the rival would only be charged for."""
+    raw, out = scratch / "tried", scratch / "tried-out"
+    raw.mkdir()
+    copy_all(paths, raw)
+    command = [sys.executable, "-m", "fastvid", "shard", str(raw), "--profile", args.profile, "--out", str(out)]
+    Cost().measure([*command, "--workers", str(args.workers)], allowed=(0, 3))
+    rows = read_ledger(open_storage(str(out)))[0].to_pylist()
+    taken = {int(Path(row["source_id"]).stem) for row in rows if row["status"] == "packed"}
+    for number in sorted(set(range(len(paths))) - taken):
+        _log.info("left out: %s: rejected", paths[number].name)
+    shutil.rmtree(raw)
+    shutil.rmtree(out)
+    return [paths[number] for number in sorted(taken)]
+
+
+def copy_all(paths: Sequence[Path], folder: Path) -> None:
+    """Copies videos into a folder, named by their place."""
+    for number, path in enumerate(paths):
+        shutil.copyfile(path, folder / f"{number:04d}{path.suffix}")
 
 
 def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
