@@ -22,6 +22,7 @@ BENCHES: Final = {
     "moments": ("bench.moments", "Adam under K-step averaging: its moments local, averaged or reset"),
     "motion_sync": ("bench.motion_sync", "the motion dataset by kavg, asgd and relay, with the samples of ddp"),
     "elastic": ("bench.elastic", "nodes that join, leave, are killed and are cut off during training"),
+    "launch": ("bench.launch", "the launch script of the docs on four hosts, one of which loses its power"),
     "motion": ("bench.motion_models", "what TSM, I3D and TSN learn of motion; in-place shift against copies"),
     "quality": ("bench.quality", "what an encoding costs: accuracy of a net trained on it, and SSIM of real videos"),
     "report": ("bench.report", "results as one page with plots, of one machine or several"),

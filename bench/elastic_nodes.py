@@ -99,7 +99,7 @@ class Node:
 
     def workers(self) -> list[int]:
         """Process ids of its workers."""
-        return [] if self._agent is None else _children(self._agent.pid)
+        return [] if self._agent is None else children(self._agent.pid)
 
     def leave(self) -> None:
         """Asks the agent to end, as a scheduler does, and waits for it."""
@@ -131,7 +131,8 @@ class Node:
         self.hosts.cut(self.number)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Process ids of a process' children; none when it has ended."""
     try:
         words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

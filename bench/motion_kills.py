@@ -92,8 +92,11 @@ class _Jobs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._running.values():
-            process.terminate()  # torchrun takes its ranks along
+        for name, process in self._running.items():
+            if TORCHRUN in self._commands[name]:
+                process.terminate()  # it takes its ranks along
+            else:
+                process.kill()
         for process in self._running.values():
             try:
                 process.wait(_PATIENCE_S)

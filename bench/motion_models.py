@@ -69,7 +69,9 @@ def verdict(record: dict[str, Any]) -> bool:
 
 def _write(args: argparse.Namespace, record: dict[str, Any]) -> None:
     if args.json is not None:
-        harness.write_json(args.json, {**record, "schema": SCHEMA, "chance_percent": CHANCE, "machine": harness.machine_facts()})
+        harness.write_json(
+            args.json, {**record, "schema": SCHEMA, "chance_percent": CHANCE, "machine": harness.machine_facts()}
+        )
 
 
 def _top1(args: argparse.Namespace, changes: Sequence[str], seed: int) -> float:

@@ -18,7 +18,8 @@ What is recorded of the samples:
     starts               samples done, or a sweep's visits, where the run began and where it went on
     repeated             samples (visits) that were trained on again, because a kill lost the work after a checkpoint
     acknowledged, returned, lost    of asgd's server: positions done, positions that came back from clients that died,
-                         and such clients; what had been pushed of a position that came back is in the weights twice
+                         and such clients; what had been pushed of a position that came back is in the weights twice. A
+                         server that dies forgets what it counted after its newest checkpoint
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -116,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         "target_percent": TARGET_PERCENT,
         "runs": [],
     }
+    # So that no process of a run is left when this is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for seed in range(args.seeds):
         out = args.out / args.sync / f"{'kills' if args.kills else 'seed'}-{seed}"
         changes = [*own, f"data.path={args.data}", f"run.seed={seed}"]

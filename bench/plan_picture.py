@@ -84,11 +84,8 @@ def svg() -> str:
         for frame in wanted:
             x = _LEFT + _STEP * int(frame) + _BAR / 2
             parts.append(f'<path d="M{x} {base + 5}l4 7h-8z" fill="{_INK}"/>')
-    parts.append(
-        f'<text x="{_LEFT}" y="{height - 16}" fill="{_MUTED}" font-size="12.5">A video of {NUM_FRAMES} frames, as the'
-        f" profile compact writes it. Tall: key frames; middle: frames that others refer to; triangles: the"
-        f" {_WANTED} frames that a clip wants.</text>"
-    )
+    legend = "Tall: key frames. Middle: frames that others refer to. Triangles: the frames that a clip wants."
+    parts.append(f'<text x="{_LEFT}" y="{height - 20}" fill="{_MUTED}" font-size="12.5">{legend}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

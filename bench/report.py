@@ -25,6 +25,7 @@ READERS: Final = {
     "fastvid-bench-cold/1": "bench.load_charts",
     "fastvid-bench-decode/1": "bench.decode",
     "fastvid-bench-elastic/1": "bench.train_charts",
+    "fastvid-bench-gpu/1": "bench.gpu_charts",
     "fastvid-bench-launch/1": "bench.train_charts",
     "fastvid-bench-load/1": "bench.load_charts",
     "fastvid-bench-moments/1": "bench.sync_charts",
@@ -37,10 +38,14 @@ READERS: Final = {
     "fastvid-bench-sync/2": "bench.sync_charts",
     "fastvid-bench-train/1": "bench.train_charts",
     "fastvid-bench-two-stream/1": "bench.train_charts",
+    "fastvid-decode-soak/1": "bench.soak_charts",
     "fastvid-scaling-prediction/1": "bench.predict",
     "fastvid-shard-corpus/1": "bench.shard_charts",
+    "fastvid-shard-kills/1": "bench.soak_charts",
     "fastvid-shard-mutations/1": "bench.shard_charts",
     "fastvid-shard-ray-kills/1": "bench.shard_charts",
+    "fastvid-soak-load-kills/1": "bench.soak_charts",
+    "fastvid-soak-load-memory/1": "bench.soak_charts",
     "fastvid-tune/1": "bench.shard_charts",
 }
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"

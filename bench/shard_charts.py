@@ -50,7 +50,7 @@ def _corpus(record: Mapping[str, Any]) -> list[Chart]:
         for name, one in profiles.items()
     ]
     heads = ("profile", "packed", "rejected wrongly", "frames", "MB in", "MB out")
-    note = "A third of the files is damaged or hostile; each that was not packed has its reason in the ledger."
+    note = "Clean, odd, damaged and hostile files; each that was not packed has its reason in the ledger."
     return [Table("Real and hostile videos through every profile", heads, rows, note)]
 
 
@@ -59,7 +59,7 @@ def _mutations(record: Mapping[str, Any]) -> list[Chart]:
     reasons = sorted({reason for verdicts in record["verdicts"].values() for reason in verdicts})
     rows = [(reason, *(str(record["verdicts"][kind].get(reason, "")) for kind in kinds)) for reason in reasons]
     note = (
-        f"{record['undecodable_samples']} samples that were packed do not decode;"
+        f"{len(record['undecodable_samples'])} samples that were packed do not decode;"
         f" peak memory {record['peak_memory_mb']['job_and_all_children']} MB, with all children."
     )
     return [Table("Videos damaged at random, by what became of them", ("verdict", *kinds), rows, note)]

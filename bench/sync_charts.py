@@ -95,7 +95,7 @@ def _motion(record: Mapping[str, Any]) -> list[Chart]:
     rows = []
     for run in runs:
         seed = f"{sync}, seed {run['seed']}" if "seed" in run else sync
-        for number, model in enumerate(run["models"]):
+        for number, model in enumerate(sorted(run["models"], key=lambda model: int(model.get("model", 0)))):
             name = f"{seed}, model {model['model']}" if len(run["models"]) > 1 else seed
             samples = model.get("samples", run.get("samples", 0))
             if "scores" in model:

@@ -43,8 +43,8 @@ def _elastic(record: Mapping[str, Any]) -> list[Chart]:
         for kind, one in record["accidents"].items()
     ]
     note = (
-        f"{record['passed']} of {len(record['sequences'])} random sequences ended with the samples of an undisturbed run"
-        f" and its weights to {record['weights_differ_by_at_most']:.0e}; the time-out is {record['timeout_s']:g} s."
+        f"{record['passed']} of {len(record['sequences'])} random sequences ended with the samples of an undisturbed"
+        f" run and its weights to {record['weights_differ_by_at_most']:.0e}; the time-out is {record['timeout_s']:g} s."
     )
     heads = ("accident", "times", "detected after, s", "training again after, s")
     return [Table("Nodes that join, leave, are killed and are cut off", heads, rows, note)]
@@ -89,7 +89,7 @@ def _motion(record: Mapping[str, Any]) -> list[Chart]:
 def _two_stream(record: Mapping[str, Any]) -> list[Chart]:
     videos = record["videos"]
     note = (
-        f"{videos['train']} videos to train on, {videos['test']} to test on. In xor the class is the exclusive or of what"
-        " a picture and what the motion say, so either alone is a coin."
+        f"{videos['train']} videos to train on, {videos['test']} to test on. In xor the class is the exclusive or of"
+        " what a picture and what the motion say, so either alone is a coin."
     )
     return [Bars("Pictures, optical flow, and both: top-1", "%", record["top1_percent"], note=note)]

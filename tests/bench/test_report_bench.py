@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 from pathlib import Path
 
@@ -37,6 +38,26 @@ def test_every_result_of_this_project_is_drawn(tmp_path):
         record = report.load(file)
         for chart in report.charts(record, file.stem):
             assert chart.title in text.replace("&#x27;", "'").replace("&gt;", ">").replace("&amp;", "&")
+
+
+def test_what_a_benchmark_writes_has_a_reader():
+    pytest.importorskip("torch")
+    for module, _ in command.BENCHES.values():
+        schema = getattr(importlib.import_module(module), "SCHEMA", None)
+        assert schema is None or schema in report.READERS, module
+    for module in set(report.READERS.values()):
+        assert callable(importlib.import_module(module).charts)
+
+
+def test_what_fails_on_a_gpu_is_said_beside_what_does_not():
+    rows = [
+        {"profile": "intra", "short_side": 256, "decoder": "pyav", "clips_per_s": 900.0},
+        {"profile": "intra", "short_side": 256, "decoder": "dali-gpu", "failed": "no NVDEC"},
+    ]
+    record = {"schema": "fastvid-bench-gpu/1", "device": "cuda", "decoders": rows, "pixels": {"failed": "memory"}}
+    failed, decoders = report.charts(record, "gpu")
+    assert failed.rows == [("pixels", "memory")]
+    assert (decoders.values, decoders.note) == ({"pyav": 900.0}, "dali-gpu: no NVDEC")
 
 
 def test_two_machines_stand_beside_each_other(tmp_path):

@@ -62,7 +62,8 @@ def undisturbed(folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def record(undisturbed):
     """What is written to the results' file when all tests of this module have passed."""
-    record = {"seed": SEED, "sources": SOURCES + 2, "shards": len(tars(undisturbed[0])), "job": [], "worker": []}
+    record = {"schema": "fastvid-shard-kills/1", "seed": SEED, "sources": SOURCES + 2}
+    record |= {"shards": len(tars(undisturbed[0])), "job": [], "worker": []}
     yield record
     if all(len(record[kind]) == KILLS for kind in ("job", "worker")):
         record["job_was_killed_while"] = dict(collections.Counter(kill["state"] for kill in record["job"]))

@@ -1,0 +1,96 @@
+"""The bench that runs the launch script: hosts with names of their own, Slurm's commands, failures, the verdict."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from bench import launch
+from bench.hosts import Hosts
+from bench.train_charts import charts
+from fastvid.errors import JobError, UsageError
+
+needs_hosts = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare"))), reason="hosts need root and iproute2"
+)
+RECORD = {
+    "schema": launch.SCHEMA, "script": "train.sbatch", "nodes": 4, "network_mbit": 50.0, "seconds": 150.0,
+    "events": [{"at": "gpu04 loses its power", "seconds": 40.0, "nodes": 3}], "worlds": [4, 3, 4], "samples": 960,
+    "starts": [{"samples": s, "world_size": w} for s, w in ((0, 4), (96, 3), (252, 4))],
+    "lineage_exact": True, "weights_differ_by": 4e-16, "received_megabytes": [1.0, 1.0, 1.0, 0.5],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "good"),
+    [
+        ({}, True),
+        ({"worlds": [4]}, False),
+        ({"worlds": [4, 3]}, False),
+        ({"worlds": [3, 4]}, False),
+        ({"lineage_exact": False}, False),
+        ({"weights_differ_by": 1e-6}, False),
+    ],
+)
+def test_a_job_passes_that_was_everywhere_lost_a_host_and_lost_nothing_else(change, good):
+    record = RECORD | change
+    assert launch.passed(record) == good
+    assert ("passed" if good else "FAILED") in launch.text(record)
+    assert len(charts(record)) == 2
+
+
+@needs_hosts
+def test_hosts_have_names_that_the_others_find_and_run_what_srun_is_given(tmp_path):
+    script = tmp_path / "job.sbatch"
+    script.write_text(
+        'set -euo pipefail\nfirst=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        'srun --kill-on-bad-exit=0 sh -c "hostname; getent hosts $first; echo $1 of $SLURM_JOB_NUM_NODES"\n'
+    )
+    with Hosts(3) as hosts, launch.Job(hosts, script, ["two words"], tmp_path) as job:
+        name = os.uname().nodename
+        job.start()
+        logs = [tmp_path / f"node-{number}.log" for number in range(3)]
+        deadline = time.monotonic() + 60
+        while not all(log.exists() and "two words of 3" in log.read_text() for log in logs):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert job.words()[:2] == ["sh", "-c"]
+    for number, log in enumerate(logs):
+        host, first, said = log.read_text().splitlines()
+        assert host == f"gpu{number + 1:02d}"
+        assert first.split() == [hosts.addresses[0], "gpu01"]
+        assert said == "two words of 3"
+    assert os.uname().nodename == name
+    assert "gpu01" not in Path("/etc/hosts").read_text()
+
+
+@needs_hosts
+def test_a_script_that_fails_is_an_error_with_what_the_hosts_said_and_leaves_nothing(tmp_path):
+    script = tmp_path / "job.sbatch"
+    script.write_text('srun sh -c "echo no such recipe; sleep 0.2"\nexit 3\n')
+    with pytest.raises(JobError, match="the script ended with 3 before: the first step") as caught:
+        start_and_wait(script, tmp_path)
+    assert "no such recipe" in str(caught.value)
+    names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert f"fastvid-{os.getpid()}" not in names
+
+
+def start_and_wait(script: Path, folder: Path) -> None:
+    with Hosts(2) as hosts, launch.Job(hosts, script, [], folder) as job:
+        job.start()
+        job.until(lambda: False, "the first step", 60)
+
+
+def test_an_installation_has_no_script_of_its_own(tmp_path):
+    parser = argparse.ArgumentParser()
+    launch.add_arguments(parser)
+    with pytest.raises(UsageError, match="no launch script"):
+        launch.run(parser.parse_args(["--script", str(tmp_path / "train.sbatch")]))

@@ -1,0 +1,318 @@
+"""What is released installs and works: wheel and sdist, into clean environments, without extras and with each.
+
+Started by ``make release-check`` (and ``make soak``). Needs a package index, and torch for CPUs: a folder or an index
+named in PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL. Packages come at the versions of constraints.txt. Commands run with
+nothing on PATH but the environment's own programs.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import threading
+import tomllib
+import venv
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.datasets import make_clip
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = sorted(PROJECT["optional-dependencies"])
+# By its local version, so that where only wheels for CUDA are found pip says so and fetches no gigabytes.
+TORCH = (
+    next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")) + "+cpu"
+)
+RECIPE = """
+from fastvid.load.augment import CenterCrop, RandomCrop
+from fastvid.load.sampling import Segments
+from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+
+def recipe():
+    return Config(
+        data=DataConfig(
+            path="shards", split=None, eval_split=None, frames=Segments(2), eval_frames=Segments(2, jitter=False),
+            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), global_batch_size=2, num_threads=1,
+        ),
+        model=ModelConfig(name="tsm-r18", options={"width": 8}),
+        optim=OptimConfig(base_lr=0.02, base_batch_size=2),
+        run=RunConfig(out="run", epochs=1),
+    )
+"""
+
+
+class Installed:
+    """A clean environment, and a folder in which its commands run.
+
+    Args:
+        folder: Where both are made.
+        videos: Videos that every check uses.
+    """
+
+    def __init__(self, folder: Path, videos: Path) -> None:
+        self.bin, self.work = folder / "venv" / "bin", folder / "work"
+        venv.create(folder / "venv", with_pip=True, symlinks=True)
+        self.work.mkdir()
+        shutil.copytree(videos, self.work / "videos")
+
+    def pip(self, *words: str) -> None:
+        command = [str(self.bin / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), *words], check=True)
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """A program of the environment; its output when it ends with `code`."""
+        environment = {
+            "PATH": str(self.bin), "HOME": str(self.work), "OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING",
+            "NO_PROXY": "127.0.0.1", "NO_MKDOCS_2_WARNING": "1",
+        }  # fmt: skip
+        done = subprocess.run(
+            [str(self.bin / words[0]), *words[1:]], cwd=self.work, env=environment, capture_output=True, text=True,
+            check=False, timeout=900,
+        )  # fmt: skip
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return done
+
+    def python(self, code: str) -> str:
+        return self.run("python", "-c", code).stdout.strip()
+
+    def shard(self) -> None:
+        self.run("fastvid", "shard", "videos/", "--out", "shards")
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory) -> dict[str, Path]:
+    """The sdist and the wheel, the wheel built from the sdist, in an environment of their own."""
+    folder = tmp_path_factory.mktemp("released")
+    venv.create(folder / "venv", with_pip=True, symlinks=True)
+    python = str(folder / "venv" / "bin" / "python")
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-c",
+        str(ROOT / "constraints.txt"),
+    ]
+    subprocess.run([*pip, "build", "hatchling"], check=True)
+    subprocess.run([python, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT)], check=True)
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return {"sdist": sdist, "wheel": wheel}
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    for name in ("juggling", "walking"):
+        (folder / name).mkdir()
+        for number in range(2):
+            make_clip(folder / name / f"{name}{number}.mp4", frames=8 + number, size="80x80")
+    return folder
+
+
+@pytest.fixture
+def installed(tmp_path, videos) -> Iterator[Installed]:
+    """Removed after each test: an environment with torch has a gigabyte."""
+    yield Installed(tmp_path, videos)
+    shutil.rmtree(tmp_path / "venv")
+
+
+def test_version_changelog_and_contents_are_those_of_a_release(released):
+    version = PROJECT["version"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    text = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d", headings[1])
+    assert released["wheel"].name == f"fastvid_toolkit-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(released["wheel"]) as wheel:
+        inside = set(wheel.namelist())
+    pipelines = {path.name for path in (ROOT / "pipelines").glob("*.py")}
+    assert {f"fastvid/pipelines/{name}" for name in pipelines} <= inside
+    benches = {path.name for path in (ROOT / "bench").glob("*.py")}
+    assert {f"fastvid/bundled/bench/{name}" for name in benches} <= inside
+    assert {"fastvid/py.typed", "fastvid/shard/assets/inspect.js"} <= inside
+    assert not [name for name in inside if name.endswith(".pyc") or name.startswith("tests/")]
+    with tarfile.open(released["sdist"]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"docs/index.md", "docker/Dockerfile.cpu", "tests/test_release.py", "constraints.txt", "Makefile"} <= names
+
+
+@pytest.mark.parametrize("form", ["wheel", "sdist"])
+def test_the_bare_install_shards_indexes_inspects_and_says_what_else_needs(form, released, installed):
+    installed.pip(str(released[form]))
+    assert installed.run("fastvid", "--version").stdout.strip() == PROJECT["version"]
+    names = installed.python(
+        "import fastvid, importlib.metadata as m, json; print(json.dumps([d.name for d in m.distributions()]))"
+    )
+    assert not {"torch", "matplotlib", "nvidia-dali-cuda130", "obstore", "ray"} & set(json.loads(names))
+    installed.shard()
+    assert "juggling" in installed.run("fastvid", "inspect", "shards", "--html", "shards.html").stdout
+    assert (installed.work / "shards.html").stat().st_size > 10_000
+    installed.run("fastvid", "verify", "shards")
+    (installed.work / "tars").mkdir()
+    shutil.copy(installed.work / "shards" / "data-000000.tar", installed.work / "tars" / "00000.tar")
+    installed.run("fastvid", "index", "tars", "--out", "indexed")
+    frames = "import fastvid; d = fastvid.open({!r}); print(d[d.key(0)].frames([0, 7]).data.shape[0], len(d))"
+    assert installed.python(frames.format("shards")) == installed.python(frames.format("indexed")) == "2 4"
+    with (installed.work / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["key", "split"], ["walking/walking0", "val"]])
+    installed.run("fastvid", "relabel", "shards", "--from", "labels.csv")
+    installed.run("fastvid", "remove", "shards", "--keys", "walking/walking1")
+    installed.run("fastvid", "doctor", "--no-parity")
+    listing = installed.run("fastvid", "bench", code=2)
+    assert "decode" in listing.stderr
+    model = next(installed.bin.parent.rglob("bundled/bench/models/template.toml"))
+    predicted = installed.run("fastvid", "bench", "scale", "--model", str(model), "--json", "scale.json")
+    assert "PREDICTED" in predicted.stdout
+    # What needs an extra says which, in a sentence.
+    for words, extra in {
+        ("train", "motion_tsm"): "torch",
+        ("demo",): "torch",
+        ("bench", "report", "scale.json"): "report",
+        ("inspect", "http://127.0.0.1:9/x"): "object-stores",
+        ("shard", "videos/", "--out", "a", "--streams", "rgb,flow"): "flow",
+        ("shard", "videos/", "--out", "b", "--engine", "ray"): "ray",
+    }.items():
+        said = installed.run("fastvid", *words, code=1).stderr
+        assert f"[{extra}]" in said, (words, said)
+        assert "Traceback" not in said, (words, said)
+    loader = "import fastvid\ntry: fastvid.ClipLoader\nexcept fastvid.FastvidError as error: print(error.hint)"
+    assert "[torch]" in installed.python(loader)
+
+
+def check_torch(one: Installed) -> None:
+    (one.work / "mine.py").write_text(RECIPE)
+    one.run("fastvid", "train", "mine.py")
+    predicted = one.run("fastvid", "predict", "mine.py", "videos/walking/walking0.mp4")
+    assert json.loads(predicted.stdout)["top"][0]["class"] in ("juggling", "walking")
+
+
+def check_dali(one: Installed) -> None:
+    one.run("fastvid", "shard", "videos/", "--out", "vp9", "--profile", "vp9")
+    found = json.loads(one.run("fastvid", "doctor", "--json").stdout)
+    assert found["decoders"]["dali-cpu"]["missing"] is None
+    assert any("dali-cpu" in str(row) for row in found["parity"])
+
+
+def check_object_stores(one: Installed) -> None:
+    # This Python's server sends whole files only, and the client asks for ranges.
+    class Ranges(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = Path(self.translate_path(self.path)).read_bytes()
+            asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            first = int(asked[1]) if asked else 0
+            last = min(int(asked[2]) if asked and asked[2] else len(data), len(data) - 1)
+            self.send_response(206 if asked else 200)
+            if asked:
+                self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            self.send_header("Content-Length", str(last + 1 - first))
+            self.send_header("Last-Modified", "Sat, 21 Nov 2026 00:00:00 GMT")
+            self.end_headers()
+            self.wfile.write(data[first : last + 1])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Ranges, directory=str(one.work))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/shards"
+        same = f"""
+import fastvid
+here, there = fastvid.open("shards"), fastvid.open({address!r})
+key = here.key(0)
+print((here[key].frames([0, 5]).data == there[key].frames([0, 5]).data).all())
+"""
+        assert one.python(same) == "True"
+        server.shutdown()
+
+
+def check_flow(one: Installed) -> None:
+    one.run("fastvid", "shard", "videos/", "--out", "flow", "--streams", "rgb,flow")
+    names = one.python("import tarfile; print(tarfile.open('flow/data-000000.tar').getnames())")
+    assert ".flow.mp4" in names
+
+
+def check_ray(one: Installed) -> None:
+    one.run("fastvid", "shard", "videos/", "--out", "by-ray", "--engine", "ray")
+    tars = [(one.work / folder / "data-000000.tar").read_bytes() for folder in ("shards", "by-ray")]
+    assert tars[0] == tars[1]
+
+
+def check_report(one: Installed) -> None:
+    shutil.copytree(ROOT / "bench" / "results", one.work / "results")
+    files = [str(path) for path in sorted((one.work / "results").glob("*.json"))]
+    one.run("fastvid", "bench", "report", *files, "--html", "report.html")
+    assert (one.work / "report.html").read_text().count("<svg") > 5
+
+
+def check_tensorboard(one: Installed) -> None:
+    (one.work / "mine.py").write_text(RECIPE)
+    one.run("fastvid", "train", "mine.py", "run.tensorboard=true")
+    assert list((one.work / "run" / "tensorboard").glob("events.*"))
+
+
+def check_bench(one: Installed) -> None:
+    words = ["--data", "shards", "--sampling", "tsn8", "--workers", "1", "--rounds", "1", "--sweep-rounds", "1"]
+    one.run("fastvid", "bench", "decode", *words, "--repeats", "1", "--json", "decode.json")
+    record = json.loads((one.work / "decode.json").read_text())
+    for row in record["rows"]:
+        assert {"fastvid", "torchcodec", "decord"} <= {entry["name"] for entry in row["contenders"]}, row["refused"]
+
+
+def check_docs(one: Installed) -> None:
+    (source,) = [path for path in one.work.glob("fastvid_toolkit-*") if path.is_dir()]
+    words = ["-m", "mkdocs", "build", "--strict", "-f", str(source / "mkdocs.yml"), "-d", str(one.work / "site")]
+    one.run("python", *words)
+    assert (one.work / "site" / "index.html").is_file()
+
+
+def check_dev(one: Installed) -> None:
+    (source,) = [path for path in one.work.glob("fastvid_toolkit-*") if path.is_dir()]
+    one.run(
+        "python", "-m", "pytest", "-q", "--rootdir", str(source), str(source / "tests" / "format" / "test_packets.py")
+    )
+
+
+# What an extra needs beside it, and what must work with it.
+CHECKS: dict[str, tuple[str, Callable[[Installed], None]]] = {
+    "bench": ("torch", check_bench),
+    "dali-cuda12": ("torch", check_dali),
+    "dali-cuda13": ("torch", check_dali),
+    "dev": ("torch", check_dev),
+    "docs": ("", check_docs),
+    "flow": ("", check_flow),
+    "object-stores": ("", check_object_stores),
+    "ray": ("", check_ray),
+    "report": ("torch", check_report),  # results of decoding are drawn by the module that measures it
+    "tensorboard": ("torch", check_tensorboard),
+    "torch": ("", check_torch),
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_brings_what_it_says(extra, released, installed):
+    beside, check = CHECKS[extra]
+    if "torch" in (extra, beside):
+        installed.pip(TORCH)
+    installed.pip(f"{released['wheel']}[{','.join(filter(None, [extra, beside]))}]")
+    with tarfile.open(released["sdist"]) as sdist:
+        sdist.extractall(installed.work, filter="data")
+    installed.shard()
+    check(installed)
