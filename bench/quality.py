@@ -109,8 +109,10 @@ def run(args: argparse.Namespace) -> int:
             _log.info("%s, seed %d: %s", name, seed, scores)
             for key, value in scores.items():
                 record["arms"][name].setdefault(key, []).append(value)
-            write_json(args.json, record)
+            # Under another name, as half a result is none.
+            write_json(args.json.with_suffix(".partial"), record)
     record["costs"] = costs(record["arms"])
+    args.json.with_suffix(".partial").unlink(missing_ok=True)
     write_json(args.json, record)
     print(table(record))
     return 0
