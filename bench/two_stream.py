@@ -216,7 +216,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/two_stream"), help="working folder (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the pictures (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=30, help="of each net of the toy (default %(default)s)")
-    parser.add_argument("--motion-epochs", type=int, default=6, help="of the net of motion (default %(default)s)")
+    parser.add_argument("--motion-epochs", type=int, default=10, help="of the net of motion (default %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "two_stream.json", help="result file (%(default)s)")
 
 
