@@ -203,7 +203,7 @@ class Run:
             return
         scratches = [Scratch() for _ in range(max(decoder.max_clips, FETCH_CLIPS))]
         while tasks := self._take(number, decoder.max_clips):
-            self._serve(decoder, tasks, scratches)
+            self._serve(number, decoder, tasks, scratches)
         self._lanes[number].give(decoder)
 
     def _take(self, number: int, most: int, at_once: int = FETCH_CLIPS) -> Sequence[tuple[Work, Clip]]:
@@ -263,14 +263,20 @@ class Run:
         counters.finish_seconds = time.perf_counter() - begun
         self._done(work, clip, counters, error)
 
-    def _serve(self, decoder: Decoder, tasks: Sequence[tuple[Work, Clip]], scratches: Sequence[Scratch]) -> None:
+    def _serve(
+        self, number: int, decoder: Decoder, tasks: Sequence[tuple[Work, Clip]], scratches: Sequence[Scratch]
+    ) -> None:
         fetched: list[tuple[Work, Clip, EncodedClip, Output]] = []
         for (work, clip), scratch in zip(tasks, scratches, strict=False):
+            # What this thread would be named for if it hung. Its entry is there already, so no lock is needed.
+            self._active[number] = [(work, clip)]
             encoded = self._fetch(work, clip, scratch)
             if encoded is not None:
                 fetched.append((work, clip, encoded, work.canvas.output(clip.row, decoder.outputs)))
         for first in range(0, len(fetched), decoder.max_clips):
-            self._decode_clips(decoder, fetched[first : first + decoder.max_clips])
+            group = fetched[first : first + decoder.max_clips]
+            self._active[number] = [(work, clip) for work, clip, _, _ in group]
+            self._decode_clips(decoder, group)
 
     def _decode_clips(self, decoder: Decoder, fetched: Sequence[tuple[Work, Clip, EncodedClip, Output]]) -> None:
         begun = time.perf_counter()
