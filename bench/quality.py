@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``python -m bench quality``."""
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="(all)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each arm (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=16, metavar="N", help="of each run (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=24, metavar="N", help="of each run (default %(default)s)")
     parser.add_argument("--textures", type=int, metavar="N", help="of each kind, to train on (default 6)")
     parser.add_argument("--parallel", type=int, default=cores(), help="runs at once (default: cores, %(default)s)")
     parser.add_argument("--footage", type=Path, metavar="FOLDER", help="real videos, for SSIM")
