@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from fastvid.errors import FastvidError, missing_extra
+from fastvid.errors import FastvidError, naming_extras
 
 BENCHES: Final = {
     "cold": ("bench.cold", "from nothing to the first batch: 100 million samples, 10,000 shards, real footage"),
@@ -44,17 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if asked else 2
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
-        module = importlib.import_module(BENCHES[arguments[0]][0])
-        parser = argparse.ArgumentParser(prog=f"python -m bench {arguments[0]}", description=module.__doc__)
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        module.add_arguments(parser)
-        return int(module.run(parser.parse_args(arguments[1:])))
-    except ModuleNotFoundError as error:
-        known = missing_extra(error)
-        if known is None:
-            raise
-        print(f"bench {arguments[0]}: {known}", file=sys.stderr)
-        return 1
+        with naming_extras():
+            module = importlib.import_module(BENCHES[arguments[0]][0])
+            parser = argparse.ArgumentParser(prog=f"python -m bench {arguments[0]}", description=module.__doc__)
+            parser.formatter_class = argparse.RawDescriptionHelpFormatter
+            module.add_arguments(parser)
+            return int(module.run(parser.parse_args(arguments[1:])))
     except FastvidError as error:
         print(f"bench {arguments[0]}: {error}", file=sys.stderr)
         return 1

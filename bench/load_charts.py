@@ -15,12 +15,8 @@ _PARTS: Final = {
 }
 
 
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result of one of the two shows."""
-    return _load(record) if "rows" in record else _cold(record)
-
-
-def _load(record: Mapping[str, Any]) -> list[Chart]:
+def load(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     found: list[Chart] = []
     facts: list[list[str]] = []
     for row in record["rows"]:
@@ -68,7 +64,8 @@ def _ratio(found: Mapping[str, float], unit: str = "") -> str:
     return f"{found['wall']:.2f}{unit} ({found['wall_min']:.2f} to {found['wall_max']:.2f}){cpu}"
 
 
-def _cold(record: Mapping[str, Any]) -> list[Chart]:
+def cold(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     rows = []
     for part, (name, *columns) in _PARTS.items():
         if part in record:

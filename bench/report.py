@@ -11,7 +11,7 @@ import argparse
 import importlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,33 +20,33 @@ from bench.charts import Bars, Chart, Lines, Table
 from bench.harness import RESULTS
 from fastvid.errors import UsageError
 
-# Schema of a result to the module whose charts() reads it. A result of no known schema is shown as a table.
+# Schema of a result to the function that draws it. A result of no known schema is shown as a table.
 READERS: Final = {
-    "fastvid-bench-cold/1": "bench.load_charts",
-    "fastvid-bench-decode/1": "bench.decode",
-    "fastvid-bench-elastic/1": "bench.train_charts",
-    "fastvid-bench-gpu/1": "bench.gpu_charts",
-    "fastvid-bench-launch/1": "bench.train_charts",
-    "fastvid-bench-load/1": "bench.load_charts",
-    "fastvid-bench-moments/1": "bench.sync_charts",
-    "fastvid-bench-motion/1": "bench.train_charts",
-    "fastvid-bench-motion-sync/1": "bench.sync_charts",
-    "fastvid-bench-motion-sync/2": "bench.sync_charts",
-    "fastvid-bench-quality/1": "bench.quality",
-    "fastvid-bench-scale/1": "bench.scale",
-    "fastvid-bench-shard/1": "bench.shard_charts",
-    "fastvid-bench-sync/2": "bench.sync_charts",
-    "fastvid-bench-train/1": "bench.train_charts",
-    "fastvid-bench-two-stream/1": "bench.train_charts",
-    "fastvid-decode-soak/1": "bench.soak_charts",
-    "fastvid-scaling-prediction/1": "bench.predict",
-    "fastvid-shard-corpus/1": "bench.shard_charts",
-    "fastvid-shard-kills/1": "bench.soak_charts",
-    "fastvid-shard-mutations/1": "bench.shard_charts",
-    "fastvid-shard-ray-kills/1": "bench.shard_charts",
-    "fastvid-soak-load-kills/1": "bench.soak_charts",
-    "fastvid-soak-load-memory/1": "bench.soak_charts",
-    "fastvid-tune/1": "bench.shard_charts",
+    "fastvid-bench-cold/1": "bench.load_charts:cold",
+    "fastvid-bench-decode/1": "bench.decode:charts",
+    "fastvid-bench-elastic/1": "bench.train_charts:elastic",
+    "fastvid-bench-gpu/1": "bench.gpu_charts:charts",
+    "fastvid-bench-launch/1": "bench.train_charts:launch",
+    "fastvid-bench-load/1": "bench.load_charts:load",
+    "fastvid-bench-moments/1": "bench.sync_charts:moments",
+    "fastvid-bench-motion-sync/1": "bench.sync_charts:motion",
+    "fastvid-bench-motion-sync/2": "bench.sync_charts:motion",
+    "fastvid-bench-motion/1": "bench.train_charts:motion",
+    "fastvid-bench-quality/1": "bench.quality:charts",
+    "fastvid-bench-scale/1": "bench.scale:charts",
+    "fastvid-bench-shard/1": "bench.shard_charts:throughput",
+    "fastvid-bench-sync/2": "bench.sync_charts:sync",
+    "fastvid-bench-train/1": "bench.train_charts:train",
+    "fastvid-bench-two-stream/1": "bench.train_charts:two_stream",
+    "fastvid-decode-soak/1": "bench.soak_charts:decoding",
+    "fastvid-scaling-prediction/1": "bench.predict:charts",
+    "fastvid-shard-corpus/1": "bench.shard_charts:corpus",
+    "fastvid-shard-kills/1": "bench.soak_charts:shard_kills",
+    "fastvid-shard-mutations/1": "bench.shard_charts:mutations",
+    "fastvid-shard-ray-kills/1": "bench.shard_charts:ray_kills",
+    "fastvid-soak-load-kills/1": "bench.soak_charts:rank_kills",
+    "fastvid-soak-load-memory/1": "bench.soak_charts:loading",
+    "fastvid-tune/1": "bench.shard_charts:tune",
 }
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
 END: Final = "<!-- end of measured -->"
@@ -166,12 +166,19 @@ def _merge(group: Sequence[tuple[str, Chart]]) -> Chart:
 
 def charts(record: Mapping[str, Any], label: str) -> list[Chart]:
     """What a result shows."""
-    reader = READERS.get(str(record.get("schema")))
-    if reader is None:
+    schema = str(record.get("schema"))
+    if schema not in READERS:
         rows = [(key, value) for key, value in _scalars(record) if not key.startswith("machine.")]
         note = "" if len(rows) <= _MOST_ROWS else f"The first {_MOST_ROWS} of {len(rows)} values."
         return [Table(label, ("value", ""), rows[:_MOST_ROWS], note)]
-    found: list[Chart] = importlib.import_module(reader).charts(record)
+    found: list[Chart] = reader(schema)(record)
+    return found
+
+
+def reader(schema: str) -> Callable[[Mapping[str, Any]], list[Chart]]:
+    """The function that draws results of a schema."""
+    module, _, name = READERS[schema].partition(":")
+    found: Callable[[Mapping[str, Any]], list[Chart]] = getattr(importlib.import_module(module), name)
     return found
 
 

@@ -8,18 +8,8 @@ from typing import Any
 from bench.charts import Bars, Chart, Table
 
 
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result of one of them shows."""
-    return {
-        "fastvid-bench-shard/1": _throughput,
-        "fastvid-shard-corpus/1": _corpus,
-        "fastvid-shard-mutations/1": _mutations,
-        "fastvid-shard-ray-kills/1": _ray_kills,
-        "fastvid-tune/1": _tune,
-    }[record["schema"]](record)
-
-
-def _throughput(record: Mapping[str, Any]) -> list[Chart]:
+def throughput(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     names = {"fastvid": "fastvid shard", "xargs": f"xargs -P {record['workers']} ffmpeg"}
     ratio, checked = record["throughput_of_xargs"], record["verification"]
     return [
@@ -36,7 +26,8 @@ def _throughput(record: Mapping[str, Any]) -> list[Chart]:
     ]
 
 
-def _corpus(record: Mapping[str, Any]) -> list[Chart]:
+def corpus(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     profiles = record["profiles"]
     rows = [
         (
@@ -54,7 +45,8 @@ def _corpus(record: Mapping[str, Any]) -> list[Chart]:
     return [Table("Real and hostile videos through every profile", heads, rows, note)]
 
 
-def _mutations(record: Mapping[str, Any]) -> list[Chart]:
+def mutations(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     kinds = list(record["verdicts"])
     reasons = sorted({reason for verdicts in record["verdicts"].values() for reason in verdicts})
     rows = [(reason, *(str(record["verdicts"][kind].get(reason, "")) for kind in kinds)) for reason in reasons]
@@ -65,7 +57,8 @@ def _mutations(record: Mapping[str, Any]) -> list[Chart]:
     return [Table("Videos damaged at random, by what became of them", ("verdict", *kinds), rows, note)]
 
 
-def _ray_kills(record: Mapping[str, Any]) -> list[Chart]:
+def ray_kills(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     rows = []
     for kind in ("node", "head"):
         if kind in record:
@@ -77,7 +70,8 @@ def _ray_kills(record: Mapping[str, Any]) -> list[Chart]:
     return [Table("Ray clusters that lose a node or their head", heads, rows)]
 
 
-def _tune(record: Mapping[str, Any]) -> list[Chart]:
+def tune(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     rows = [
         (name, f"{one['predicted']:.2f}", f"{one['measured']:.2f}", f"{one['off']:+.1%}")
         for name, one in record["clips_a_second_against_compact_by_cpu_time"].items()

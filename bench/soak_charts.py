@@ -8,17 +8,8 @@ from typing import Any
 from bench.charts import Chart, Lines, Table
 
 
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result of one of them shows."""
-    return {
-        "fastvid-decode-soak/1": _decoding,
-        "fastvid-shard-kills/1": _shard_kills,
-        "fastvid-soak-load-kills/1": _rank_kills,
-        "fastvid-soak-load-memory/1": _loading,
-    }[record["schema"]](record)
-
-
-def _decoding(record: Mapping[str, Any]) -> list[Chart]:
+def decoding(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     memory = record["rss_mb"]
     step = record["clips"] / len(memory)
     return [
@@ -33,7 +24,8 @@ def _decoding(record: Mapping[str, Any]) -> list[Chart]:
     ]
 
 
-def _loading(record: Mapping[str, Any]) -> list[Chart]:
+def loading(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     rows = [
         ("clips", f"{record['clips']:,}"),
         ("bytes a clip, the slope of memory", f"{record['bytes_a_clip']:.2g}"),
@@ -43,7 +35,8 @@ def _loading(record: Mapping[str, Any]) -> list[Chart]:
     return [Table("Memory of a loader", ("what", ""), rows)]
 
 
-def _shard_kills(record: Mapping[str, Any]) -> list[Chart]:
+def shard_kills(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     states = ", ".join(f"{count} while {state}" for state, count in record["job_was_killed_while"].items())
     rows = []
     for kind, note in (("job", states), ("worker", "")):
@@ -53,7 +46,8 @@ def _shard_kills(record: Mapping[str, Any]) -> list[Chart]:
     return [Table("Sharding jobs and their workers killed at random moments", heads, rows)]
 
 
-def _rank_kills(record: Mapping[str, Any]) -> list[Chart]:
+def rank_kills(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     runs = record["runs"]
     facts = {"same_ids": "the same samples", "same_clips": "the same clips", "same_lineage": "the same lineage"}
     rows = [(f"runs with {name}", f"{sum(run[key] for run in runs)} of {len(runs)}") for key, name in facts.items()]

@@ -10,14 +10,8 @@ from bench.charts import Bars, Chart, Lines, Table
 Rows = Sequence[Mapping[str, Any]]
 
 
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result of one of the three shows."""
-    if "target" in record:
-        return _sync(record)
-    return _motion(record) if "sync" in record else _moments(record["rows"])
-
-
-def _sync(record: Mapping[str, Any]) -> list[Chart]:
+def sync(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     loss = record["target_loss"]
     found: list[Chart] = [_rates(record["rate"])]
     for networks, title, key in (
@@ -81,14 +75,17 @@ def _grid(rows: Rows, title: str, key: str) -> Table:
     return Table(title, ("", *networks), cells)
 
 
-def _moments(rows: Rows) -> list[Chart]:
+def moments(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
+    rows = record["rows"]
     values = {row["contender"]: row["train_loss"] for row in rows}
     spread = {row["contender"]: (min(row["train_losses"]), max(row["train_losses"])) for row in rows}
     note = "Loss on the training samples after the same number of samples, mean of the seeds."
     return [Bars("Adam's moments under K-step averaging: training loss", "", values, spread, note=note)]
 
 
-def _motion(record: Mapping[str, Any]) -> list[Chart]:
+def motion(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     runs = record.get("runs") or [record]
     sync = record["sync"]
     series: dict[str, list[tuple[float, float]]] = {}

@@ -12,18 +12,8 @@ from typing import Any
 from bench.charts import Bars, Chart, Lines, Table
 
 
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result of one of them shows."""
-    return {
-        "fastvid-bench-train/1": _train,
-        "fastvid-bench-elastic/1": _elastic,
-        "fastvid-bench-launch/1": _launch,
-        "fastvid-bench-motion/1": _motion,
-        "fastvid-bench-two-stream/1": _two_stream,
-    }[record["schema"]](record)
-
-
-def _train(record: Mapping[str, Any]) -> list[Chart]:
+def train(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     clocks = {"CPU time": record["ratio"]["cpu"], "wall": record["ratio"]["wall"]}
     return [
         Bars(
@@ -37,7 +27,8 @@ def _train(record: Mapping[str, Any]) -> list[Chart]:
     ]
 
 
-def _elastic(record: Mapping[str, Any]) -> list[Chart]:
+def elastic(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     rows = [
         (kind, str(one["count"]), *(_seconds(one.get(what)) for what in ("detection_s", "recovery_s")))
         for kind, one in record["accidents"].items()
@@ -54,7 +45,8 @@ def _seconds(found: Mapping[str, float] | None) -> str:
     return "-" if found is None else f"{found['median']:.1f} (worst {found['worst']:.1f})"
 
 
-def _launch(record: Mapping[str, Any]) -> list[Chart]:
+def launch(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     rows = [(event["at"], f"{event['seconds']:.1f}", str(event["nodes"])) for event in record["events"]]
     ends = "the samples of an undisturbed run" if record["lineage_exact"] else "OTHER SAMPLES than an undisturbed run"
     note = (
@@ -73,7 +65,8 @@ def _launch(record: Mapping[str, Any]) -> list[Chart]:
     ]
 
 
-def _motion(record: Mapping[str, Any]) -> list[Chart]:
+def motion(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     top1 = record["top1_percent"]
     return [
         Bars(
@@ -86,7 +79,8 @@ def _motion(record: Mapping[str, Any]) -> list[Chart]:
     ]
 
 
-def _two_stream(record: Mapping[str, Any]) -> list[Chart]:
+def two_stream(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows."""
     videos = record["videos"]
     note = (
         f"{videos['train']} videos to train on, {videos['test']} to test on. In xor the class is the exclusive or of"

@@ -78,15 +78,10 @@ def __getattr__(name: str) -> Any:
         # Both the package and the command as a function: the package is callable.
         return importlib.import_module("fastvid.shard")
     if name in _HOMES:
-        try:
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-        except ModuleNotFoundError as error:
-            from fastvid.errors import missing_extra
+        from fastvid.errors import naming_extras
 
-            known = missing_extra(error)
-            if known is None:
-                raise
-            raise known from error
+        with naming_extras():
+            value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastvid' has no attribute {name!r}")

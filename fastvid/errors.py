@@ -20,6 +20,9 @@ Errors of other libraries are translated in the one file that imports the librar
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class FastvidError(Exception):
     """Base of all errors raised by fastvid.
@@ -78,14 +81,22 @@ _EXTRAS = {
 }
 
 
-def missing_extra(error: ModuleNotFoundError) -> MissingDependency | None:
-    """The same error with the extra that brings the module; None when it is no module of an extra."""
-    module = (error.name or "").partition(".")[0]
-    if module not in _EXTRAS:
-        return None
-    return MissingDependency(
-        f"this needs {module}, which is not installed", hint=f"pip install 'fastvid-toolkit[{_EXTRAS[module]}]'"
-    )
+@contextlib.contextmanager
+def naming_extras() -> Iterator[None]:
+    """Says which extra brings a module that the block cannot import.
+
+    Raises:
+        MissingDependency: The module is one of an extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in _EXTRAS:
+            raise
+        raise MissingDependency(
+            f"this needs {module}, which is not installed", hint=f"pip install 'fastvid-toolkit[{_EXTRAS[module]}]'"
+        ) from error
 
 
 class StorageError(FastvidError, OSError):

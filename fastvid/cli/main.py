@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from fastvid.errors import FastvidError, UsageError, missing_extra
+from fastvid.errors import FastvidError, UsageError, naming_extras
 
 COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
@@ -61,17 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     name, (target, summary) = arguments[0], COMMANDS[arguments[0]]
     try:
-        module = importlib.import_module(target)
-        command = argparse.ArgumentParser(prog=f"fastvid {name}", description=module.__doc__ or summary)
-        command.formatter_class = argparse.RawDescriptionHelpFormatter
-        module.add_arguments(command)
-        return int(module.run(command.parse_args(arguments[1:])))
-    except ModuleNotFoundError as error:
-        known = missing_extra(error)
-        if known is None:
-            raise
-        print(f"fastvid {name}: {known}", file=sys.stderr)
-        return EXIT_ERROR
+        with naming_extras():
+            module = importlib.import_module(target)
+            command = argparse.ArgumentParser(prog=f"fastvid {name}", description=module.__doc__ or summary)
+            command.formatter_class = argparse.RawDescriptionHelpFormatter
+            module.add_arguments(command)
+            return int(module.run(command.parse_args(arguments[1:])))
     except FastvidError as error:
         print(f"fastvid {name}: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR

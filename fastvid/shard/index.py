@@ -262,15 +262,13 @@ def _check_sidecar(storage: Storage, stem: str) -> None:
     if not storage.exists(name):
         return
     try:
-        ours = "member_offset" in from_parquet(storage.read(name), file=name).column_names
-    except FormatError:
-        ours = False
-    if not ours:
+        from_parquet(storage.read(name), file=name, columns=["member_offset"])
+    except FormatError as error:
         raise UsageError(
             "a file of another tool has the name of a sidecar",
             file=name,
             hint="name another folder with --out; the tars are linked into it, not copied",
-        )
+        ) from error
 
 
 def _link(path: str, storage: LocalStorage, stem: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
 
-from tests.datasets import REPOSITORY, make_clip, pack
+from tests.examples import kit
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
@@ -20,18 +18,12 @@ STEPS = 5  # of an epoch
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("lightning_trainer", REPOSITORY / "examples" / "lightning_trainer.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return kit.load("lightning_trainer")
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lightning")
-    data = make_clip(folder / "clip.mp4", frames=20)
-    pack(folder / "set", [[(f"clip{n}", data, n % 2) for n in range(4 * STEPS + 2)]])
-    return str(folder / "set")
+    return kit.dataset(tmp_path_factory.mktemp("lightning"), 4 * STEPS + 2)
 
 
 def train(example, url, out, **limits):

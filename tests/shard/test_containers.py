@@ -46,12 +46,12 @@ def test_what_ffmpeg_writes_is_recognised_by_its_first_bytes(suffix, tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"#EXTM3U\n#EXTINF:1,\nfile:///secret.mp4\n", Reason.PLAYLIST),
+        (b"#EXTM3U\n#EXTINF:1,\nfile:secret.mp4\n", Reason.PLAYLIST),
         (b"ffconcat version 1.0\nfile secret.mp4\n", Reason.PLAYLIST),
         (b"file 'secret.mp4'\n", Reason.PLAYLIST),
         (b"\xef\xbb\xbf  #EXTM3U\n", Reason.PLAYLIST),
         (b'<?xml version="1.0"?>\n<MPD xmlns="urn:mpeg:dash:schema:mpd:2011">', Reason.PLAYLIST),
-        (b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///secret.mp4"/></svg>', Reason.PLAYLIST),
+        (b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:secret.mp4"/></svg>', Reason.PLAYLIST),
         (b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\n", Reason.PLAYLIST),
         (b"[playlist]\nFile1=http://127.0.0.1/x\n", Reason.PLAYLIST),
         (b"", Reason.EMPTY),

@@ -1,0 +1,26 @@
+"""What the tests of the examples share."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from tests.datasets import REPOSITORY, make_clip, pack
+
+
+def load(name: str) -> ModuleType:
+    """An example as a module; it is in no package."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def dataset(folder: Path, samples: int) -> str:
+    """One shard of samples that all show the same clip of 20 frames; gives where it lies."""
+    data = make_clip(folder / "clip.mp4", frames=20)
+    pack(folder / "set", [[(f"clip{n}", data, n % 2) for n in range(samples)]])
+    return str(folder / "set")
