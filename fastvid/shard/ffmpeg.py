@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -18,6 +19,17 @@ VARIABLE: Final = "FASTVID_FFMPEG"
 # -fps_mode and the stream statistics that verification reads came with 5.1.
 _OLDEST: Final = (5, 1)
 _SECONDS: Final = 60
+# What is asked of a program. Only a stream tells the version of x264, which writes it into its first packet.
+_QUESTIONS: Final = {
+    "version": ["-version"],
+    "encoders": ["-encoders"],
+    "filters": ["-filters"],
+    "stream": [
+        *("-nostdin", "-hide_banner", "-loglevel", "error"),
+        *("-f", "lavfi", "-i", "color=size=64x64:duration=1:rate=1", "-frames:v", "1"),
+        *("-codec:v", "libx264", "-f", "h264", "-"),
+    ],
+}
 _HINT: Final = f"install ffmpeg, or `pip install imageio-ffmpeg`, or name a program in {VARIABLE}"
 
 
@@ -91,45 +103,44 @@ def _locate() -> tuple[str, str]:
 
 @lru_cache(maxsize=8)
 def _inspect(path: str, found: str) -> FfmpegBuild:
-    banner = _ask(path, "-version")
-    matched = re.match(r"ffmpeg version (\S+)", banner)
-    if matched is None:
-        raise MissingDependency(f"{path} does not answer as ffmpeg does: {banner[:80]!r}", hint=_HINT)
-    version = matched[1]
-    number = re.match(r"n?(\d+)\.(\d+)", version)
-    # Builds from a snapshot have no number; they are newer than any release that is too old.
-    if number is not None and (int(number[1]), int(number[2])) < _OLDEST:
-        raise MissingDependency(f"ffmpeg {version} is older than {_OLDEST[0]}.{_OLDEST[1]}", file=path, hint=_HINT)
+    # Each answer takes a tenth of a second, most of it the program's start: they are asked for at the same time.
+    with ThreadPoolExecutor(len(_QUESTIONS), thread_name_prefix="ffmpeg") as asking:
+        answers = {name: asking.submit(_run, path, arguments) for name, arguments in _QUESTIONS.items()}
+        banner = _text(answers["version"])
+        matched = re.match(r"ffmpeg version (\S+)", banner)
+        if matched is None:
+            raise MissingDependency(f"{path} does not answer as ffmpeg does: {banner[:80]!r}", hint=_HINT)
+        version = matched[1]
+        number = re.match(r"n?(\d+)\.(\d+)", version)
+        # Builds from a snapshot have no number; they are newer than any release that is too old.
+        if number is not None and (int(number[1]), int(number[2])) < _OLDEST:
+            raise MissingDependency(f"ffmpeg {version} is older than {_OLDEST[0]}.{_OLDEST[1]}", file=path, hint=_HINT)
+        listed, filters = _text(answers["encoders"]), _text(answers["filters"])
+        encoders = tuple(name for name in ("libvpx-vp9", "libx264", "libx265", "mjpeg") if f" {name} " in listed)
+        x264 = _x264_version(answers["stream"].result()) if "libx264" in encoders else ""
     configure = re.search(r"^configuration:(.*)$", banner, re.MULTILINE)
     # Loaded version, not the one it was compiled against.
     lines = re.findall(r"^(lib\w+)\s.*/\s*([\d. ]+?)\s*$", banner, re.MULTILINE)
     libraries = {name: loaded.replace(" ", "") for name, loaded in lines}
-    listed = _ask(path, "-encoders")
-    encoders = tuple(name for name in ("libvpx-vp9", "libx264", "libx265", "mjpeg") if f" {name} " in listed)
-    filters = _ask(path, "-filters")
     return FfmpegBuild(
         path=path,
         found=found,
         version=version,
         libraries=libraries,
-        x264=_x264_version(path) if "libx264" in encoders else "",
+        x264=x264,
         configuration=hashlib.sha256((configure[1] if configure else "").strip().encode()).hexdigest(),
         encoders=encoders,
         zscale=" zscale " in filters and " tonemap " in filters,
     )
 
 
-def _x264_version(path: str) -> str:
-    # Only the stream tells: x264 writes its version into the first packet.
-    source = ["-f", "lavfi", "-i", "color=size=64x64:duration=1:rate=1"]
-    quiet = ["-nostdin", "-hide_banner", "-loglevel", "error"]
-    stream = _run(path, [*quiet, *source, "-frames:v", "1", "-codec:v", "libx264", "-f", "h264", "-"])
+def _x264_version(stream: bytes) -> str:
     matched = re.search(rb"x264 - (core [ -~]+?) - H\.264", stream)
     return matched[1].decode("ascii") if matched else "unknown"
 
 
-def _ask(path: str, question: str) -> str:
-    return _run(path, [question]).decode("utf-8", "replace")
+def _text(answer: Future[bytes]) -> str:
+    return answer.result().decode("utf-8", "replace")
 
 
 def _run(path: str, arguments: list[str]) -> bytes:

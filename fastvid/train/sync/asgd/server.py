@@ -30,16 +30,18 @@ class ClientRecord:
     """What a server knows of a client.
 
     Attributes:
-        clock: Pushes and exchanges; a client that joins late starts with the slowest one's.
+        clock: Pushes and exchanges; a client that joins late or had nothing to do starts with the slowest one's.
         pushes: Of its own.
         steps: Gradients in them.
         here: Whether it takes part now.
+        idle: Whether it waits for samples. It holds nobody back then: others may have to push before there are any.
     """
 
     clock: int = 0
     pushes: int = 0
     steps: int = 0
     here: bool = True
+    idle: bool = False
 
 
 class Server:
@@ -224,9 +226,9 @@ class Server:
 
             self._wait(link, admitted)
         with self._changed:
-            slowest = min((record.clock for record in self.clients.values() if record.here), default=0)
-            self.clients[number] = ClientRecord(clock=slowest)
-        self._say(link, Kind.DONE, client=number, fresh=int(fresh), clock=slowest)
+            self.clients[number] = record = ClientRecord()
+            record.clock = self._slowest(record)
+        self._say(link, Kind.DONE, client=number, fresh=int(fresh), clock=record.clock)
 
     def _commit(self, link: Link, number: int, asked: Header, buffer: Tensor) -> None:
         exchanges = asked.kind is Kind.EXCHANGE
@@ -243,12 +245,12 @@ class Server:
                 self.staleness[commit.staleness] += 1
             record = self.clients[number]
             record.clock, record.pushes, record.steps = record.clock + 1, record.pushes + 1, record.steps + asked.steps
-            self.largest_lead = max(self.largest_lead, record.clock - self._slowest())
+            self.largest_lead = max(self.largest_lead, record.clock - self._slowest(record))
             if self.leases is not None and asked.lease >= 0:
                 self.leases.acknowledge(number, asked.lease, asked.start, asked.digest)
             self._changed.notify_all()
         if self._head:
-            self._wait(link, lambda: self.policy.may_go_on(record.clock, self._slowest()))
+            self._wait(link, lambda: self.policy.may_go_on(record.clock, self._slowest(record)))
         answer = Header(
             Kind.DONE,
             version=commit.version,
@@ -258,19 +260,26 @@ class Server:
         )
         link.send(answer, buffer if exchanges else None)
 
-    def _slowest(self) -> int:
-        return min(record.clock for record in self.clients.values() if record.here)
+    def _slowest(self, client: ClientRecord) -> int:
+        """The least clock of the others that are at work; the client's own where it is alone."""
+        working = [one.clock for one in self.clients.values() if one is not client and one.here and not one.idle]
+        return min(working, default=client.clock)
 
     def _lend(self, link: Link, number: int) -> None:
         leases = self.leases
         if leases is None:
             self._say(link, Kind.REFUSED)
             return
-        lease = None
+        lease, record = None, self.clients[number]
 
         def lent() -> bool:
             nonlocal lease
             lease = leases.take(number)
+            if lease is None:
+                record.idle = True
+                self._changed.notify_all()
+            elif record.idle:
+                record.idle, record.clock = False, max(record.clock, self._slowest(record))
             return lease is not None or leases.over
 
         # All may be lent and none be over: then some may come back.
