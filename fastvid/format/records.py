@@ -1,0 +1,39 @@
+"""Single records of the sidecar as Python's numbers, in a tenth of the time that numpy takes, which makes arrays."""
+
+from __future__ import annotations
+
+import struct
+from collections import namedtuple
+from typing import Any, Final
+
+import numpy as np
+
+_CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f"}
+
+
+class Records:
+    """Reads records of a packed little-endian dtype.
+
+    Args:
+        dtype: Of fields without padding between them.
+        name: Of the tuples that are given.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], name: str) -> None:
+        fields = dtype.names or ()
+        codes = [_code(dtype[field]) for field in fields]
+        self._struct = struct.Struct("<" + "".join(codes))
+        assert self._struct.size == dtype.itemsize
+        # Names come from the dtype, so that a field is defined once.
+        made: Any = namedtuple(name, fields)  # type: ignore[misc]
+        self._make = made._make
+
+    def read(self, data: memoryview, offset: int) -> Any:
+        """The record that begins at a byte, as a named tuple."""
+        return self._make(self._struct.unpack_from(data, offset))
+
+
+def _code(field: np.dtype[Any]) -> str:
+    if field.kind == "S":
+        return f"{field.itemsize}s"
+    return _CODES[field.str[1:]]
