@@ -8,13 +8,11 @@ what it hands to a device; it is not the same product, and says so.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from bench import practice
-from bench.charts import Bars, Chart
 from bench.contest import Rivals, at_their_best, entry
 from bench.corpus import SAMPLINGS, shard
 from bench.decoders import KNOBS
@@ -154,29 +152,3 @@ def table(row: dict[str, Any]) -> str:
             lines.append(f"      fastvid, {ours:20} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x")
     lines += [f"  {name} does not run here: {why}" for name, why in row["refused"].items()]
     return "\n".join(lines)
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows: see `bench.report`."""
-    found: list[Chart] = []
-    for row in record["rows"]:
-        names = {}
-        for one in row["contenders"]:
-            own = one["name"] == "fastvid"
-            product = f", {one['settings']['product']} from {one['settings']['source']}" if own else ""
-            names[one["name"] + product] = one
-        rivals = [name for name, one in names.items() if "fastvid_is_faster_by" in one]
-        packets = row["packets_a_clip"]
-        found.append(
-            Bars(
-                f"Decoding {row['dataset']}, {row['sampling']}",
-                "clips/s",
-                {name: one["rate"] for name, one in names.items()},
-                {name: (one["rate_min"], one["rate_max"]) for name, one in names.items()},
-                rivals,
-                f"{row['clips']} clips, {row['megabytes']} MB; the plan feeds {packets['planned']:.1f} of"
-                f" {packets['from_keys']:.1f} packets a clip. Planes are what a device takes; the others deliver RGB"
-                f" crops. Best settings found: {'; '.join(names[name]['label'] for name in rivals)}.",
-            )
-        )
-    return found + practice.charts([*record.get("today", ()), *record.get("sliced", ())])

@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many sequences, and how long."""
     parser.add_argument("--sequences", type=int, default=20, metavar="N", help="(default %(default)s)")
     parser.add_argument("--accidents", type=int, default=4, metavar="N", help="of a sequence (default %(default)s)")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="sequences side by side (%(default)s)")
     parser.add_argument("--epochs", type=int, default=40, help="of a run, 4 steps each (default %(default)s)")
     parser.add_argument("--pause", type=float, default=0.2, metavar="S", help="of a step (default %(default)s)")
     parser.add_argument("--patience", type=float, default=240, metavar="S", help="for one recovery (%(default)s)")
@@ -54,13 +56,18 @@ def run(args: argparse.Namespace) -> int:
         shards = elastic_job.make_dataset(here)
         truth = elastic_job.train_alone(shards, here / "undisturbed", epochs=args.epochs)
         sequences = []
-        for number in range(args.sequences):
-            found = _sequence(here / f"s{number}", shards, truth, args, args.seed + number)
-            log.info("sequence %d: %s", number, json.dumps(found))
-            sequences.append(found)
-            record = summary(sequences)
-            if args.json is not None:
-                harness.write_json(args.json, {**record, "machine": harness.machine_facts()})
+        with ThreadPoolExecutor(args.at_once) as pool:
+            running = [
+                pool.submit(_sequence, here / f"s{number}", shards, truth, args, args.seed + number)
+                for number in range(args.sequences)
+            ]
+            for number, sequence in enumerate(running):
+                found = sequence.result()
+                log.info("sequence %d: %s", number, json.dumps(found))
+                sequences.append(found)
+                record = summary(sequences) | {"at_once": args.at_once}
+                if args.json is not None:
+                    harness.write_json(args.json, {**record, "machine": harness.machine_facts()})
     print(json.dumps({name: value for name, value in record.items() if name != "sequences"}, indent=1))
     return 0 if record["passed"] == len(sequences) else 1
 

@@ -76,10 +76,10 @@ PLANS: Final = {
     "kavg": Plan("motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "sync_options.local_after=4")),
     # Half the rate, which is the best of 0.01, 0.015, 0.02 and 0.03.
     "kavg_at_once": Plan("motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "optim.base_lr=0.015"), must=False),
-    # A warm start, then gradients two updates old; less momentum, because asynchrony acts like some.
+    # A warm start, then gradients about three updates old; less momentum, because asynchrony acts like some.
     "asgd": Plan(
-        "motion_tsm", 3,
-        ("sync=asgd", "sync_options.warm_up=200", "sync_options.lease_batches=4", "optim.momentum=0.85",
+        "motion_tsm", 4,
+        ("sync=asgd", "sync_options.warm_up=290", "sync_options.lease_batches=4", "optim.momentum=0.85",
          "data.num_threads=1"),
     ),
     "relay": Plan("motion_sweep", 2),

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.charts import Bars, Chart
 from bench.contest import at_their_best, entry
 from bench.corpus import shard
+from bench.decode_charts import best_rival, title
 from bench.encodings import DEFAULT, videos
 from fastvid.measure.clips import Corpus
 from fastvid.measure.planned import fastvid
@@ -111,17 +111,6 @@ def _behind(rivals: Sequence[Contender], timings: Sequence[Timing], ours: Mappin
     ]
 
 
-def best_rival(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The fastest of a row that is not fastvid's."""
-    rivals = [one for one in row["contenders"] if "fastvid_is_faster_by" in one]
-    return max(rivals, key=lambda one: float(one["rate"]), default=None)
-
-
-def title(row: Mapping[str, Any]) -> str:
-    """A row's name."""
-    return ", ".join([row["question"], *([row["encoding"]] if "encoding" in row else []), row["sampling"]])
-
-
 def table(row: Mapping[str, Any]) -> str:
     """A row's numbers for people."""
     sizes = ", ".join(f"{name} {size}" for name, size in row["megabytes"].items())
@@ -137,33 +126,3 @@ def table(row: Mapping[str, Any]) -> str:
         ]
     lines += [f"  {name} does not run here: {why}" for name, why in row.get("refused", {}).items()]
     return "\n".join(lines)
-
-
-def charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """What rows of this module show: see `bench.report`."""
-    found: list[Chart] = []
-    for row in rows:
-        best = best_rival(row)
-        if best is None:
-            continue
-        names = {_short(one): one for one in row["contenders"]}
-        times = "; ".join(f"{ours} {ratios['wall']:.1f}x" for ours, ratios in best["fastvid_is_faster_by"].items())
-        found.append(
-            Bars(
-                title(row)[:1].upper() + title(row)[1:],
-                "clips/s",
-                {name: one["rate"] for name, one in names.items()},
-                {name: (one["rate_min"], one["rate_max"]) for name, one in names.items()},
-                [name for name, one in names.items() if "fastvid_is_faster_by" in one],
-                f"{row['clips']} clips. Against {_short(best)}, the best of those that are not fastvid: {times}.",
-            )
-        )
-    return found
-
-
-def _short(one: Mapping[str, Any]) -> str:
-    """A contender's name, with what tells it apart in its row."""
-    settings = one["settings"]
-    if one["name"] == "fastvid":
-        return f"fastvid, {settings['product']} of {settings['encoding']}"
-    return f"{one['name']} on {settings['encoding']}" if "encoding" in settings else str(one["name"])

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.charts import Bars, Chart, Lines, Table
+from bench.decode_charts import best_rival
 from bench.harness import RESULTS
 from fastvid.errors import UsageError
 
 # Schema of a result to the function that draws it. A result of no known schema is shown as a table.
 READERS: Final = {
     "fastvid-bench-cold/1": "bench.load_charts:cold",
-    "fastvid-bench-decode/1": "bench.decode:charts",
+    "fastvid-bench-decode/1": "bench.decode_charts:charts",
     "fastvid-bench-elastic/1": "bench.train_charts:elastic",
     "fastvid-bench-gpu/1": "bench.gpu_charts:charts",
     "fastvid-bench-launch/1": "bench.train_charts:launch",
@@ -244,10 +245,9 @@ def readme_table(record: Mapping[str, Any]) -> str:
 
 def _today(row: Mapping[str, Any]) -> list[str]:
     """fastvid on its profiles against the best rival on x264's defaults, as rows of the same table."""
-    from bench import practice
     from bench.encodings import DEFAULT
 
-    best = practice.best_rival(row)
+    best = best_rival(row)
     if best is None:
         return []
     rates = {
