@@ -36,6 +36,7 @@ td, th { text-align: left; padding: 5px 12px 5px 0; }
 th { color: #68707c; font-weight: 500; border-bottom: 1px solid #e3e6eb; }
 td { border-bottom: 1px solid #f0f2f5; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td:first-child, td.n { white-space: nowrap; }
 svg { max-width: 100%; height: auto; display: block; }
 .clip {
   display: grid; grid-template-columns: 1fr 240px; gap: 18px; align-items: center; padding: 9px 0;

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -183,3 +184,24 @@ def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
     assert checkpoints.note(48, 60.0)
     checkpoints.save({"samples": 56}, 56)
     assert [int(name.split("-")[1]) for name in checkpoints.names()] == [48, 56]
+
+
+def test_an_object_store_keeps_the_newest_and_the_best_and_passes_over_damage(
+    s3: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(f"s3://{s3.bucket()}/some run/checkpoints", keep=2)
+    assert checkpoints.newest() is None
+    for count in (8, 16, 24, 32):
+        checkpoints.begin({**STATE, "samples": count}, count)
+        checkpoints.wait()
+        if count == 8:
+            assert checkpoints.note(8, 61.5)
+    checkpoints.sweep()
+    assert [int(name.split("-")[1]) for name in checkpoints.names()] == [8, 24, 32]
+    assert newest(checkpoints) == 32
+    last = checkpoints.names()[-1]
+    data = bytearray(checkpoints.storage.read(last))
+    data[len(data) // 2] ^= 1
+    checkpoints.storage.write(last, bytes(data))
+    assert newest(checkpoints) == 24
+    assert last in caplog.text

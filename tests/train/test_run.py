@@ -219,6 +219,20 @@ def test_sigterm_ends_a_run_with_a_checkpoint_and_it_goes_on(folder: Path) -> No
     assert newest(out)["replica"]["samples"] == epochs * TRAIN
 
 
+def test_another_machine_goes_on_from_checkpoints_in_an_object_store(folder: Path, s3: Any) -> None:
+    store = f"s3://{s3.bucket()}/run"
+    for number, epochs in enumerate((1, 2)):
+        out = folder / f"machine-{number}"
+        changes = [f"run.out={out}", f"run.checkpoints={store}", f"run.epochs={epochs}", "optim.warmup_epochs=0"]
+        assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
+        assert not (out / "checkpoints").exists()
+    rows = metrics.read(out / "metrics.jsonl")
+    assert [row["samples"] for row in rows if row["kind"] == "start"] == [TRAIN]
+    found = Checkpoints(store).newest()
+    assert found is not None
+    assert decode(found.data, found.name)["replica"]["samples"] == 2 * TRAIN
+
+
 def test_another_column_can_be_the_label(folder: Path) -> None:
     changes = [f"run.out={folder / 'picture'}", "data.label=picture", "model.num_classes=4", "run.epochs=1"]
     changes += ["model.channels_last=true", "run.amp=bf16", "run.micro_batch_size=3"]
