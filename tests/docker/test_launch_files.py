@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -295,6 +296,7 @@ def linter(name: str) -> str:
             ["kubernetes-validate", "--strict", str(DOCKER / "kubernetes" / name)]
             for name in ("storage.yaml", "shard-job.yaml", "merge-job.yaml")
         ),
+        ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(DOCKER / "compose.yaml")],
     ],
     ids=lambda command: f"{command[0]}-{Path(command[-1]).stem}",
 )
@@ -315,6 +317,45 @@ def test_pods_inside_custom_resources_are_pods():
         broken = {**pod, "template": {**template, "spec": {**template["spec"], "container": []}}}
         with pytest.raises(validator.ValidationError):
             validator.validate(broken, "1.31", strict=True)
+
+
+def unknown_fields(value: Any, kind: str, models: Any, where: str = "") -> list[str]:
+    """Fields of an object that its type does not have; types that `models` does not define have any."""
+    container = re.fullmatch(r"(?:dict\(str, |list\[)(\w+)[)\]]", kind)
+    if container is not None:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [
+            field for name, item in items for field in unknown_fields(item, container[1], models, f"{where}.{name}")
+        ]
+    model = getattr(models, kind, None)
+    if model is None:
+        return []
+    fields = {name: model.openapi_types[attribute] for attribute, name in model.attribute_map.items()}
+    found = [f"{where}.{name}" for name in value if name not in fields]
+    for name in value.keys() & fields.keys():
+        found += unknown_fields(value[name], fields[name], models, f"{where}.{name}")
+    return found
+
+
+def test_a_pytorchjob_has_the_fields_of_kubeflows_type():
+    models = pytest.importorskip("kubeflow.training.models", reason="kubeflow-training is one of the extra dev")
+    (job,) = documents("train-pytorchjob.yaml")
+    assert unknown_fields(job, "KubeflowOrgV1PyTorchJob", models) == []
+    job["spec"]["elasticPolicy"]["maxNodes"] = 2
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["size"] = 2
+    assert sorted(unknown_fields(job, "KubeflowOrgV1PyTorchJob", models)) == [
+        ".spec.elasticPolicy.maxNodes",
+        ".spec.pytorchReplicaSpecs.Worker.size",
+    ]
+
+
+def test_a_trainjob_has_the_fields_of_kubeflows_type():
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is one of the extra dev")
+    (job,) = documents("train-trainjob.yaml")
+    # The type drops what it does not know.
+    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
+    job["spec"]["trainer"]["nodes"] = 2
+    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() != job
 
 
 @pytest.mark.soak
