@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bench import decode
+from bench.contest import Rivals
 from bench.harness import RESULTS, machine_facts, write_json
 from fastvid.measure.clips import Corpus
 from fastvid.shard.job import run_job
@@ -39,7 +40,7 @@ def test_predicted_ratios_hold_on_videos_that_were_not_seen(footage, tmp_path):
         run_job([str(path) for path in unseen], str(out), profile=name, workers=1)
         # Videos that are smaller than the bench's crop come enlarged from all profiles but copy.
         if name in ENCODING:
-            row = decode.compare(Corpus(str(out), "tsn8"), [], 1, 7, 1)
+            row = decode.compare(Corpus(str(out), "tsn8"), Rivals(), 1, 7)
             (entry,) = [
                 one for one in row["contenders"] if one["settings"] == {"product": "planes", "source": "memory"}
             ]
