@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-_SIZE: Final = (11.0, 7.5)  # inches
+_SIZE: Final = (12.5, 7.5)  # inches
 _DPI: Final = 90
 
 
@@ -68,7 +68,8 @@ def _bars(axes: Any, rows: list[dict[str, Any]], groups: list[str], group_of: st
         # A bar of no height, so that one that is nowhere has its place in the legend too.
         axes.bar([*places, 0], [*heights, 0], width, label=name, color=f"C{number}")
     axes.set_xticks(range(len(groups)), groups)
-    axes.legend(fontsize=7)
+    # Beside the bars, which may reach any height.
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
 
 
 def _target(axes: Any, rows: list[dict[str, Any]]) -> None:
