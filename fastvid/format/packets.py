@@ -24,12 +24,15 @@ from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, PacketFlag, Range
 
 IntArray = npt.NDArray[np.int64]
 
-# Flags as bytes: those of key packets, and those of packets that show a frame.
+# Flags as bytes: those of key packets, and those of packets that show a frame; and tables by which flags become 1 where
+# a packet is a key, and where others may refer to it.
 _KEYS: Final = bytes(flags for flags in range(256) if flags & PacketFlag.KEY)
 _SHOWN: Final = bytes(flags for flags in range(256) if not flags & PacketFlag.HIDDEN)
+_IS_KEY: Final = bytes(bool(flags & PacketFlag.KEY) for flags in range(256))
+_IS_REFERRED_TO: Final = bytes(not flags & PacketFlag.DROPPABLE for flags in range(256))
 # How the column of frame indices begins in streams that show their packets in decode order.
 _IN_ORDER: Final = np.arange(2**15, dtype="<i4").tobytes()
-_KEY, _DROPPABLE, _HIDDEN = (np.uint8(flag) for flag in (PacketFlag.KEY, PacketFlag.DROPPABLE, PacketFlag.HIDDEN))
+_HIDDEN: Final = np.uint8(PacketFlag.HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class PacketTable:
         FormatError: The first packet is no key packet, or the shown frames are not 0..N-1, each once.
     """
 
-    __slots__ = ("_alone", "_flags", "_packet_of", "num_frames", "records", "whole")
+    __slots__ = ("_alone", "_kinds", "_packet_of", "num_frames", "records", "whole")
 
     def __init__(self, records: npt.NDArray[np.void], *, whole: bool = False) -> None:
         if records.dtype != PACKET_DTYPE or records.ndim != 1:
@@ -100,7 +103,7 @@ class PacketTable:
             raise FormatError("the first packet of a stream must be a key packet")
         self.records = records
         self.whole = whole
-        self._flags = flags
+        self._kinds = kinds
         # Every packet decodes alone, as in all-intra streams: there is nothing to plan.
         self._alone = not kinds.translate(None, _KEYS)
         if _IN_ORDER.startswith(records["frame"].tobytes()) and not kinds.translate(None, _SHOWN):
@@ -133,29 +136,29 @@ class PacketTable:
             outside = unique[0] if unique[0] < 0 else unique[-1]
             raise UsageError(f"frame {outside} is outside the stream", num_frames=self.num_frames)
         wanted = np.array(unique, dtype=np.int64)
-        targets = wanted if self._packet_of is None else self._packet_of[wanted]
+        targets = unique if self._packet_of is None else self._packet_of[wanted].tolist()
         if self._alone and not self.whole:
-            return Plan(np.sort(targets), wanted, len(targets))
+            return Plan(np.array(sorted(targets), dtype=np.int64), wanted, len(targets))
         spans = self._spans(targets)
         from_keys = sum(stop + 1 - start for start, stop in spans)
         if self.whole:
-            return Plan(np.arange(int(targets.max()) + 1, dtype=np.int64), wanted, from_keys)
-        reference = (self._flags & _DROPPABLE) == 0
-        feed = np.zeros(len(reference), dtype=bool)
+            return Plan(np.arange(max(targets) + 1, dtype=np.int64), wanted, from_keys)
+        feed, referred_to = bytearray(len(self._kinds)), self._kinds.translate(_IS_REFERRED_TO)
         for start, stop in spans:
-            feed[start:stop] = reference[start:stop]
-        feed[targets] = True
-        return Plan(np.flatnonzero(feed), wanted, from_keys)
+            feed[start:stop] = referred_to[start:stop]
+        for target in targets:
+            feed[target] = 1
+        return Plan(np.frombuffer(feed, dtype=np.bool_).nonzero()[0], wanted, from_keys)
 
-    def _spans(self, targets: IntArray) -> list[tuple[int, int]]:
+    def _spans(self, targets: list[int]) -> list[tuple[int, int]]:
         """For each GOP with a target its key packet and its last target, ascending."""
-        keys = np.flatnonzero(self._flags & _KEY)
+        keys = self._kinds.translate(_IS_KEY)
         last: dict[int, int] = {}
-        gops = keys.searchsorted(targets, side="right").tolist()
-        for gop, target in zip(gops, targets.tolist(), strict=True):
-            if target > last.get(gop, -1):
-                last[gop] = target
-        return [(int(keys[gop - 1]), last[gop]) for gop in sorted(last)]
+        for target in targets:
+            key = keys.rfind(1, 0, target + 1)
+            if target > last.get(key, -1):
+                last[key] = target
+        return sorted(last.items())
 
 
 def _packet_of(frames: IntArray, flags: npt.NDArray[np.uint8], kinds: bytes) -> IntArray:
