@@ -1,0 +1,48 @@
+"""I3D on the demo's motion dataset: sixteen frames in a row, because the net halves time three times.
+
+    fastvid shard runs/demo/videos --out runs/demo/shards \\
+        --annotations csv:runs/demo/videos/annotations.csv --profile compact --short-side 96
+    torchrun --nproc-per-node 2 -m fastvid.train motion_i3d
+
+The videos, and shards too, are those of ``fastvid demo``. Aims at 95 % of the held-out videos; 97.7 % were seen on two
+cores.
+"""
+
+from fastvid.load.augment import CenterCrop, RandomCrop
+from fastvid.load.sampling import Dense
+from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+
+
+def recipe() -> Config:
+    """The recipe; the shards are those of ``motion_tsm``."""
+    return Config(
+        shard=ShardConfig(
+            sources=("runs/demo/videos",),
+            annotations=("csv:runs/demo/videos/annotations.csv",),
+            profile="compact",
+            options={"short-side": "96"},
+        ),
+        data=DataConfig(
+            path="runs/demo/shards",
+            split="train",
+            eval_split="test",
+            # A clip begins anywhere in the video: a net with kernels in time learns fixed places by heart.
+            frames=Dense(16, 1),
+            eval_frames=Dense(16, 1, jitter=False),
+            # No flip: it would turn left into right.
+            spatial=(RandomCrop(64),),
+            eval_spatial=(CenterCrop(64),),
+            global_batch_size=16,
+        ),
+        model=ModelConfig(name="i3d-r18", options={"width": 16, "dropout": 0.5}),
+        optim=OptimConfig(
+            base_lr=0.03,
+            base_batch_size=16,
+            nesterov=True,
+            weight_decay=5e-4,
+            warmup_epochs=3,
+            decay="cosine",
+            clip_norm=20.0,
+        ),
+        run=RunConfig(out="runs/demo/i3d", epochs=30, log_every_steps=12, eval_every_epochs=2),
+    )
