@@ -45,11 +45,15 @@ class LocalEngine:
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """See `fastvid.shard.engines.Engine`."""
         waiting = iter(tasks)
+        outcomes: list[Outcome] = []
         with selectors.DefaultSelector() as selector:
             for worker in self._pool:
                 selector.register(worker.child.output, selectors.EVENT_READ, worker)
             while True:
+                # Before the outcomes are given away: while the job writes them down, the workers go on.
                 self._assign(waiting, selector)
+                yield from outcomes
+                outcomes.clear()
                 busy = [worker for worker in self._pool if worker.task is not None]
                 if not busy:
                     return
@@ -57,11 +61,11 @@ class LocalEngine:
                 for key, _ in selector.select(pause):
                     outcome = self._hear(key.data, selector)
                     if outcome is not None:
-                        yield outcome
+                        outcomes.append(outcome)
                 for worker in [worker for worker in self._pool if worker.overdue]:
                     outcome = self._lost(worker, selector, stuck=True)
                     if outcome is not None:
-                        yield outcome
+                        outcomes.append(outcome)
 
     def close(self) -> None:
         """See `fastvid.shard.engines.Engine`."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Final
 
@@ -121,12 +122,15 @@ def _resampled(kind: str, rate: Fraction, frames: int, shown: int) -> Timing:
     return Timing(kind, rate / divisor, None, ceil(frames / divisor), shown)
 
 
-def _standard_near(rate: Fraction) -> list[Fraction]:
+# Rates of a collection are few, and arithmetic of fractions with all standards takes as long as a small file's probing.
+@lru_cache(maxsize=1024)
+def _standard_near(rate: Fraction) -> tuple[Fraction, ...]:
     """Standard rates that a short video with a coarse clock may mean, nearest first."""
     near = [standard for standard in STANDARD if abs(standard - rate) <= rate * _NEAR]
-    return sorted(near, key=lambda standard: abs(standard - rate))
+    return tuple(sorted(near, key=lambda standard: abs(standard - rate)))
 
 
+@lru_cache(maxsize=1024)
 def _snap(rate: Fraction) -> Fraction:
     if rate in STANDARD:
         return rate
