@@ -217,12 +217,13 @@ def spdl_loader(work: Work, *, prefetch: int = 2) -> Batches:
 
     def clip(file: str) -> Tensor:
         packets = spdl.io.demux_video(file)
-        wanted = _choose(len(packets))
+        # It refuses a frame that is wanted twice, and drops the clip.
+        wanted, places = np.unique(_choose(len(packets)), return_inverse=True)
         # It decodes each GOP that is needed up to the frame that is wanted, as its documentation recommends.
-        frames = spdl.io.sample_decode_video(packets, wanted, filter_desc="format=pix_fmts=rgb24")
+        frames = spdl.io.sample_decode_video(packets, wanted.tolist(), filter_desc="format=pix_fmts=rgb24")
         array = torch.from_numpy(spdl.io.to_numpy(spdl.io.convert_frames(frames)))
         y, x = _corner(array.shape[1], array.shape[2])
-        return array[:, y : y + CROP, x : x + CROP].permute(3, 0, 1, 2).contiguous()
+        return array[torch.from_numpy(places), y : y + CROP, x : x + CROP].permute(3, 0, 1, 2).contiguous()
 
     pipeline = (
         PipelineBuilder()
