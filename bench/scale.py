@@ -119,12 +119,12 @@ def _launched(size: int, mbit: float | None) -> Iterator[Any]:
         ]  # fmt: skip
 
         def launch(words: Sequence[str]) -> None:
-            _wait(
-                [
-                    _start(hosts.command(number, [*node, "--local-addr", address, *words]), dict(hosts.environment))
-                    for number, address in enumerate(hosts.addresses)
-                ]
-            )
+            processes = []
+            for number, address in enumerate(hosts.addresses):
+                # torchrun knows its own machine by the name, which all hosts here have, not by the address.
+                own = ["--local-addr", address, "--rdzv-conf", f"is_host={int(not number)}"]
+                processes.append(_start(hosts.command(number, [*node, *own, *words]), dict(hosts.environment)))
+            _wait(processes)
 
         yield launch
 
