@@ -192,6 +192,8 @@ class _Rank:
         options = {"period": strategy.k} if strategy.name == "kavg" else {}
         agreed = sync.build(strategy.name, member, options)
         agreed.prepare(replica)
+        # As the trainer does it: a strategy sees the batches go by, and begins its rounds with them.
+        stepped = iter(next(agreed.rounds(replica, _Feed(batches), 1)).batches)
         stepper = Stepper(self.config.optim, self.config.run, member, agreed)
         rounds = -(-self.plan.steps // strategy.k)
         found = []
@@ -199,7 +201,7 @@ class _Rank:
         for number in range(-warmup, rounds):
             began = time.perf_counter()
             for _ in range(strategy.k):
-                batch = next(batches)
+                batch = next(stepped)
                 stepper.step(replica, batch)
                 replica.samples += batch.stop - batch.start
             self._finished()
@@ -228,6 +230,17 @@ class _Rank:
     def _finished(self) -> None:
         if self.member.device.type == "cuda":
             torch.cuda.synchronize(self.member.device)
+
+
+@dataclass
+class _Feed:
+    """Batches without end, as the one epoch of a loader."""
+
+    batches: Iterator[Batch]
+    epoch: int = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches
 
 
 def _forever(loader: assemble.Labelled) -> Iterator[Batch]:

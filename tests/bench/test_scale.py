@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -10,24 +11,34 @@ import sys
 import time
 
 import pytest
+import torch
 
 from bench import __main__ as command
-from bench import scale
+from bench import scale, scale_rank
 from bench.hosts import Hosts
 from fastvid.errors import UsageError
+from fastvid.load.world import World
+from fastvid.train import recipes
+from fastvid.train.elastic import Member
+from fastvid.train.sync.kavg import Kavg
 from tests.datasets import make_clip, pack
 from tests.train.test_run import RECIPE
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory):
+def recipe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scale")
     clip = make_clip(folder / "clip.mp4", frames=8, size="48x48")
     samples = [(f"clip{n:02d}", clip, n % 2) for n in range(16)]
     pack(folder / "shards", [samples], columns={"split": ["train"] * 16})
     recipe = folder / "recipe.py"
     recipe.write_text(RECIPE.format(data=str(folder / "shards"), out=str(folder / "run")))
-    out = folder / "scale.json"
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def record(recipe):
+    out = recipe.parent / "scale.json"
     words = [sys.executable, "-m", "bench", "scale", str(recipe), "run.seed=3", "--ranks", "1", "2", "--clips", "2"]
     words += ["--steps", "6", "--sync", "ddp", "kavg:2", "--json", str(out)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
@@ -53,6 +64,18 @@ def test_every_part_of_every_rank_is_there_and_the_parts_are_the_step(record):
     sent = [entry["bytes"] for entry in two["ranks"][0]["all_reduces"]]
     assert set(two["bucket_bytes"]) <= set(sent)
     assert sum(two["bucket_bytes"]) == 4 * two["parameters"]
+
+
+def test_replicas_agree_once_a_round(recipe, monkeypatch):
+    averages = []
+    average = Kavg._average
+    monkeypatch.setattr(Kavg, "_average", lambda self, replica: (averages.append(1), average(self, replica)))
+    member = Member(World(), torch.device("cpu"))
+    rank = scale_rank._Rank(recipes.load(str(recipe)), scale_rank.Plan(2, 8, 4), member)
+    batch = rank._first_batch()
+    assert len(rank._steps(member, scale_rank.Strategy("kavg", 4), itertools.repeat(batch))) == 2
+    # Of the warm-up's four steps, and of eight that are timed.
+    assert len(averages) == 3
 
 
 def test_the_scaling_model_is_told_the_parts_and_never_the_runs(record):
