@@ -44,6 +44,7 @@ SCHEMA: Final = "fastvid-bench-load/1"
 
 DECODER: Final = "decoder alone"
 
+_SHARD: Final = 4  # videos of a shard
 _WARM: Final = 4
 _OPERATIONS: Final = 400
 
@@ -73,7 +74,12 @@ def run(args: argparse.Namespace) -> int:
     if not folders:
         if args.footage is None:
             raise UsageError("nothing to load", hint="give --data DIR, or --footage FOLDER to shard videos first")
-        folders = [shard(args.footage, profile, args.cache) for profile in args.profiles]
+        # In shards enough for the workers of rivals that divide a dataset by its files.
+        small = ("--samples-per-shard", str(_SHARD))
+        folders = [
+            shard(args.footage, profile, args.cache, options=small, name=f"{profile}-by-{_SHARD}")
+            for profile in args.profiles
+        ]
     record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers, "rows": []}
     for folder in folders:
         corpus = Corpus(str(folder), "tsn8")
