@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -35,7 +36,6 @@ def machine_facts() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    commit = subprocess.run(["git", "-C", str(_HERE), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "cpu": _first("/proc/cpuinfo", "model name"),
         "cores": cores(),
@@ -43,10 +43,19 @@ def machine_facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "packages": versions,
-        "commit": commit.stdout.strip() or None,
+        "commit": _commit(),
         "load_average": round(os.getloadavg()[0], 2),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _commit() -> str | None:
+    """Of the checkout; None in an installation, which may lie inside somebody else's, and where there is no git."""
+    git = shutil.which("git")
+    if git is None or not _HERE.parent.joinpath(".git").exists():
+        return None
+    command = [git, "-C", str(_HERE), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 def _first(file: str, field_name: str) -> str | None:

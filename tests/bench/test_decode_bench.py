@@ -113,10 +113,13 @@ def test_ratios_are_taken_round_by_round():
     assert found == {"wall": 2.0, "wall_min": 2.0, "wall_max": 3.0, "cpu": 2.0}
 
 
-def test_facts_name_the_machine():
+def test_facts_name_the_machine(monkeypatch):
     facts = machine_facts()
     assert facts["cores"] >= 1
     assert facts["packages"]["av"]
+    # A machine need not have git.
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert machine_facts()["commit"] is None
 
 
 @pytest.mark.parametrize("name", KNOBS)
