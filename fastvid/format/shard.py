@@ -42,7 +42,7 @@ from fastvid.format.schema import (
     Range,
     StreamFlag,
 )
-from fastvid.format.tar import Member, TarDigest, read_members, to_json, wds2idx, write_tar
+from fastvid.format.tar import Member, TarDigest, read_members, sample_groups, to_json, wds2idx, write_tar
 from fastvid.storage import Storage
 from fastvid.storage.protocol import advise_sparse
 from fastvid.storage.transfer import copy_file
@@ -291,16 +291,6 @@ def _stream_info(
         flags=StreamFlag(flags),
         flow_bound=flow_bound,
     )
-
-
-def sample_groups(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
-    """Members by sample: neighbours with the same key belong together, as webdataset reads them."""
-    groups: list[tuple[str, list[Member]]] = []
-    for member in members:
-        if not groups or groups[-1][0] != member.key:
-            groups.append((member.key, []))
-        groups[-1][1].append(member)
-    return groups
 
 
 def index_sample(view: memoryview, key: str, members: Sequence[Member], streams: tuple[str, ...]) -> IndexedSample:

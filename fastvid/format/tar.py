@@ -111,6 +111,16 @@ def read_members(view: memoryview) -> Iterator[Member]:
     raise FormatError("the tar has no end mark")
 
 
+def sample_groups(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
+    """Members by sample: neighbours with the same key belong together, as webdataset reads them."""
+    groups: list[tuple[str, list[Member]]] = []
+    for member in members:
+        if not groups or groups[-1][0] != member.key:
+            groups.append((member.key, []))
+        groups[-1][1].append(member)
+    return groups
+
+
 def wds2idx(members: Iterable[Member]) -> bytes:
     """The index of a tar in the format of DALI's ``wds2idx`` (version 1.2), which its webdataset reader takes."""
     samples: list[list[str]] = []

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.shard import sample_groups
-from fastvid.format.tar import Member, read_members
+from fastvid.format.tar import Member, read_members, sample_groups
 from fastvid.shard.annotations import VIDEO_SUFFIXES
 from fastvid.shard.reasons import Reason
 from fastvid.shard.sources import Source, assign_keys
