@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import torch
 
 from fastvid.train.sync.asgd.client import Progress
-from fastvid.train.sync.asgd.lease import Leases
+from fastvid.train.sync.asgd.lease import Lease, Leases
 from fastvid.train.sync.asgd.policy import Policy
 from tests.train.asgd.kit import client_of, serving
 
@@ -65,4 +66,32 @@ def test_a_client_that_gets_samples_again_starts_with_the_slowest() -> None:
             assert servers[0].clients[idle.number].clock == 3
             for client, lease in ((idle, got[0]), (other, held[other])):
                 client.push(weights, 1.0, progress=Progress(lease.number, lease.stop))
+        assert leases.over
+
+
+def test_clients_that_wait_let_the_server_sleep() -> None:
+    """Each tells the others once that it waits; answering that with the same would go on for ever."""
+    asked = []
+
+    class Counting(Leases):
+        def take(self, client: int) -> Lease | None:
+            asked.append(client)
+            return super().take(client)
+
+    leases = Counting(samples_per_epoch=4, epochs=1, size=4)
+    with serving(4, leases=leases) as servers, client_of(servers, 4) as busy:
+        weights = torch.zeros(4, dtype=torch.float64)
+        with client_of(servers, 4) as one, client_of(servers, 4) as other:
+            for client in (busy, one, other):
+                client.join(weights.clone())
+            held = busy.lease()
+            assert held is not None
+            waiting = [threading.Thread(target=client.lease) for client in (one, other)]
+            for thread in waiting:
+                thread.start()
+            time.sleep(0.5)
+            assert len(asked) < 20
+            busy.push(weights, 1.0, progress=Progress(held.number, held.stop))
+            for thread in waiting:
+                thread.join(20)
         assert leases.over

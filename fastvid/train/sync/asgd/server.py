@@ -275,11 +275,12 @@ class Server:
         def lent() -> bool:
             nonlocal lease
             lease = leases.take(number)
-            if lease is None:
+            if lease is not None and record.idle:
+                record.idle, record.clock = False, max(record.clock, self._slowest(record))
+            elif lease is None and not record.idle:
+                # Once: two that wait for samples would wake each other without end.
                 record.idle = True
                 self._changed.notify_all()
-            elif record.idle:
-                record.idle, record.clock = False, max(record.clock, self._slowest(record))
             return lease is not None or leases.over
 
         # All may be lent and none be over: then some may come back.
