@@ -221,8 +221,7 @@ class Shard:
             FormatError: They differ.
         """
         view = self.storage.map(f"{self.stem}.pkt")
-        header = np.frombuffer(view, PKT_HEADER_DTYPE, count=1)[0]
-        if zlib.crc32(view[PKT_HEADER_DTYPE.itemsize :]) != header["body_crc32"]:
+        if zlib.crc32(view[_STREAMS_AT:]) != _HEADERS.read(view, 0).body_crc32:
             raise FormatError("packet sidecar does not match its checksum", file=f"{self.stem}.pkt")
 
     def info(self, row: int, stream: str = "rgb") -> StreamInfo:

@@ -98,7 +98,7 @@ class LocalStorage:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(f"{error.strerror or error}", file=self.path(name)) from error
+            raise _translate(error, self.path(name)) from error
 
     def map(self, name: str) -> memoryview:
         # A batch of a large dataset maps a file for each of its clips; making a Path costs as much as mapping.
