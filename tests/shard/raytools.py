@@ -91,9 +91,10 @@ class Cluster:
             folder=self.folder,
         )
         self.others: list[Node] = []
-        self._await_head()
+        self._await(1)
         for _ in range(nodes - 1):
             self.add()
+        self._await(nodes)
 
     def __enter__(self) -> Cluster:
         return self
@@ -117,9 +118,10 @@ class Cluster:
         """Kills the head."""
         self.head.kill()
 
-    def _await_head(self) -> None:
+    def _await(self, nodes: int) -> None:
+        """Until so many nodes are in the head's table, of which ``ray start`` speaks only then."""
         log, deadline = Path(self.folder, "start.log"), time.monotonic() + 120
-        while "Ray runtime started" not in log.read_text():
+        while log.read_text().count("Ray runtime started") < nodes:
             if time.monotonic() > deadline:
                 raise TimeoutError(log.read_text())
             time.sleep(0.1)

@@ -44,7 +44,7 @@ def test_a_client_that_waits_for_samples_holds_nobody_back() -> None:
 def test_a_client_that_gets_samples_again_starts_with_the_slowest() -> None:
     """Else all would wait until it had made up for every push that it could not make."""
     leases = Leases(samples_per_epoch=8, epochs=1, size=4)
-    with serving(4, policy=Policy(bound=2), leases=leases, timeout_s=2.0) as servers:
+    with serving(4, policy=Policy(bound=2), leases=leases) as servers:
         weights = torch.zeros(4, dtype=torch.float64)
         got = []
         with client_of(servers, 4) as idle, client_of(servers, 4) as other:

@@ -212,16 +212,16 @@ def test_positions_are_acknowledged_once_by_clients_that_come_and_go() -> None:
 
 def test_a_client_waits_for_leases_that_may_come_back() -> None:
     leases = Leases(samples_per_epoch=4, epochs=1, size=4)
-    with serving(SIZE, leases=leases, timeout_s=2.0) as servers, client_of(servers, SIZE) as second:
-        first = Client([servers[0].address], SIZE, timeout_s=2.0)
+    with serving(SIZE, leases=leases, timeout_s=8.0) as servers, client_of(servers, SIZE) as second:
+        first = Client([servers[0].address], SIZE)
         first.join(ones())
         second.join(ones())
         assert first.lease() is not None
         got: list[object] = []
         waiting = threading.Thread(target=lambda: got.append(second.lease()))
         waiting.start()
-        # Longer than a server tells those who wait.
-        time.sleep(0.8)
+        # Longer than a server takes to tell those who wait, a quarter of its patience.
+        time.sleep(2.5)
         assert not got
         first.leave()
         waiting.join(10)
