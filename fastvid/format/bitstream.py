@@ -18,6 +18,11 @@ from fastvid.format.schema import Codec, PacketFlag
 
 Bytes = bytes | memoryview
 
+# Plain numbers: members of a Flag take microseconds to put together, and this is done for every packet.
+_KEY: Final = int(PacketFlag.KEY)
+_DROPPABLE: Final = int(PacketFlag.DROPPABLE)
+_HIDDEN: Final = int(PacketFlag.HIDDEN)
+
 # H.264, ITU-T H.264 table 7-1.
 _H264_SLICE: Final = range(1, 6)
 _H264_IDR: Final = 5
@@ -81,9 +86,9 @@ def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
             raise FormatError(f"packet {number} holds no H.264 slice")
         flag = 0
         if all(header & 31 == _H264_IDR for header in slices):
-            flag |= PacketFlag.KEY
+            flag |= _KEY
         if not any(header >> 5 & 3 for header in slices):  # nal_ref_idc
-            flag |= PacketFlag.DROPPABLE
+            flag |= _DROPPABLE
         flags.append(flag)
     return flags
 
@@ -103,10 +108,10 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     for number, (kinds, layer) in enumerate(zip(types, layers, strict=True)):
         flag = 0
         if kinds <= _HEVC_IDR or (kinds <= set(_HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
-            flag |= PacketFlag.KEY
+            flag |= _KEY
         # A picture that its own sub-layer does not refer to may still serve higher ones.
         if kinds <= _HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
-            flag |= PacketFlag.DROPPABLE
+            flag |= _DROPPABLE
         flags.append(flag)
     return flags
 
@@ -124,14 +129,14 @@ def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
             raise FormatError(f"packet {number} holds no VP9 frame")
         flag = 0
         if packet_frames[0].key and not packet_frames[0].show_existing:
-            flag |= PacketFlag.KEY
+            flag |= _KEY
         if not any(frame.shown for frame in packet_frames):
-            flag |= PacketFlag.HIDDEN
+            flag |= _HIDDEN
         # Motion vectors, probabilities and segmentation are inherited from the frame decoded last, whether or not it
         # is a reference; only a frame that resets them (key or error-resilient) cuts that bond.
         following = frames[number + 1][0] if number + 1 < len(frames) else None
         if not any(frame.refreshes for frame in packet_frames) and (following is None or following.independent):
-            flag |= PacketFlag.DROPPABLE
+            flag |= _DROPPABLE
         flags.append(flag)
     return flags
 
@@ -195,7 +200,7 @@ class _Vp9Frame:
 
 
 def _intra(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    return [PacketFlag.KEY | PacketFlag.DROPPABLE] * len(packets)
+    return [_KEY | _DROPPABLE] * len(packets)
 
 
 def _vp8(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
@@ -205,7 +210,7 @@ def _vp8(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     for number, packet in enumerate(packets):
         if not len(packet):
             raise FormatError(f"packet {number} is empty")
-        flags.append((0 if packet[0] & 1 else PacketFlag.KEY) | (0 if packet[0] & 16 else PacketFlag.HIDDEN))
+        flags.append((0 if packet[0] & 1 else _KEY) | (0 if packet[0] & 16 else _HIDDEN))
     return flags
 
 
