@@ -1,128 +1,186 @@
-"""Clips decoded in a process of their own, which can be killed: what ``workers="process"`` does.
+"""Clips decoded in processes of their own, which can be killed: what ``workers="process"`` does.
 
-A lane is a worker process and a slot, memory that both see, which holds one decoded clip. A thread of the loader sends
-the worker a request, waits, and copies the clip from the slot into its batch. So a worker that hangs in native code, or
-crashes, costs its clip and nothing else: it is killed by its id, and the lane starts another.
+A lane is a worker process, memory that both see, and a thread of the loader that sends the worker some rows of a batch
+and waits. The worker decides what a row shows, reads, decodes and normalises, and writes the row where the step will
+see it, so the training process spends microseconds on a clip. A worker that hangs in native code, or crashes, costs the
+clip it was at and nothing else: it is killed by its id, and the lane starts another for the rest.
 
-The worker reads the clip's packets itself. Where storage answers late, threads of the loader read ahead, and the
-request brings the packets.
+What the training process still does itself: it reads ahead where storage answers late, and sends the packets; it
+decides clips that are cut out of one reading (views, repeats) or have flow, and copies these into their batch.
 
-Requests travel by pickle between two processes of one program, over a socket that nobody else can open. Workers are
-started, not forked, and import neither torch nor the user's main module.
+Messages travel by pickle between two processes of one program, over a socket that nobody else can open. Workers are
+started, not forked, and import neither torch nor the user's modules.
 """
 
 from __future__ import annotations
 
-import logging
-import mmap
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import EncodedClip, IntArray, Output, Planes, Rgb, UInt8Array
 from fastvid.errors import FastvidError, WorkerError
-from fastvid.load.apart_worker import Answer, Hello, Packets, Task, layout
+from fastvid.load.apart_worker import PLACE_BYTES, Answer, Hello, Packets, Place, Task
+from fastvid.load.arena import Arena
+from fastvid.load.clip import Clip, ClipPlanner, Row
+from fastvid.load.row_layout import RowLayout, SharedRow
 from fastvid.load.stats import Counters
 from fastvid.storage import Storage
-
-if TYPE_CHECKING:
-    from fastvid.load.plan import Clip
 
 _START_SECONDS: Final = 120.0
 """Longest start of a worker; importing PyAV takes a second on an idle machine."""
 
-_POLL_SECONDS: Final = 0.1
-"""How often a waiting thread looks whether its iteration has ended."""
+_POLL_MS: Final = 100
+"""How often a waiting thread looks whether its iteration has ended, and whether its worker goes on."""
 
 _PATIENCE_SECONDS: Final = 1.0
 """How long the end of an iteration waits for a clip before it kills the worker that decodes it."""
 
 _MAIN: Final = "from fastvid.load.apart_worker import main; main()"
 
-_log = logging.getLogger(__name__)
+_HINT: Final = "such a clip can be left out with where=; on_error='skip' masks and counts it"
 
 
 class ProcessLane:
-    """A worker process and its slot, used by one thread at a time.
+    """A worker process, used by one thread at a time.
 
     Args:
         backend: What the worker decodes with.
-        clip_seconds: Longest a clip may take.
+        clip_seconds: Longest that reading, or decoding, a clip may take.
+        arena: The memory that workers write.
     """
 
     outputs: Final = frozenset({Planes, Rgb})
 
-    def __init__(self, backend: Backend, clip_seconds: float) -> None:
-        self._backend, self._clip_seconds = backend, clip_seconds
-        self._slot = os.memfd_create("fastvid-slot", os.MFD_CLOEXEC)
-        self._size = 0
-        self._memory: mmap.mmap | None = None
+    def __init__(self, backend: Backend, clip_seconds: float, arena: Arena) -> None:
+        self._backend, self._clip_seconds, self._arena = backend, clip_seconds, arena
+        self._place = arena.take(PLACE_BYTES).view(np.int64)
         self._worker: _Worker | None = None
         self._alive: list[_Worker] = []
-        self._end = weakref.finalize(self, _end, self._alive, self._slot)
+        self._end = weakref.finalize(self, _end, self._alive)
 
     def serve(
-        self, clip: Clip, output: Output, stopped: Callable[[], bool], encoded: EncodedClip | None = None
-    ) -> tuple[Exception | None, Counters]:
-        """Fetches and decodes one clip.
+        self,
+        rows: Sequence[Row],
+        outputs: Sequence[Output | SharedRow],
+        stopped: Callable[[], bool],
+        counters: Counters,
+        *,
+        planner: ClipPlanner | None = None,
+        encoded: EncodedClip | None = None,
+        at: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[tuple[int, Exception | None, IntArray | None]]:
+        """Fetches and decodes some clips.
 
         Args:
-            clip: What is wanted.
-            output: Where it goes.
-            stopped: Whether the iteration has ended, so that nobody wants the clip any more.
-            encoded: Its packets, where they have been read; None lets the worker read them.
+            rows: What is wanted.
+            outputs: Where each goes.
+            stopped: Whether the iteration has ended, so that nobody wants the clips any more.
+            counters: Takes what they cost.
+            planner: Decides those that are not decided yet.
+            encoded: The packets of the only one, where they have been read; None lets the worker read them.
+            at: Told which of them the worker is at, when that changes.
 
-        Returns:
-            What went wrong with the clip, if anything, and what it cost. WorkerError: the worker hung or died.
+        Yields:
+            As they are known, the number of one in `rows`; its error if it failed, a WorkerError where the worker hung
+            or died; and the frames shown, int64 [T], if the worker decided them. Clips that nobody wants any more are
+            left out.
 
         Raises:
             MissingDependency: The decoder does not open in the worker.
         """
-        worker = self._worker or self._start(stopped)
-        shape, size = layout(clip.request, planes=isinstance(output, Planes))
-        if size > self._size:
-            self._grow(size)
-        packets = None if encoded is None else Packets.of(encoded)
-        task = Task(clip.shard.stem, clip.shard_row, clip.request, clip.info, clip.key, shape, self._size, packets)
-        storage = clip.shard.storage if packets is None else None
-        try:
-            answer = worker.ask(storage, task, self._clip_seconds, stopped)
-        except _Silent as silence:
-            self._drop(worker)
-            where = {"shard": clip.shard.stem, "key": clip.key}
-            return WorkerError(f"worker process {worker.pid} {silence}", hint=_HINT, **where), Counters()
-        if answer.error is None:
-            assert self._memory is not None
-            _copy(np.frombuffer(self._memory, dtype=np.uint8, count=size), clip, output)
-        elif not isinstance(answer.error, FastvidError):
-            answer.error.add_note(f"in worker process {worker.pid}:\n{answer.trace}")
-        return answer.error, answer.counters
+        taken = [self._taken(row, output) for row, output in zip(rows, outputs, strict=True)]
+        left = list(range(len(rows)))
+        while left:
+            idle = self._worker
+            worker = idle or self._start(stopped)
+            self._place[Place.TASK], steps = 0, int(self._place[Place.STEPS])
+            try:
+                worker.tell(planner)
+                tasks = [self._task(worker, rows[number], outputs[number], taken[number], encoded) for number in left]
+                answer = worker.ask(tasks, self._clip_seconds, stopped, lambda task: at(left[task]))
+            except _Silent as silence:
+                self._drop(worker)
+                if silence.unwanted:
+                    return
+                if worker is idle and self._place[Place.STEPS] == steps:
+                    continue  # it was lost before it was asked, which is no clip's fault
+                lost = rows[number := left.pop(int(self._place[Place.TASK]))]
+                where = {"shard": lost.shard.stem, "key": lost.key}
+                yield number, WorkerError(f"worker process {worker.pid} {silence}", hint=_HINT, **where), None
+                continue
+            counters.add(Counters.of(answer.costs))
+            for task, (number, shown) in enumerate(zip(left, answer.shown, strict=False)):
+                if task not in answer.failures:
+                    _copy(taken[number], rows[number], outputs[number])
+                    yield number, None, np.frombuffer(shown, dtype=np.int64) if shown else None
+                    continue
+                error, trace = answer.failures[task]
+                if not isinstance(error, FastvidError):
+                    error.add_note(f"in worker process {worker.pid}:\n{trace}")
+                yield number, error, None
+            return
 
     def close(self) -> None:
         """Ends the worker."""
         self._end()
+        self._worker = None
+
+    def _taken(self, row: Row, output: Output | SharedRow) -> UInt8Array | None:
+        """Memory for a clip that goes where workers cannot write."""
+        if isinstance(output, SharedRow):
+            return None
+        if isinstance(output, Rgb):
+            return self._arena.take(output.data.size)
+        assert isinstance(row, Clip)
+        return self._arena.take(Planes.nbytes(len(row.request.frames), row.request.box))
+
+    def _task(
+        self,
+        worker: _Worker,
+        row: Row,
+        output: Output | SharedRow,
+        taken: UInt8Array | None,
+        encoded: EncodedClip | None,
+    ) -> Task:
+        if isinstance(output, SharedRow):
+            offset, layout = output.offset, worker.number(output.layout)
+        else:
+            assert taken is not None
+            offset, layout = self._arena.offset(taken), -1
+            if isinstance(output, Rgb):
+                _, frames, height, width = output.data.shape
+                layout = worker.number(RowLayout(frames, (height, width)))
+        storage = worker.number(row.shard.storage) if encoded is None else -1
+        task = Task(offset, layout, row.shard.stem, row.shard_row, row.key, row.sample, row.position, storage)
+        if not isinstance(row, Clip):
+            return task
+        packets = None if encoded is None else Packets.of(encoded)
+        return task._replace(request=row.request, info=row.info, packets=packets)
 
     def _start(self, stopped: Callable[[], bool]) -> _Worker:
-        worker = _Worker(self._slot)
+        worker = _Worker(self._arena.file, self._place)
         self._alive.append(worker)
+        hello = Hello(self._backend, self._clip_seconds, self._arena.size, self._arena.offset(self._place))
         try:
-            answer = worker.ask(None, Hello(self._backend, self._clip_seconds), _START_SECONDS, stopped)
+            answer = worker.ask(hello, _START_SECONDS, stopped)
         except _Silent as silence:
             self._drop(worker)
             raise WorkerError(f"worker process {worker.pid} {silence} before it was ready", hint=_HINT) from None
-        if answer.error is not None:
+        for failure in answer.failures.values():
             self._drop(worker)
-            raise answer.error
+            raise failure.error
         self._worker = worker
         return worker
 
@@ -131,59 +189,85 @@ class ProcessLane:
         self._alive.remove(worker)
         self._worker = None
 
-    def _grow(self, size: int) -> None:
-        os.ftruncate(self._slot, size)
-        self._memory, self._size = mmap.mmap(self._slot, size), size
-
-
-_HINT: Final = "such a clip can be left out with where=; on_error='skip' masks and counts it"
-
 
 class _Silent(Exception):
     """A worker will not answer; says what became of it."""
 
+    def __init__(self, message: str, *, unwanted: bool = False) -> None:
+        super().__init__(message)
+        self.unwanted = unwanted
+
 
 class _Worker:
-    def __init__(self, slot: int) -> None:
+    def __init__(self, memory: int, place: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(slot)]
+            command = [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(memory)]
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), slot),
+                pass_fds=(theirs.fileno(), memory),
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             )
-        self._connection = Connection(ours.detach())
-        self._storages: list[Storage] = []
+        self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self._poll = select.poll()
+        self._poll.register(self._connection.fileno(), select.POLLIN)
+        self._place = place
+        self._known: list[Storage | RowLayout] = []
+        self._planner: ClipPlanner | None = None
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
+    def tell(self, planner: ClipPlanner | None) -> None:
+        """Sees to it that the worker has what decides clips."""
+        if planner is not None and planner is not self._planner:
+            self._send(planner)
+            self._planner = planner
+
+    def number(self, thing: Storage | RowLayout) -> int:
+        """The worker's number of a storage or a layout, which it then has."""
+        for number, known in enumerate(self._known):
+            if known is thing or (isinstance(thing, RowLayout) and known == thing):
+                return number
+        self._send(thing)
+        self._known.append(thing)
+        return len(self._known) - 1
+
     def ask(
-        self, storage: Storage | None, message: Hello | Task, seconds: float, stopped: Callable[[], bool]
+        self,
+        message: Hello | list[Task],
+        seconds: float,
+        stopped: Callable[[], bool],
+        at: Callable[[int], None] = lambda _: None,
     ) -> Answer:
         """The worker's answer.
 
         Raises:
-            _Silent: There is none in time, or the worker died, or nobody wants it any more.
+            _Silent: The worker got nowhere for so many seconds, or died, or nobody wants its answer any more.
         """
-        deadline = time.monotonic() + seconds
-        cut_short = False
+        place = self._place
+        place[Place.STOP] = 0
+        self._send([tuple(task) for task in message] if isinstance(message, list) else message)
+        deadline, cut_short, steps, task = time.monotonic() + seconds, False, place[Place.STEPS], 0
+        while not self._poll.poll(_POLL_MS):
+            if not cut_short and stopped():
+                place[Place.STOP] = 1
+                cut_short, deadline = True, min(deadline, time.monotonic() + _PATIENCE_SECONDS)
+            elif not cut_short and place[Place.STEPS] != steps:
+                deadline, steps = time.monotonic() + seconds, place[Place.STEPS]
+                if place[Place.TASK] != task:
+                    at(task := int(place[Place.TASK]))
+            if time.monotonic() >= deadline:
+                if cut_short:
+                    raise _Silent("was not waited for", unwanted=True)
+                raise _Silent(f"hung for {seconds:.0f} s and was killed")
         try:
-            number = -1 if storage is None else self._number(storage)
-            self._connection.send((number, message))
-            while not self._connection.poll(_POLL_SECONDS):
-                if not cut_short and stopped():
-                    cut_short, deadline = True, min(deadline, time.monotonic() + _PATIENCE_SECONDS)
-                if time.monotonic() >= deadline:
-                    raise _Silent("was not waited for" if cut_short else f"hung for {seconds:.0f} s and was killed")
-            answer: Answer = self._connection.recv()
+            return Answer(*self._connection.recv())
         except (EOFError, OSError):
             raise _Silent(_ended(self._process.wait())) from None
-        return answer
 
     def kill(self) -> None:
         """Kills the process by its id and waits for its end; an idle one ends by itself."""
@@ -191,30 +275,31 @@ class _Worker:
         self._process.kill()
         self._process.wait()
 
-    def _number(self, storage: Storage) -> int:
-        for number, known in enumerate(self._storages):
-            if known is storage:
-                return number
-        self._storages.append(storage)
-        self._connection.send((len(self._storages) - 1, storage))
-        return len(self._storages) - 1
+    def _send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise _Silent(_ended(self._process.wait())) from None
 
 
-def _copy(slot: np.ndarray[tuple[int], np.dtype[np.uint8]], clip: Clip, output: Output) -> None:
+def _copy(memory: UInt8Array | None, row: Row, output: Output | SharedRow) -> None:
+    """To where the loader wants it, when that is not where the worker wrote it."""
+    if memory is None:
+        return
     if isinstance(output, Rgb):
-        np.copyto(output.data, slot.reshape(output.data.shape))
+        np.copyto(output.data, memory.reshape(output.data.shape))
         return
     assert isinstance(output, Planes)
-    planes = Planes.packed(slot, len(clip.request.frames), clip.request.box)
+    assert isinstance(row, Clip)
+    planes = Planes.packed(memory, len(row.request.frames), row.request.box)
     for source, target in ((planes.y, output.y), (planes.u, output.u), (planes.v, output.v)):
         np.copyto(target, source)
 
 
-def _end(alive: list[_Worker], slot: int) -> None:
+def _end(alive: list[_Worker]) -> None:
     for worker in alive:
         worker.kill()
     alive.clear()
-    os.close(slot)
 
 
 def _ended(status: int) -> str:

@@ -20,9 +20,9 @@ from fastvid.decode.clips import Scratch
 from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Planes, Rgb
 from fastvid.errors import FastvidError
 from fastvid.load.apart import ProcessLane
+from fastvid.load.clip import Clip
 from fastvid.load.fetch import fetch
 from fastvid.load.lanes import choose_backends, merge, on_device, split_lanes
-from fastvid.load.plan import Clip
 from fastvid.load.world import World
 
 _log = logging.getLogger(__name__)

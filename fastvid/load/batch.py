@@ -73,6 +73,7 @@ class Batch:
 def assemble(
     video: Tensor,
     plan: Plan,
+    shown: Mapping[int, np.ndarray[Any, np.dtype[np.int64]]],
     failed: set[int],
     *,
     labels: np.ndarray[Any, np.dtype[np.int64]],
@@ -85,7 +86,8 @@ def assemble(
 
     Args:
         video: The finished tensor.
-        plan: What was decided.
+        plan: What was asked for.
+        shown: Frames of each row.
         failed: Rows that were skipped.
         labels: Label of each sample of the dataset, int64 [N], -1 for none.
         frames_shape: (T,), or (V, T) with views.
@@ -100,9 +102,7 @@ def assemble(
     label = np.where(valid, labels[samples], -1)
     frames = np.full((len(samples), *frames_shape), -1, dtype=np.int64)
     for row in np.flatnonzero(valid).tolist():
-        clip = plan.clips[row]
-        assert clip is not None
-        frames[row] = clip.frames
+        frames[row] = shown[row]
     device = video.device
     return Batch(
         video=video,

@@ -1,15 +1,16 @@
 """The threads behind an iteration: plan, fetch, decode, in order, bounded, and ended together.
 
 One planner thread turns positions into clips, at most `prefetch` batches ahead of the consumer. Decode threads take
-clips in order, each with a decoder of its own, so that one slow clip delays no other; for storage that answers late,
-other threads read ahead of them, as many clips as are planned. Batches leave in order. The
-threads belong to one iteration and end with it, whatever ends it: the last batch, an error, `break`, Ctrl-C or the
+clips in order, each with a decoder or a worker process of its own, so that one slow clip delays no other; for storage
+that answers late, other threads read ahead of them, as many clips as are planned. Batches leave in order. The threads
+belong to one iteration and end with it, whatever ends it: the last batch, an error, `break`, Ctrl-C or the
 interpreter's exit. No thread lives between iterations, so a process may fork there, but not while one is under way.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import threading
@@ -17,17 +18,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 from fastvid.decode.clips import Scratch
-from fastvid.decode.request import Decoder, EncodedClip, Output
+from fastvid.decode.request import Decoder, EncodedClip, IntArray, Output
 from fastvid.errors import WorkerError
 from fastvid.load.apart import ProcessLane
+from fastvid.load.clip import Clip, ClipPlanner, Row, reads
 from fastvid.load.fetch import fetch
-from fastvid.load.finish import Canvas, Finisher
-from fastvid.load.joined import reads
+from fastvid.load.finish import Canvas, Finisher, RgbCanvas
 from fastvid.load.lanes import Lanes
-from fastvid.load.plan import Clip, Plan, place
+from fastvid.load.plan import Plan, place
+from fastvid.load.row_layout import SharedRow
 from fastvid.load.stats import Counters
 
 _log = logging.getLogger(__name__)
@@ -35,6 +38,10 @@ _log = logging.getLogger(__name__)
 FETCH_CLIPS: Final = 4
 """Clips that a thread fetches before it decodes them one by one. A decoder fills the caches with its own code and data,
 after which fetching a single clip takes 2 to 3 times as long as fetching the next one."""
+
+APART_CLIPS: Final = 16
+"""Clips that a worker process is sent at once. Its thread here wakes up with cold caches, which costs 0.4 ms of the
+interpreter's time however many clips it is about, and a training step waits for that."""
 
 _JOIN_SECONDS: Final = 10.0
 """How long the end of an iteration waits for clips that are being decoded; a healthy one takes milliseconds."""
@@ -49,6 +56,7 @@ class Work:
         canvas: Its memory.
         pending: Rows not done.
         errors: What went wrong, by row.
+        frames: Frames that each row shows, as soon as they are decided.
         counters: What it cost.
     """
 
@@ -56,6 +64,7 @@ class Work:
     canvas: Canvas
     pending: int
     errors: dict[int, Exception]
+    frames: dict[int, IntArray]
     counters: Counters = field(default_factory=Counters)
 
 
@@ -67,6 +76,7 @@ class Run:
         lanes: Where each decode thread takes its decoder.
         finisher: Makes the batches' memory.
         prefetch: Batches made ahead of the consumer.
+        planner: Decides, in worker processes, the clips that the plans left undecided.
         num_fetchers: Threads that read ahead of the decode threads, for storage that answers late; with none, a decode
             thread reads its clips itself, which keeps them in its cache.
     """
@@ -78,17 +88,18 @@ class Run:
         finisher: Finisher,
         *,
         prefetch: int,
+        planner: ClipPlanner | None = None,
         num_fetchers: int = 0,
     ) -> None:
-        self._lanes, self._finisher, self._prefetch = lanes, finisher, prefetch
+        self._lanes, self._finisher, self._prefetch, self._planner = lanes, finisher, prefetch, planner
         self._batches: deque[Work] = deque()
-        self._tasks: deque[tuple[Work, Clip]] = deque()
-        self._fetched: deque[tuple[Work, Clip, EncodedClip]] = deque()
+        self._tasks: deque[tuple[Work, Row]] = deque()
+        self._fetched: deque[tuple[Work, Row, EncodedClip]] = deque()
         self._ahead = self._fetching = num_fetchers
         self._failure: BaseException | None = None
         self._planned = self._stopped = False
         self._pid = os.getpid()
-        self._active: dict[int, Sequence[tuple[Work, Clip]]] = {}
+        self._active: dict[int, Sequence[tuple[Work, Row]]] = {}
         # Reentrant, because the garbage collector may close a forgotten iteration from inside any thread.
         self._lock = threading.RLock()
         self._room, self._work, self._ready, self._arrived = (threading.Condition(self._lock) for _ in range(4))
@@ -177,12 +188,13 @@ class Run:
                     self._room.wait()
                 if self._stopped:
                     return
-            clips = reads(plan.clips)
-            work = Work(plan, self._finisher.open(plan.clips), len(clips), dict(plan.errors))
+            rows = reads(plan.clips)
+            frames = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
+            work = Work(plan, self._finisher.open(plan.clips), len(rows), dict(plan.errors), frames)
             with self._lock:
                 self._batches.append(work)
-                self._tasks.extend((work, clip) for clip in clips)
-                self._work.notify(len(clips))
+                self._tasks.extend((work, row) for row in rows)
+                self._work.notify(len(rows))
                 self._ready.notify()
         with self._lock:
             self._planned = True
@@ -192,8 +204,13 @@ class Run:
     def _decode(self, number: int) -> None:
         decoder = self._lanes[number].take()
         if isinstance(decoder, ProcessLane):
-            while got := self._take_fetched(number, 1) if self._ahead else self._take(number, 1, at_once=1):
-                self._serve_apart(decoder, *got[0])
+            if self._ahead:
+                while got := self._take_fetched(number, 1):
+                    ((work, clip, encoded),) = got
+                    self._serve_apart(number, decoder, [(work, clip)], encoded)
+            else:
+                while tasks := self._take(number, 1, at_once=APART_CLIPS):
+                    self._serve_apart(number, decoder, tasks)
             self._lanes[number].give(decoder)
             return
         if self._ahead:
@@ -206,7 +223,7 @@ class Run:
             self._serve(number, decoder, tasks, scratches)
         self._lanes[number].give(decoder)
 
-    def _take(self, number: int, most: int, at_once: int = FETCH_CLIPS) -> Sequence[tuple[Work, Clip]]:
+    def _take(self, number: int, most: int, at_once: int = FETCH_CLIPS) -> Sequence[tuple[Work, Row]]:
         with self._lock:
             self._active.pop(number, None)
             while not self._tasks and not self._planned and not self._stopped:
@@ -217,7 +234,7 @@ class Run:
             self._active[number] = tasks
             return tasks
 
-    def _take_fetched(self, number: int, most: int) -> Sequence[tuple[Work, Clip, EncodedClip]]:
+    def _take_fetched(self, number: int, most: int) -> Sequence[tuple[Work, Row, EncodedClip]]:
         with self._lock:
             self._active.pop(number, None)
             while not self._fetched and self._fetching and not self._stopped:
@@ -239,15 +256,16 @@ class Run:
             if not self._fetching:
                 self._arrived.notify_all()
 
-    def _fetch(self, work: Work, clip: Clip, scratch: Scratch | None) -> EncodedClip | None:
+    def _fetch(self, work: Work, clip: Row, scratch: Scratch | None) -> EncodedClip | None:
         """A clip's packets, or None when there was an error, which is then noted."""
+        assert isinstance(clip, Clip)
         begun = time.perf_counter()
         counters = Counters()
         try:
             got = fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)
         except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
             work.canvas.done(clip.row, good=False)
-            self._done(work, clip, counters, error)
+            self._done(work, [(clip, error)], counters)
             return None
         counters.count(got)
         counters.fetch_seconds = time.perf_counter() - begun
@@ -255,18 +273,46 @@ class Run:
             work.counters.add(counters)
         return got.clip
 
-    def _serve_apart(self, lane: ProcessLane, work: Work, clip: Clip, encoded: EncodedClip | None = None) -> None:
-        output = work.canvas.output(clip.row, ProcessLane.outputs)
-        error, counters = lane.serve(clip, output, lambda: self._stopped, encoded)
-        begun = time.perf_counter()
-        work.canvas.done(clip.row, good=error is None)
-        counters.finish_seconds = time.perf_counter() - begun
-        self._done(work, clip, counters, error)
+    def _serve_apart(
+        self, number: int, lane: ProcessLane, tasks: Sequence[tuple[Work, Row]], encoded: EncodedClip | None = None
+    ) -> None:
+        # Batch by batch, because costs are counted for each.
+        for work, group in itertools.groupby(tasks, key=itemgetter(0)):
+            rows = [row for _, row in group]
+            outputs = [self._place(work.canvas, row.row) for row in rows]
+
+            def under_way(which: int, work: Work = work, rows: Sequence[Row] = rows) -> None:
+                self._active[number] = [(work, rows[which])]
+
+            counters, done = Counters(), []
+            for which, error, frames in lane.serve(
+                rows,
+                outputs,
+                lambda: self._stopped,
+                counters,
+                planner=self._planner,
+                encoded=encoded,
+                at=under_way,
+            ):
+                row = rows[which]
+                begun = time.perf_counter()
+                work.canvas.done(row.row, good=error is None)
+                counters.finish_seconds += time.perf_counter() - begun
+                if frames is not None:
+                    work.frames[row.row] = frames
+                done.append((row, error))
+            self._done(work, done, counters)
+
+    @staticmethod
+    def _place(canvas: Canvas, row: int) -> Output | SharedRow:
+        """Where a process puts a clip: into the batch, if it lies in memory that processes share."""
+        shared = canvas.shared(row) if isinstance(canvas, RgbCanvas) else None
+        return shared or canvas.output(row, ProcessLane.outputs)
 
     def _serve(
-        self, number: int, decoder: Decoder, tasks: Sequence[tuple[Work, Clip]], scratches: Sequence[Scratch]
+        self, number: int, decoder: Decoder, tasks: Sequence[tuple[Work, Row]], scratches: Sequence[Scratch]
     ) -> None:
-        fetched: list[tuple[Work, Clip, EncodedClip, Output]] = []
+        fetched: list[tuple[Work, Row, EncodedClip, Output]] = []
         for (work, clip), scratch in zip(tasks, scratches, strict=False):
             # What this thread would be named for if it hung. Its entry is there already, so no lock is needed.
             self._active[number] = [(work, clip)]
@@ -278,7 +324,7 @@ class Run:
             self._active[number] = [(work, clip) for work, clip, _, _ in group]
             self._decode_clips(decoder, group)
 
-    def _decode_clips(self, decoder: Decoder, fetched: Sequence[tuple[Work, Clip, EncodedClip, Output]]) -> None:
+    def _decode_clips(self, decoder: Decoder, fetched: Sequence[tuple[Work, Row, EncodedClip, Output]]) -> None:
         begun = time.perf_counter()
         errors: Sequence[Exception | None]
         try:
@@ -291,16 +337,18 @@ class Run:
             work.canvas.done(clip.row, good=problem is None)
             good = int(problem is None)
             counters = Counters(clips=good, decode_seconds=share, finish_seconds=time.perf_counter() - begun)
-            self._done(work, clip, counters, problem)
+            self._done(work, [(clip, problem)], counters)
 
-    def _done(self, work: Work, clip: Clip, counters: Counters, error: Exception | None) -> None:
-        if error is not None:
-            place(error, clip.shard.stem, clip.key)
+    def _done(self, work: Work, rows: Sequence[tuple[Row, Exception | None]], counters: Counters) -> None:
+        for row, error in rows:
+            if error is not None:
+                place(error, row.shard.stem, row.key)
         with self._lock:
             work.counters.add(counters)
-            if error is not None:
-                work.errors.update(dict.fromkeys(clip.rows or (clip.row,), error))
-            work.pending -= 1
+            for row, error in rows:
+                if error is not None:
+                    work.errors.update(dict.fromkeys(row.failing, error))
+            work.pending -= len(rows)
             if not work.pending:
                 self._ready.notify()
 

@@ -19,8 +19,10 @@ import torch
 
 from fastvid.decode.pixels import ClipPlanes, Layout, Pixels, finish_planes, finish_rgb
 from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
+from fastvid.load.arena import Arena
 from fastvid.load.buffers import BufferPool
-from fastvid.load.plan import Clip
+from fastvid.load.clip import Clip, Row, decided
+from fastvid.load.row_layout import RowLayout, SharedRow
 
 _ALIGN: Final = 64  # bytes; a cache line, and wide enough for any vector load on a device
 
@@ -66,75 +68,76 @@ class Canvas(Protocol):
 class Finisher(Protocol):
     """Makes canvases."""
 
-    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
         """Memory for these rows; None is a masked row, which is zeros."""
         ...
 
 
 class RgbFinisher:
-    """Takes RGB from decoders.
+    """Takes RGB from decoders, or whole rows from processes.
 
     Args:
         product: What is wanted.
-        keep: Free batch buffers kept for later batches.
+        batches: Where the memory of batches comes from.
         threads: Threads that decode at once.
     """
 
-    def __init__(self, product: Product, *, keep: int, threads: int) -> None:
-        self.product = product
-        self.batches, self.clips = BufferPool(keep), BufferPool(threads)
-        # To another device one byte a value is sent. On the host half precision is made from float32 at the end: numpy
-        # has no bfloat16, and its float16 is slow.
-        self.on_host = product.pixels is not None and product.device.type == "cpu"
-        self.dtype = np.dtype(np.float32 if self.on_host else np.uint8)
-        channels = product.pixels.channels() if product.pixels else []
-        self.channels = [(np.float32(scale), np.float32(bias)) for scale, bias in channels]
+    def __init__(self, product: Product, batches: BufferPool | Arena, *, threads: int) -> None:
+        self.product, self.batches, self.clips = product, batches, BufferPool(threads)
+        on_host, pixels = product.device.type == "cpu", product.pixels
+        # To another device one byte a value is sent, as decoders write them; there a batch gets its layout. On the host
+        # half precision is made from float32 at the end: numpy has no bfloat16, and its float16 is slow.
+        channels = tuple(pixels.channels()) if pixels is not None and on_host else None
+        frames_first = product.layout == "BTCHW" and on_host
+        self.layout = RowLayout(product.num_frames, product.size, frames_first, channels)
 
-    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
         """See `Finisher`."""
-        return _RgbCanvas(self, clips)
+        return RgbCanvas(self, clips)
 
 
-class _RgbCanvas:
-    def __init__(self, finisher: RgbFinisher, clips: Sequence[Clip | None]) -> None:
-        product = finisher.product
-        # On its way to another device a batch lies as decoders write it; there it gets its layout.
-        frames_first = product.layout == "BTCHW" and product.device.type == "cpu"
-        axes = (product.num_frames, 3) if frames_first else (3, product.num_frames)
-        shape = (len(clips), *axes, *product.size)
+class RgbCanvas:
+    """A batch that is made on the host."""
+
+    def __init__(self, finisher: RgbFinisher, clips: Sequence[Row | None]) -> None:
+        layout = finisher.layout
         self._finisher = finisher
-        self._video = finisher.batches.take(int(np.prod(shape)) * finisher.dtype.itemsize).view(finisher.dtype)
-        self._video = self._video.reshape(shape)
-        self._channels_first = self._video.transpose(0, 2, 1, 3, 4) if frames_first else self._video
-        self._in_place = finisher.dtype == np.uint8 and not frames_first
+        memory = finisher.batches.take(len(clips) * layout.nbytes)
+        self._shared = finisher.batches.offset(memory) if isinstance(finisher.batches, Arena) else None
+        self._video = memory.view(layout.dtype).reshape(len(clips), *layout.shape)
         self._staged: dict[int, npt.NDArray[np.uint8]] = {}
         self._blank = [row for row, clip in enumerate(clips) if clip is None]
         self._video[self._blank] = 0
 
     def output(self, row: int, _kinds: Set[type]) -> Output:
-        if self._in_place:
+        """See `Canvas`."""
+        layout = self._finisher.layout
+        if layout.as_decoded:
             return Rgb(self._video[row])
-        shape = (3, self._finisher.product.num_frames, *self._finisher.product.size)
-        self._staged[row] = self._finisher.clips.take(int(np.prod(shape))).reshape(shape)
+        self._staged[row] = self._finisher.clips.take(int(np.prod(layout.levels_shape))).reshape(layout.levels_shape)
         return Rgb(self._staged[row])
 
+    def shared(self, row: int) -> SharedRow | None:
+        """Where a process writes the whole row; None where processes cannot."""
+        layout = self._finisher.layout
+        return None if self._shared is None else SharedRow(self._shared + row * layout.nbytes, layout)
+
     def done(self, row: int, *, good: bool) -> None:
+        """See `Canvas`."""
         staged = self._staged.pop(row, None)
         if not good:
             self._video[row] = 0
             self._blank.append(row)
         elif staged is not None:
-            target = self._channels_first[row]
-            if self._finisher.on_host:
-                self._normalize(staged, target)
-            else:
-                target[...] = staged
+            layout = self._finisher.layout
+            layout.fill(layout.channels_first(self._video[row]), staged)
 
     def finish(self) -> torch.Tensor:
+        """See `Canvas`."""
         product, pixels = self._finisher.product, self._finisher.product.pixels
         # The tensor alone keeps the memory from here on.
         video = torch.from_numpy(self._video)
-        del self._video, self._channels_first
+        del self._video
         if product.device.type == "cpu":
             return video if pixels is None else video.to(pixels.dtype)
         video = video.to(product.device)
@@ -143,15 +146,6 @@ class _RgbCanvas:
             video[self._blank] = 0
             return video
         return video if product.layout == "BCTHW" else video.transpose(1, 2).contiguous()
-
-    def _normalize(self, staged: npt.NDArray[np.uint8], target: npt.NDArray[np.float32]) -> None:
-        # Plane by plane, so that the three passes over a plane stay in the cache. By numpy, on this thread alone: torch
-        # would start a team of OpenMP threads for each of ours, which then wait for cores (10 times slower, measured).
-        for channel, (scale, bias) in enumerate(self._finisher.channels):
-            for source, plane in zip(staged[channel], target[channel], strict=True):
-                plane[...] = source
-                plane *= scale
-                plane += bias
 
 
 class DeviceFinisher:
@@ -164,7 +158,7 @@ class DeviceFinisher:
     def __init__(self, product: Product) -> None:
         self.product = product
 
-    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
         """See `Finisher`."""
         return _DeviceCanvas(self.product, len(clips))
 
@@ -205,7 +199,7 @@ class HybridFinisher:
     def __init__(self, host: Finisher, device: DeviceFinisher) -> None:
         self.host, self.device = host, device
 
-    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
         """See `Finisher`."""
         return _HybridCanvas(self.host.open(clips), self.device.open(clips), len(clips))
 
@@ -241,9 +235,9 @@ class PlanesFinisher:
     def __init__(self, product: Product) -> None:
         self.product = product
 
-    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
         """See `Finisher`."""
-        return _PlanesCanvas(self.product, clips)
+        return _PlanesCanvas(self.product, decided(clips))
 
 
 class PlanesBuffer:

@@ -16,8 +16,8 @@ from fastvid.decode.pixels import Layout, resize
 from fastvid.decode.request import ClipRequest, Output
 from fastvid.format.flow import STEPS, ZERO
 from fastvid.format.packets import StreamInfo
+from fastvid.load.clip import Clip, Row, decided
 from fastvid.load.finish import Canvas, Finisher, PlanesBuffer
-from fastvid.load.plan import Clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class FlowFinisher:
     def __init__(self, product: FlowProduct) -> None:
         self.product = product
 
-    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
         """See `fastvid.load.finish.Finisher`."""
-        return _FlowCanvas(self.product, clips)
+        return _FlowCanvas(self.product, decided(clips))
 
 
 class _FlowCanvas(PlanesBuffer):
@@ -117,7 +117,7 @@ class StreamsFinisher:
     def __init__(self, finishers: Sequence[Finisher]) -> None:
         self.finishers = tuple(finishers)
 
-    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
         """Memory for the clips of all streams."""
         rows = len(clips) // len(self.finishers)
         parts = [clips[number * rows : (number + 1) * rows] for number in range(len(self.finishers))]

@@ -6,7 +6,7 @@ crops; each clip is then cut out of them, in the thread that decoded, into the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from fastvid.decode.recut import check_matrix
 from fastvid.decode.request import Box, ClipRequest
 
 if TYPE_CHECKING:
-    from fastvid.load.plan import Clip
+    from fastvid.load.clip import Clip
 
 
 def merged(parts: Sequence[Clip], row: int, rows: Sequence[int]) -> Clip:
@@ -41,25 +41,22 @@ def merged(parts: Sequence[Clip], row: int, rows: Sequence[int]) -> Clip:
     return replace(first, row=row, request=request, parts=tuple(parts), rows=tuple(rows))
 
 
-def join_neighbours(clips: list[Clip | None]) -> None:
-    """Merges neighbours that show one sample, in place."""
+def join_neighbours(clips: Sequence[Clip | None]) -> list[Clip | None]:
+    """The same clips, where neighbours that show one sample are to be read together."""
+    joined = list(clips)
     start = 0
     while start < len(clips):
         stop = start + 1
         first = clips[start]
         while first is not None and stop < len(clips):
             other = clips[stop]
-            if other is None or other.request.sample != first.request.sample:
+            if other is None or other.sample != first.sample:
                 break
             stop += 1
         parts = [clip for clip in clips[start:stop] if clip is not None]
         if len(parts) > 1:
             whole = merged(parts, start, range(start, stop))
             for clip in parts:
-                clips[clip.row] = replace(clip, read=whole)
+                joined[clip.row] = replace(clip, read=whole)
         start = stop
-
-
-def reads(clips: Iterable[Clip | None]) -> list[Clip]:
-    """What is decoded for these rows, each once."""
-    return list(dict.fromkeys(clip.read or clip for clip in clips if clip is not None))
+    return joined

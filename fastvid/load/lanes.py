@@ -17,6 +17,7 @@ from fastvid.decode.request import Decoder, DeviceRgb
 from fastvid.errors import MissingDependency, UsageError
 from fastvid.format.schema import Codec
 from fastvid.load.apart import ProcessLane
+from fastvid.load.arena import Arena
 
 AUTO: Final = Backend(name="auto", target="", device="", codecs=frozenset(Codec), install="")
 """Stands for the back-end that is chosen when the first iteration begins."""
@@ -88,7 +89,11 @@ def merge(chosen: Sequence[Backend]) -> Backend:
 
 
 def split_lanes(
-    chosen: Sequence[Backend], num_threads: int, device_lanes: int | None, clip_timeout: float | None = None
+    chosen: Sequence[Backend],
+    num_threads: int,
+    device_lanes: int | None,
+    clip_timeout: float = 0.0,
+    arena: Arena | None = None,
 ) -> list[Lanes]:
     """The lanes of some back-ends, one entry for each thread that decodes.
 
@@ -96,8 +101,8 @@ def split_lanes(
         chosen: The back-ends. Those of the CPU share its threads.
         num_threads: Threads of the CPU's back-ends, together.
         device_lanes: Lanes of each GPU back-end; by default what it says suits the device.
-        clip_timeout: Gives each lane a process of its own, which is killed when a clip takes longer, in seconds; None
-            decodes in this process.
+        clip_timeout: Seconds after which a worker process that gets nowhere is killed.
+        arena: Gives each lane a process of its own, which writes this memory; None decodes in this process.
 
     Raises:
         UsageError: A back-end leaves frames on a GPU, and so cannot run in a process of its own.
@@ -106,9 +111,9 @@ def split_lanes(
     lanes: list[Lanes] = []
     for one in chosen:
         own = max(1, num_threads // on_cpu) if not on_device(one) else device_lanes or one.lanes(num_threads)
-        if clip_timeout is not None and on_device(one):
+        if arena is not None and on_device(one):
             raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
-        lanes += [Lanes(one.open if clip_timeout is None else partial(ProcessLane, one, clip_timeout))] * own
+        lanes += [Lanes(one.open if arena is None else partial(ProcessLane, one, clip_timeout, arena))] * own
     return lanes
 
 

@@ -27,6 +27,7 @@ from fastvid.load.batch import Batch as Batch
 from fastvid.load.batch import assemble
 from fastvid.load.batches import MASKED, Batches, Last
 from fastvid.load.blocks import BlockShuffle
+from fastvid.load.clip import ClipPlanner
 from fastvid.load.engine import Run, Work
 from fastvid.load.finish import Product
 from fastvid.load.flow import StreamsCanvas
@@ -95,10 +96,10 @@ class ClipLoader:
         num_fetchers: Threads that read ahead of those, or the processes, that decode; by default none for local disks,
             where each reads for itself, and as many as a remote storage takes requests at once, 32 at most.
         timeout: Seconds that a batch may take before WorkerError names the clips in progress and ends the iteration.
-        workers: "thread" decodes in threads of this process, the fastest. "process" decodes in as many processes, of
-            about 100 MB each and a slot for one clip: one that hangs in native code or crashes is killed, its clip is
-            named and treated as `on_error` says, and the run goes on.
-        clip_timeout: Seconds that a clip may take in a worker process before it counts as hung.
+        workers: "thread" decodes in threads of this process. "process" takes as many processes, of about 100 MB, which
+            leave the interpreter to the training step, and write batches into memory that forked children share. One
+            that hangs in native code or crashes is killed, its clip named and treated as `on_error` says.
+        clip_timeout: Seconds that reading, or decoding, a clip may take in a process before it counts as hung.
         show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
         stats_file: Takes the same as JSON, one line a batch; an existing file is continued.
 
@@ -299,17 +300,20 @@ class ClipLoader:
             self._epoch, self._position, self._origin = self._epoch + 1, 0, 0
             return
         order = self._visits.order(self._seed, self._epoch)
-        parts = (self.dataset, self.frames, self.spatial, order, self.backend, self.streams, self.flow_stack)
-        planner = Planner(*parts)
+        parts = (self.frames, self.spatial, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
+        planner = Planner(self.dataset, order, ClipPlanner(*parts))
         if self.backend is AUTO:
-            clips = planner.plan(self.batches.share(self._position)).clips
-            self._served.decide([clip for clip in clips if clip is not None], self.world)
-        planner = replace(planner, backend=self.backend, views=self.views, join=self._served.join)
+            self._served.decide(planner.plan(self.batches.share(self._position)).clips, self.world)
+        one = replace(planner.clips, backend=self.backend, views=self.views)
+        # What is read ahead here must be decided here.
+        apart = one if self._served.decides and one.travels and not self._num_fetchers else None
+        planner = replace(planner, clips=one, join=self._served.join, decide=apart is None)
         run = Run(
             planner.plans(self.batches, self._position),
             self._served.lanes,
             self._served.finisher,
             prefetch=self._prefetch,
+            planner=apart,
             num_fetchers=self._num_fetchers,
         )
         self._run = run
@@ -371,6 +375,7 @@ class ClipLoader:
         return assemble(
             made[0],
             plan,
+            work.frames,
             set(errors),
             labels=self._labels,
             frames_shape=(*((self.views.num_views,) if self.views else ()), self.frames.num_frames),
@@ -380,9 +385,8 @@ class ClipLoader:
         )
 
     def _go(self, seed: int, epoch: int, position: int) -> None:
-        self._stop()
         self._seed, self._epoch, self._position = seed, epoch, position
-        self._origin = position
+        self._stop()
 
     def _stop(self) -> None:
         run, self._run = self._run, None

@@ -6,8 +6,10 @@ Sample numbers count through the datasets in their order, and so do shard number
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -55,15 +57,16 @@ class Mixture:
         self.datasets = tuple(datasets)
         self.weights = None if weights is None else tuple(float(weight) for weight in weights)
         lengths = [len(dataset) for dataset in datasets]
-        self._ends = np.cumsum(lengths)
-        self._shard_ends = np.cumsum([len(dataset.shard_sizes) for dataset in datasets])
-        self.starts: tuple[int, ...] = tuple((self._ends - lengths).tolist())
-        self._shard_starts = [0, *self._shard_ends[:-1].tolist()]
+        # Lists, because most questions are about one sample: looking into an array takes ten times as long.
+        self._ends = list(accumulate(lengths))
+        self._shard_ends = list(accumulate(len(dataset.shard_sizes) for dataset in datasets))
+        self.starts = (0, *self._ends[:-1])
+        self._shard_starts = (0, *self._shard_ends[:-1])
         self.num_samples = num_samples or sum(lengths)
         self.classes = _merged([dataset.classes for dataset in datasets])
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._ends[-1]
 
     def __repr__(self) -> str:
         return f"Mixture({list(self.datasets)}, weights={self.weights}, {self.num_samples} samples an epoch)"
@@ -98,7 +101,7 @@ class Mixture:
 
     def key(self, sample: int) -> str:
         """Key of a sample."""
-        number = int(np.searchsorted(self._ends, sample, side="right"))
+        number = bisect_right(self._ends, sample)
         return self.datasets[number].key(sample - self.starts[number])
 
     def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
@@ -114,17 +117,17 @@ class Mixture:
 
     def shard(self, index: int) -> Shard:
         """A shard."""
-        number = int(np.searchsorted(self._shard_ends, index, side="right"))
+        number = bisect_right(self._shard_ends, index)
         return self.datasets[number].shard(index - self._shard_starts[number])
 
     def is_open(self, index: int) -> bool:
         """Whether a shard was used before."""
-        number = int(np.searchsorted(self._shard_ends, index, side="right"))
+        number = bisect_right(self._shard_ends, index)
         return self.datasets[number].is_open(index - self._shard_starts[number])
 
     def shard_name(self, index: int) -> str:
         """Stem of a shard's files; with the dataset's folder, because names repeat over datasets."""
-        number = int(np.searchsorted(self._shard_ends, index, side="right"))
+        number = bisect_right(self._shard_ends, index)
         dataset = self.datasets[number]
         return f"{dataset.storage.url}/{dataset.shard_name(index - self._shard_starts[number])}"
 

@@ -1,10 +1,11 @@
-"""Positions to clips: all that is decided about a batch before a byte of it is read.
+"""Positions to rows, and rows to clips: all that is known about a batch before a byte of it is read.
 
 Pure functions of the dataset, the order, the sampler and the crop, so any thread, process or rank may make any batch.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,71 +14,38 @@ from typing import Final
 
 import numpy as np
 
-from fastvid.decode.backends import Backend
-from fastvid.decode.request import ClipRequest
-from fastvid.errors import FastvidError, UsageError
+from fastvid.errors import FastvidError
 from fastvid.format.dataset import Dataset
-from fastvid.format.packets import StreamInfo
-from fastvid.format.shard import Shard
-from fastvid.load.augment import Spatial
-from fastvid.load.batches import MASKED, Batches, Share
-from fastvid.load.draws import Draws
-from fastvid.load.joined import join_neighbours, merged
+from fastvid.load.batches import MASKED, Batches, IntArray, Share
+from fastvid.load.clip import ClipPlanner, Row, decided
+from fastvid.load.joined import join_neighbours
 from fastvid.load.mixture import Mixture
-from fastvid.load.sampling import Sampler
-from fastvid.load.streams import IntArray, check_flow, flow_request, stack_frames
-from fastvid.load.views import Views, check_views
 from fastvid.load.visits import EpochOrder
+
+_ROWS_AHEAD: Final = 256
+"""Rows whose samples are found at once."""
 
 MOST_FETCHERS: Final = 32
 """At 20 ms a request, 32 threads make 1,600 clips a second, more than 16 cores decode; 64 only cost switches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clip:
-    """One stream of one row of a batch, decided.
-
-    Attributes:
-        row: Row in the batch; streams beside the first count on: row r of B is row B + r of the second stream.
-        key: The sample's key.
-        shard: Where the sample lies.
-        shard_row: Its row there.
-        info: Its stream.
-        request: What is wanted of it.
-        frames: Frames that the clip shows, int64 [T]; with views [V, T].
-        parts: For clips that are decoded together, the clips that are cut out of this one.
-        rows: Rows of the batch that fail when this one does; none stands for `row`.
-        read: What is decoded for this clip when it is a part of another, None when it is decoded by itself.
-    """
-
-    row: int
-    key: str
-    shard: Shard
-    shard_row: int
-    info: StreamInfo
-    request: ClipRequest
-    frames: IntArray
-    parts: tuple[Clip, ...] = ()
-    rows: tuple[int, ...] = ()
-    read: Clip | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """One rank's part of a batch, decided.
+    """One rank's part of a batch.
 
     Attributes:
         share: Positions of the rows.
         samples: Number of the sample in each row, MASKED where there is none.
         keys: Key of each row's sample, empty where there is none.
-        clips: Each row's clip, or None: masked, or not planned because of an error; of each stream, in order.
-        errors: What kept a row from being planned, by row.
+        clips: Each row's clip, of each stream in order; a `Row` where it is not decided yet; None: masked, or not
+            decided because of an error.
+        errors: What kept a row from being decided, by row.
     """
 
     share: Share
     samples: list[int]
     keys: list[str]
-    clips: list[Clip | None]
+    clips: list[Row | None]
     errors: dict[int, Exception]
 
 
@@ -87,55 +55,64 @@ class Planner:
 
     Attributes:
         dataset: The samples.
-        sampler: Which frames.
-        spatial: Which crop and flip.
         order: Which samples when.
-        backend: What will decode them; a codec that it does not know is refused here.
-        streams: Which streams of a sample.
-        flow_stack: Flows for each frame.
-        views: Clips and crops of each sample; None for one clip, drawn at random or not as the sampler does.
+        clips: Which frames, crop and flip.
         join: Decode neighbours that show one sample together.
+        decide: Decide clips, which takes most of the time of planning; otherwise whoever decodes a row does.
     """
 
     dataset: Dataset | Mixture
-    sampler: Sampler
-    spatial: Spatial
     order: EpochOrder
-    backend: Backend
-    streams: tuple[str, ...] = ("rgb",)
-    flow_stack: int = 1
-    views: Views | None = None
+    clips: ClipPlanner
     join: bool = False
+    decide: bool = True
 
     def plans(self, batches: Batches, position: int) -> Iterator[Plan]:
         """The plans of all batches from `position` to the end of the epoch, each made when it is asked for."""
-        for number in range(batches.count(position)):
-            yield self.plan(batches.share(position + number * batches.size))
+        shares = (batches.share(position + number * batches.size) for number in range(batches.count(position)))
+        # What arithmetic on a few numbers costs does not depend on how many they are.
+        while some := list(itertools.islice(shares, max(1, _ROWS_AHEAD * batches.world.size // batches.size))):
+            samples = self._samples(np.concatenate([share.positions for share in some]))
+            ends = np.cumsum([len(share.positions) for share in some])
+            for share, part in zip(some, np.split(samples, ends[:-1]), strict=True):
+                yield self._plan(share, part)
 
     def plan(self, share: Share) -> Plan:
         """The plan of one rank's part of a batch."""
-        present = share.positions != MASKED
-        samples = np.full(len(share.positions), MASKED, dtype=np.int64)
-        samples[present] = self.order.ids(share.positions[present])
+        return self._plan(share, self._samples(share.positions))
+
+    def _samples(self, positions: IntArray) -> IntArray:
+        present = positions != MASKED
+        samples = np.full(len(positions), MASKED, dtype=np.int64)
+        samples[present] = self.order.ids(positions[present])
+        return samples
+
+    def _plan(self, share: Share, samples: IntArray) -> Plan:
+        present = samples != MASKED
         shards, rows = self.dataset.locate(samples[present])
         self._open(np.unique(shards).tolist())
-        empty: list[Clip | None] = [None] * (len(samples) * len(self.streams))
+        empty: list[Row | None] = [None] * (len(samples) * len(self.clips.streams))
         plan = Plan(share, samples.tolist(), [""] * len(samples), empty, {})
-        for row, shard, shard_row in zip(np.flatnonzero(present).tolist(), shards.tolist(), rows.tolist(), strict=True):
-            sample = plan.samples[row]
-            plan.keys[row] = self.dataset.key(sample)
+        for number, shard, shard_row in zip(
+            np.flatnonzero(present).tolist(), shards.tolist(), rows.tolist(), strict=True
+        ):
+            sample = plan.samples[number]
+            plan.keys[number] = key = self.dataset.key(sample)
             try:
-                clips = self._clips(row, sample, plan.keys[row], shard, shard_row, int(share.positions[row]))
-                for number, clip in enumerate(clips):
-                    at = row + number * len(samples)
-                    plan.clips[at] = replace(clip, row=at)
+                row = Row(number, key, self.dataset.shard(shard), shard_row, sample, int(share.positions[number]))
+                if not self.decide:
+                    plan.clips[number] = row
+                    continue
+                for stream, clip in enumerate(self.clips.decide(row)):
+                    at = number + stream * len(samples)
+                    plan.clips[at] = replace(clip, row=at) if stream else clip
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
-                place(error, self.dataset.shard_name(shard), plan.keys[row])
-                plan.errors[row] = error
+                place(error, self.dataset.shard_name(shard), key)
+                plan.errors[number] = error
             # Lets decode threads have the interpreter between clips; unasked it would change hands every 5 ms only.
             time.sleep(0)
         if self.join:
-            join_neighbours(plan.clips)
+            plan.clips[:] = join_neighbours(decided(plan.clips))
         return plan
 
     def _open(self, shards: list[int]) -> None:
@@ -146,54 +123,6 @@ class Planner:
             with ThreadPoolExecutor(min(at_once, len(closed)), thread_name_prefix="fastvid-open") as pool:
                 for opened in [pool.submit(self.dataset.shard, index) for index in closed]:
                     opened.exception()
-
-    def _clips(self, row: int, sample: int, key: str, shard_index: int, shard_row: int, position: int) -> list[Clip]:
-        """One clip for each stream, of the same frames and the same crop."""
-        shard = self.dataset.shard(shard_index)
-        infos = {stream: self._info(shard, shard_row, stream) for stream in self.streams}
-        picture, flow = infos.get("rgb"), infos.get("flow")
-        if flow is not None:
-            check_flow(flow, picture)
-        info = infos[self.streams[0]]
-        if self.views is not None:
-            return [self._viewed(self.views, row, sample, key, shard, shard_row, info)]
-        height = info.height // 2 if picture is None else picture.height
-        draws = Draws(self.order.seed, self.order.epoch, position)
-        view = self.spatial.draw(height, info.width, draws)
-        frames = self.sampler.draw(info.num_frames, draws)
-        clips = []
-        for stream, found in infos.items():
-            if stream == "flow":
-                stacked = stack_frames(frames, found.num_frames, self.flow_stack)
-                request = flow_request(sample, stacked, view.box, view.size, found, flip=view.flip)
-            else:
-                request = ClipRequest(sample, frames, view.box, view.size, view.flip)
-            clips.append(Clip(row, key, shard, shard_row, found, request, frames))
-        return clips
-
-    def _viewed(
-        self, views: Views, row: int, sample: int, key: str, shard: Shard, shard_row: int, info: StreamInfo
-    ) -> Clip:
-        """All views of a sample, to be decoded together."""
-        first, size = row * views.num_views, self.spatial.crop.output
-        frames = check_views(self.sampler, self.spatial).spread(info.num_frames, views.num_clips)
-        cuts = views.cuts(self.spatial, info.height, info.width)
-        requests = [ClipRequest(sample, shown, cut.box, size, cut.flip) for shown in frames for cut in cuts]
-        parts = [
-            Clip(first + number, key, shard, shard_row, info, request, request.frames)
-            for number, request in enumerate(requests)
-        ]
-        shown = np.repeat(frames, len(cuts), axis=0)
-        return replace(parts[0], row=row, frames=shown, read=merged(parts, row, [row]))
-
-    def _info(self, shard: Shard, shard_row: int, stream: str) -> StreamInfo:
-        info = shard.info(shard_row, stream)
-        if info.codec not in self.backend.codecs:
-            known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
-            raise UsageError(
-                f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"it decodes {known}"
-            )
-        return info
 
 
 def reads_at_once(dataset: Dataset | Mixture, asked: int | None = None) -> int:

@@ -12,10 +12,12 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import Planes, Rgb
 from fastvid.errors import UsageError
 from fastvid.load import auto
+from fastvid.load.arena import Arena
+from fastvid.load.buffers import BufferPool
+from fastvid.load.clip import Row, decided
 from fastvid.load.finish import DeviceFinisher, Finisher, HybridFinisher, PlanesFinisher, Product, RgbFinisher
 from fastvid.load.flow import FlowFinisher, FlowProduct, StreamsFinisher
 from fastvid.load.lanes import AUTO, Lanes, choose_backends, merge, on_device, split_lanes
-from fastvid.load.plan import Clip
 from fastvid.load.together import TogetherFinisher
 from fastvid.load.views import Views
 from fastvid.load.world import World
@@ -57,7 +59,7 @@ class Served:
         num_threads: Threads that decode on the CPU.
         prefetch: Batches made ahead.
         device_lanes: Lanes of each back-end that decodes on a GPU; by default as many as suit the device.
-        clip_timeout: Seconds that a clip may take in a worker process; None decodes in this process.
+        clip_timeout: Seconds after which a worker process that gets nowhere is killed; None decodes in this process.
 
     Attributes:
         backend: Those in use as one; `AUTO` before any is.
@@ -79,7 +81,14 @@ class Served:
         self.lanes: list[Lanes] = []
         self.finisher: Finisher
         self._shape, self._num_threads = shape, num_threads
-        self._prefetch, self._device_lanes, self._clip_timeout = prefetch, device_lanes, clip_timeout
+        self._prefetch, self._device_lanes, self._clip_timeout = prefetch, device_lanes, clip_timeout or 0.0
+        # Free batches that are kept for later ones.
+        self._arena = None if clip_timeout is None else Arena(prefetch + 1)
+
+    @property
+    def decides(self) -> bool:
+        """Whether worker processes can decide clips: each row is decoded by itself, and into its batch."""
+        return self._arena is not None and isinstance(self.finisher, RgbFinisher)
 
     def use(self, chosen: Sequence[Backend]) -> None:
         """Takes these back-ends from now on.
@@ -101,11 +110,12 @@ class Served:
         if shape.views is not None or self.join:
             num_views = shape.views.num_views if shape.views else 1
             self.finisher = TogetherFinisher(self.finisher, num_views=num_views, threads=self._num_threads)
-        self.lanes = split_lanes(chosen, self._num_threads, self._device_lanes, self._clip_timeout)
+        self.lanes = split_lanes(chosen, self._num_threads, self._device_lanes, self._clip_timeout, self._arena)
         self.backend = merge(chosen)
 
-    def decide(self, clips: Sequence[Clip], world: World) -> None:
-        """Takes the fastest back-end; all ranks take the same. See `fastvid.load.auto.agree`."""
+    def decide(self, rows: Sequence[Row | None], world: World) -> None:
+        """Takes what decodes these clips fastest; all ranks take the same. See `fastvid.load.auto.agree`."""
+        clips = [clip for clip in decided(rows) if clip is not None]
         kinds: frozenset[type] = frozenset({Planes}) if self._shape.needs_planes else frozenset()
         verdict = auto.agree(clips, world, self._shape.product.device, self._num_threads, kinds)
         _log.info("decoder %s: %s", verdict.name, verdict.reason)
@@ -141,5 +151,6 @@ class Served:
         if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
             host = PlanesFinisher(product)
         else:
-            host = RgbFinisher(product, keep=self._prefetch + 1, threads=len(on_host) * self._num_threads)
+            batches = self._arena or BufferPool(self._prefetch + 1)
+            host = RgbFinisher(product, batches, threads=len(on_host) * self._num_threads)
         return host if len(on_host) == len(chosen) else HybridFinisher(host, DeviceFinisher(product))

@@ -7,6 +7,7 @@ consumer, so that wait + compute is the time on the clock.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -75,6 +76,15 @@ class Counters:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.skips:
             self.skips.update(other.skips)
+
+    def sums(self) -> tuple[float, ...]:
+        """Every sum, in the order of the attributes, without the skips: what travels between processes."""
+        return tuple(getattr(self, name) for name in _SUMS)
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Counters:
+        """Those sums again."""
+        return cls(**dict(zip(_SUMS, sums, strict=True)))  # type: ignore[arg-type]
 
     @property
     def wait_share(self) -> float:

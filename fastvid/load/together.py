@@ -12,8 +12,8 @@ import torch
 from fastvid.decode.recut import SLACK, Recutter
 from fastvid.decode.request import Output, Planes, Rgb
 from fastvid.load.buffers import BufferPool
+from fastvid.load.clip import Clip, Row, decided
 from fastvid.load.finish import Canvas, Finisher
-from fastvid.load.plan import Clip
 
 # What a `Recutter` writes.
 _CUT: Final = frozenset({Planes, Rgb})
@@ -33,11 +33,11 @@ class TogetherFinisher:
         self.planes = BufferPool(threads)
         self.recutters: deque[Recutter] = deque()
 
-    def open(self, clips: Sequence[Clip | None]) -> Canvas:
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
         """See `Finisher`."""
         rows: list[Clip | None] = [None] * (len(clips) * self.num_views)
         reads: dict[int, Clip] = {}
-        for row, clip in enumerate(clips):
+        for row, clip in enumerate(decided(clips)):
             if clip is None:
                 continue
             if clip.read is None:

@@ -110,6 +110,7 @@ def _loader(config: Config, dataset: Dataset, member: Member, *, train: bool) ->
         fields=() if data.label == _LABEL else (data.label,),
         on_error=data.on_error,
         num_threads=data.num_threads,
+        workers=data.workers,
         prefetch=data.prefetch,
     )
     return Labelled(clips, data.label)

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 from fastvid.errors import UsageError
 from fastvid.load.augment import Transform
 from fastvid.load.batches import Last
-from fastvid.load.loader import OnError
 from fastvid.load.sampling import Sampler
+from fastvid.load.skips import OnError, Workers
 
 OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "lars", "lamb"]
 Groups = Literal["plain", "tsm"]
@@ -71,7 +71,8 @@ class DataConfig:
         last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.ClipLoader`.
         generation: Of the dataset; None pins the current one when the run begins.
         decoder: Back-end, or "auto".
-        num_threads: Decode threads of a rank; None takes the cores it may use.
+        num_threads: Decode threads of a rank, or processes; None takes the cores it may use.
+        workers: "thread", or "process", which leaves the interpreter to the step, see `fastvid.ClipLoader`.
         prefetch: Batches made ahead.
         group_size: Neighbouring clips of a global batch that one rank always gets together, so that what looks at
             several clips, ghost batch norm and mixing, is the same in any world. Shares are whole groups then.
@@ -96,6 +97,7 @@ class DataConfig:
     generation: int | None = None
     decoder: str = "auto"
     num_threads: int | None = None
+    workers: Workers = "thread"
     prefetch: int = 2
     group_size: int = 1
     on_error: OnError = "raise"
@@ -104,6 +106,7 @@ class DataConfig:
         _at_least(1, self, "global_batch_size", "eval_batch_size", "flow_stack", "group_size")
         _one_of(self, "on_error", OnError)
         _one_of(self, "last", Last)
+        _one_of(self, "workers", Workers)
         if self.frames.num_frames != self.eval_frames.num_frames:
             raise UsageError(
                 f"data.frames gives clips of {self.frames.num_frames} frames, "

@@ -232,12 +232,14 @@ def test_a_backend_that_fails_is_not_chosen(dataset, monkeypatch, caplog):
 def plans(dataset):
     from fastvid.load.augment import Spatial
     from fastvid.load.batches import Batches
+    from fastvid.load.clip import ClipPlanner
     from fastvid.load.order import Order
     from fastvid.load.plan import Planner
     from fastvid.load.world import World
 
     spatial = Spatial.of([fastvid.CenterCrop((96, 160))])
-    planner = Planner(dataset, fastvid.Segments(2), spatial, Order(len(dataset), 0, 0), lanes.AUTO)
+    one = ClipPlanner(fastvid.Segments(2), spatial, 0, 0, lanes.AUTO)
+    planner = Planner(dataset, Order(len(dataset), 0, 0), one)
     return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
 
 

@@ -11,8 +11,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +24,9 @@ from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import ChecksumError, MissingDependency, UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import Codec
+from fastvid.load.arena import Arena
 from fastvid.load.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.draws import Purpose
 from fastvid.load.loader import ClipLoader
 from fastvid.load.sampling import Segments
 from fastvid.load.views import Views
@@ -61,8 +66,9 @@ def build(tmp_path_factory):
     path = tmp_path_factory.mktemp("workers")
     data = make_clip(path / "clip.mp4", frames=20)
 
-    def make(name, *troubles):
-        keys = [*troubles, *(f"clip{n}" for n in range(SAMPLES - len(troubles)))]
+    def make(name, *troubles, at=0):
+        keys = [f"clip{n}" for n in range(SAMPLES - len(troubles))]
+        keys[at:at] = troubles
         pack(path / name, [[(key, data, n % 2) for n, key in enumerate(keys)]])
         return path / name
 
@@ -91,11 +97,27 @@ def processes():
     return found
 
 
+@dataclass(frozen=True)
+class OwnSampler:
+    """What a user may write: no worker process has its module."""
+
+    num_frames: int = 4
+    asked: ClassVar[set[int]] = set()
+
+    def draw(self, num_frames, draws):
+        self.asked.add(os.getpid())
+        return np.array(draws.integers(Purpose.FRAMES, num_frames, 4), dtype=np.int64)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
+        {"dtype": torch.float32},
         {"dtype": torch.float32, "layout": "BTCHW"},
+        {"dtype": torch.float16},
+        {"layout": "BTCHW"},
+        {"frames": OwnSampler()},
         {"frames": Segments(4, jitter=False), "spatial": CenterCrop(32), "views": Views(2, 3)},
         {"repeats": 2},
     ],
@@ -106,8 +128,10 @@ def test_processes_give_what_threads_give_and_end_with_the_loader(good, options)
     batches = list(loader)
     assert len(processes() - before) == 2  # kept for the next epoch
     expected = list(make(good, workers="thread", **options))
+    # All batches are kept here, so none may be written again while somebody has it.
     assert [rows(batch) for batch in batches] == [rows(batch) for batch in expected]
     total = loader.stats.total
+    assert total.clips == SAMPLES * options.get("repeats", 1)
     assert total.packets > 0
     assert total.bytes_read > 0
     assert total.decode_seconds > 0
@@ -119,9 +143,83 @@ def test_processes_give_what_threads_give_and_end_with_the_loader(good, options)
     assert processes() == before
 
 
+def test_memory_of_batches_that_nobody_keeps_is_written_again(good):
+    loader = make(good, prefetch=1)
+    # Not kept: each batch may lie where another one lay.
+    seen = [rows(batch) for _ in range(3) for batch in loader]
+    loader.close()
+    threads = make(good, workers="thread")
+    assert seen == [rows(batch) for _ in range(3) for batch in threads]
+
+
+def test_the_arena_gives_memory_back_and_takes_it_again():
+    arena = Arena(keep=1)
+    size = 4 << 20
+
+    def resident():
+        return os.fstat(arena.file).st_blocks * 512
+
+    taken = [arena.take(size) for _ in range(4)]
+    offsets = {arena.offset(array) for array in taken}
+    assert len(offsets) == 4
+    for value, array in enumerate(taken):
+        array[:] = value + 1
+    assert [set(array.tolist()) for array in (part[::4096] for part in taken)] == [{1}, {2}, {3}, {4}]
+    assert resident() == 4 * size
+    view = taken[0][size // 2 :]
+    assert arena.offset(view) == arena.offset(taken[0]) + size // 2
+    del taken, array
+    gc.collect()
+    assert resident() == 2 * size  # what `view` holds, and one free range
+    assert arena.offset(arena.take(size)) in offsets
+    assert set(view[::4096].tolist()) == {1}
+    del view
+    gc.collect()
+    assert resident() == size
+
+
+def test_a_loader_leaves_no_descriptor_and_no_memory_behind(good):
+    def shared():
+        return [line for line in Path("/proc/self/maps").read_text().splitlines() if "fastvid-batches" in line]
+
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd")), len(shared())
+    loader = make(good)
+    batch = next(iter(loader))
+    loader.close()
+    del loader
+    gc.collect()
+    assert len(shared()) == before[1] + 1
+    assert batch.video.float().mean() > 0  # lives on
+    del batch
+    gc.collect()
+    assert (len(os.listdir("/proc/self/fd")), len(shared())) == before
+
+
+def test_own_samplers_are_asked_in_the_process_that_has_them(good):
+    OwnSampler.asked.clear()
+    loader = make(good, frames=OwnSampler())
+    list(loader)
+    loader.close()
+    assert OwnSampler.asked == {os.getpid()}
+
+
+def test_a_worker_does_not_import_torch(good):
+    loader = make(good)
+    before = processes()
+    next(iter(loader))
+    (worker,) = processes() - before
+    maps = Path(f"/proc/{worker}/maps").read_text()
+    assert "libav" in maps
+    assert "libtorch" not in maps
+    loader.close()
+
+
+# At the beginning of what a worker was sent, and in the middle of it.
+@pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize(("trouble", "message"), [("hangs", "hung for 1 s and was killed"), ("crashes", "SIGSEGV")])
-def test_a_worker_that_is_lost_costs_its_clip_and_the_run_goes_on(build, trouble, message, caplog):
-    folder = build(trouble, trouble)
+def test_a_worker_that_is_lost_costs_its_clip_and_the_run_goes_on(build, trouble, message, at, caplog):
+    folder = build(f"{trouble}{at}", trouble, at=at)
     options = {"decoder": backend("TroubledDecoder"), "shuffle": False, "clip_timeout": 1.0, "spatial": CenterCrop(32)}
     loader = make(folder, on_error="skip", **options)
     batches = list(loader)
@@ -139,6 +237,20 @@ def test_a_worker_that_is_lost_costs_its_clip_and_the_run_goes_on(build, trouble
         list(strict)
     assert (caught.value.where["shard"], caught.value.where["key"]) == ("data-000000", trouble)
     strict.close()
+
+
+def test_a_worker_that_is_lost_between_batches_costs_no_clip(good, caplog):
+    loader = make(good, prefetch=1)
+    before = processes()
+    seen = []
+    for batch in loader:
+        seen += rows(batch)
+        time.sleep(0.5)  # what is read ahead is made by now, and the worker waits
+        for worker in processes() - before:
+            os.kill(worker, signal.SIGKILL)
+    loader.close()
+    assert seen == [row for batch in make(good, workers="thread") for row in rows(batch)]
+    assert loader.stats.total.skips.total() == 0
 
 
 def test_damage_is_found_in_workers_as_in_threads(build):
