@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from fastvid.errors import UsageError
+
 _HERE: Final = Path(__file__).parent
 # Beside this file in a checkout; where the user stands when bench is a part of an installation.
 RESULTS: Final = _HERE / "results" if _HERE.parent.joinpath("pyproject.toml").exists() else Path("bench/results")
@@ -64,6 +66,18 @@ def _first(file: str, field_name: str) -> str | None:
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field_name)), None)
+
+
+def measured_again(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
+    """A result of which one part is measured again, on a machine that may be another.
+
+    Raises:
+        UsageError: It was measured with other settings.
+    """
+    for key in now.keys() - {"machine"}:
+        if before.get(key) != now[key]:
+            raise UsageError(f"{key} was {before.get(key)!r} and is {now[key]!r}", hint="measure all parts again")
+    return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ cold          files that the system was asked to forget before each round
 http          fastvid over a web server on loopback that waits before each answer, against the disk; and by the
               server's own count the requests and bytes of a clip, planned and as a whole file, without any cache
 beside        the step time of a thread that launches many small operations, as a model on a GPU does, with batches
-              coming from fastvid and with one batch kept
+              coming from fastvid and with one batch kept; and as a control with a process that has no part in it
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from bench.beside import KINDS, beside
 from bench.cold import drop_from_cache
 from bench.corpus import shard
-from bench.harness import RESULTS, cores, machine_facts, write_json
+from bench.harness import RESULTS, cores, machine_facts, measured_again, write_json
 from bench.pipelines import PIPELINES, Batches, Work, decoder_alone, fastvid_loader, missing
 from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
@@ -46,7 +47,7 @@ DECODER: Final = "decoder alone"
 
 _SHARD: Final = 4  # videos of a shard
 _WARM: Final = 4
-_OPERATIONS: Final = 400
+_BESIDE: Final = 12  # its rounds are short
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, default=20, help="batches of a round (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")
     parser.add_argument("--latency", type=float, default=20.0, help="of the web server, ms (default %(default)s)")
+    parser.add_argument("--only", choices=("http", "beside"), help="one part; the others are taken from --json")
     parser.add_argument("--json", type=Path, default=RESULTS / "load.json", help="result file (%(default)s)")
 
 
@@ -80,20 +82,38 @@ def run(args: argparse.Namespace) -> int:
             shard(args.footage, profile, args.cache, options=small, name=f"{profile}-by-{_SHARD}")
             for profile in args.profiles
         ]
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers, "rows": []}
+    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers}
+    if args.only is None:
+        record["rows"] = []
+    else:
+        record = measured_again(json.loads(args.json.read_text()), record, args.only)
     for folder in folders:
         corpus = Corpus(str(folder), "tsn8")
         own = Path(f"{folder}.pipelines")
         own.mkdir(exist_ok=True)
         tars = tuple(sorted(map(str, folder.glob("*.tar"))))
         work = Work(str(folder), tuple(corpus.files), tars, str(own), args.batch, args.workers)
-        row = compare(work, args.rivals, args.batches, args.rounds)
-        row["http"] = over_http(work, args.batches, args.rounds, args.latency)
-        row["beside"] = {kind: beside(work, kind, args.rounds) for kind in ("thread", "process")}
-        record["rows"].append({"dataset": folder.name} | row)
-        print(json.dumps(record["rows"][-1], indent=1), flush=True)
+        row: dict[str, Any] = {"dataset": folder.name}
+        if args.only is None:
+            row |= compare(work, args.rivals, args.batches, args.rounds)
+        if args.only in (None, "http"):
+            row["http"] = over_http(work, args.batches, args.rounds, args.latency)
+        if args.only in (None, "beside"):
+            row["beside"] = {kind: beside(work, kind, _BESIDE * args.rounds) for kind in KINDS}
+        print(json.dumps(row, indent=1), flush=True)
+        if args.only is None:
+            record["rows"].append(row)
+        else:
+            record["rows"] = _replaced(record["rows"], row)
         write_json(args.json, record)
     return 0
+
+
+def _replaced(rows: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows, with those parts of one dataset that were measured again."""
+    if all(row["dataset"] != new["dataset"] for row in rows):
+        raise UsageError(f"there is no {new['dataset']!r} to measure again", hint="leave --only away")
+    return [row | new if row["dataset"] == new["dataset"] else row for row in rows]
 
 
 _VERSUS: Final = {DECODER: "fastvid_reaches"}
@@ -234,11 +254,13 @@ def _in_turn(
 def over_http(work: Work, batches: int, rounds: int, latency: float) -> dict[str, Any]:
     """fastvid over a server that waits, against fastvid on the disk."""
     os.environ.pop(CACHE_VARIABLE, None)  # every byte crosses the wire
-    with slow_server(Path(work.url), latency) as url:
+    with slow_server(Path(work.url), latency) as (url, server):
         remote = replace(work, url=url)
         pipelines = [Pipeline("local", {}, partial(fastvid_loader, work))]
         pipelines.append(Pipeline("http", {"latency_ms": latency}, partial(fastvid_loader, remote)))
+        before = cpu_of_family(server)
         local, http = _in_turn(pipelines, work, batches, rounds, cold=False)
+        served = cpu_of_family(server) - before
         planned = counted(url, lambda: one_epoch(url, work.batch))
         whole = counted(url, lambda: whole_files(url))
     return {
@@ -246,6 +268,8 @@ def over_http(work: Work, batches: int, rounds: int, latency: float) -> dict[str
         "local": _rates(local, batches * work.batch),
         "http": _rates(http, batches * work.batch),
         "http_over_local": _ratio(http, local),
+        # On the same cores, which a server elsewhere would leave to the loader.
+        "server_cpu_ms_a_clip": 1e3 * served / (rounds * (batches + _WARM) * work.batch),
         "a_clip": planned,
         "a_whole_file": whole,
         "whole_over_planned_bytes": whole["bytes"] / planned["bytes"],
@@ -282,66 +306,15 @@ def one_epoch(url: str, batch: int) -> int:
 
 
 @contextlib.contextmanager
-def slow_server(folder: Path, latency: float) -> Iterator[str]:
-    """The address of a server of `folder`."""
+def slow_server(folder: Path, latency: float) -> Iterator[tuple[str, int]]:
+    """The address and the process of a server of `folder`."""
     command = [sys.executable, "-m", "bench.slow_server", str(folder), str(latency)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}", process.pid
         finally:
             process.kill()
-
-
-def beside(work: Work, kind: str, rounds: int) -> dict[str, float]:
-    """By how much the step of a launch-bound thread takes longer while fastvid loads with the other cores."""
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    own = replace(work, workers=max(1, work.workers - 1))
-    process = context.Process(target=_launch, args=(theirs, own, kind, rounds))
-    process.start()
-    theirs.close()
-    kept, loaded = ours.recv()
-    process.join()
-    rises = [after / before for before, after in zip(kept, loaded, strict=True)]
-    return {
-        "step_ms_kept": 1e3 * statistics.median(kept),
-        "step_ms_loaded": 1e3 * statistics.median(loaded),
-        "rise": statistics.median(rises) - 1,
-        "rise_min": min(rises) - 1,
-        "rise_max": max(rises) - 1,
-    }
-
-
-def _launch(pipe: Connection, work: Work, kind: str, rounds: int) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    batches = fastvid_loader(work, workers=kind)
-    batch = next(batches)
-    small = torch.zeros(16)
-
-    def step() -> float:
-        begun = time.perf_counter()
-        for _ in range(_OPERATIONS):
-            small.add_(1)
-        return time.perf_counter() - begun
-
-    kept, loaded = [], []
-    for _ in range(rounds):
-        # While nobody takes batches the loader stands still, once it has made those ahead.
-        time.sleep(1.0)
-        kept.append(statistics.median(step() for _ in range(400)))
-        seen = []
-        for _ in range(10):
-            batch = next(batches)
-            # Steps until the loader has made good the batch just taken, about as long as a batch takes to make.
-            seen += [step() for _ in range(40)]
-        loaded.append(statistics.median(seen))
-    del batch
-    pipe.send((kept, loaded))
-    pipe.close()
-    os._exit(0)
 
 
 def cpu_of_family(pid: int | None) -> float:

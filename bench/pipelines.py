@@ -189,20 +189,21 @@ def streaming_loader(work: Work, *, prefetch: int = 2) -> Batches:
             for file in work.files:
                 out.write({"mp4": Path(file).read_bytes()})
 
-    class Videos(StreamingDataset):  # type: ignore[misc]
-        def __getitem__(self, index: int) -> Any:
-            return torchcodec_frames(super().__getitem__(index)["mp4"])
-
-    dataset = Videos(local=str(folder), shuffle=True, batch_size=work.batch, epoch_size=str(_EPOCH))
+    dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=work.batch, epoch_size=str(_EPOCH))
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_size=work.batch,
         num_workers=work.workers,
         prefetch_factor=prefetch,
+        collate_fn=_decoded,
         worker_init_fn=_single_threaded,
     )
     for batch in loader:
         yield normalize(batch)
+
+
+def _decoded(samples: list[dict[str, bytes]]) -> Tensor:
+    return torch.stack([torchcodec_frames(sample["mp4"]) for sample in samples])
 
 
 def spdl_loader(work: Work, *, prefetch: int = 2) -> Batches:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.harness import RESULTS, machine_facts, write_json
+from bench.harness import RESULTS, machine_facts, measured_again, write_json
 from bench.hosts import Hosts
 from bench.local_steps import Job, Ranks
 from bench.relay_steps import RATES
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     parts = PARTS if args.only is None else (args.only,)
     if args.only is not None:
-        record = _goes_on(json.loads(args.json.read_text()), record, args.only)
+        record = measured_again(json.loads(args.json.read_text()), record, args.only)
     # So that the namespaces go when this is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     base = Job("ddp", optim=OPTIM, step_s=args.step_ms / 1000, steps=args.steps)
@@ -165,18 +165,6 @@ def run(args: argparse.Namespace) -> int:
     if args.plots is not None:
         draw(record, args.plots)
     return 0
-
-
-def _goes_on(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
-    """A result of which one part is measured again, on a machine that may be another.
-
-    Raises:
-        UsageError: It was measured with other settings.
-    """
-    for key in now.keys() - {"machine"}:
-        if before.get(key) != now[key]:
-            raise UsageError(f"{key} was {before.get(key)!r} and is {now[key]!r}", hint="measure all parts again")
-    return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
 
 
 @contextlib.contextmanager
