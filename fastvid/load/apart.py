@@ -14,6 +14,7 @@ started, not forked, and import neither torch nor the user's modules.
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -40,6 +41,10 @@ from fastvid.storage import Storage
 
 _START_SECONDS: Final = 120.0
 """Longest start of a worker; importing PyAV takes a second on an idle machine."""
+
+_START_TRIES: Final = 3
+"""Workers that die at their start, one after another, before the iteration does: what kills one by chance (somebody who
+is short of memory) rarely kills three."""
 
 _POLL_MS: Final = 100
 """How often a waiting thread looks whether its iteration has ended, and whether its worker goes on."""
@@ -170,17 +175,21 @@ class ProcessLane:
         return task._replace(request=row.request, info=row.info, packets=packets)
 
     def _start(self, stopped: Callable[[], bool]) -> _Worker:
-        worker = _Worker(self._arena.file, self._place)
-        self._alive.append(worker)
         hello = Hello(self._backend, self._clip_seconds, self._arena.size, self._arena.offset(self._place))
-        try:
-            answer = worker.ask(hello, _START_SECONDS, stopped)
-        except _Silent as silence:
-            self._drop(worker)
-            raise WorkerError(f"worker process {worker.pid} {silence} before it was ready", hint=_HINT) from None
-        for failure in answer.failures.values():
-            self._drop(worker)
-            raise failure.error
+        for tries in itertools.count(1):
+            worker = _Worker(self._arena.file, self._place)
+            self._alive.append(worker)
+            try:
+                answer = worker.ask(hello, _START_SECONDS, stopped)
+            except _Silent as silence:
+                self._drop(worker)
+                if silence.died and tries < _START_TRIES:
+                    continue
+                raise WorkerError(f"worker process {worker.pid} {silence} before it was ready") from None
+            for failure in answer.failures.values():
+                self._drop(worker)
+                raise failure.error
+            break
         self._worker = worker
         return worker
 
@@ -193,9 +202,9 @@ class ProcessLane:
 class _Silent(Exception):
     """A worker will not answer; says what became of it."""
 
-    def __init__(self, message: str, *, unwanted: bool = False) -> None:
+    def __init__(self, message: str, *, died: bool = False, unwanted: bool = False) -> None:
         super().__init__(message)
-        self.unwanted = unwanted
+        self.died, self.unwanted = died, unwanted
 
 
 class _Worker:
@@ -267,7 +276,7 @@ class _Worker:
         try:
             return Answer(*self._connection.recv())
         except (EOFError, OSError):
-            raise _Silent(_ended(self._process.wait())) from None
+            raise _Silent(_ended(self._process.wait()), died=True) from None
 
     def kill(self) -> None:
         """Kills the process by its id and waits for its end; an idle one ends by itself."""
@@ -279,7 +288,7 @@ class _Worker:
         try:
             self._connection.send(message)
         except OSError:
-            raise _Silent(_ended(self._process.wait())) from None
+            raise _Silent(_ended(self._process.wait()), died=True) from None
 
 
 def _copy(memory: UInt8Array | None, row: Row, output: Output | SharedRow) -> None:

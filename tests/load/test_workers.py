@@ -216,11 +216,12 @@ def test_a_worker_does_not_import_torch(good):
 
 
 # At the beginning of what a worker was sent, and in the middle of it.
-@pytest.mark.parametrize("at", [0, 2])
-@pytest.mark.parametrize(("trouble", "message"), [("hangs", "hung for 1 s and was killed"), ("crashes", "SIGSEGV")])
+@pytest.mark.parametrize(
+    ("trouble", "message", "at"), [("hangs", "hung for 3 s and was killed", 2), ("crashes", "SIGSEGV", 0)]
+)
 def test_a_worker_that_is_lost_costs_its_clip_and_the_run_goes_on(build, trouble, message, at, caplog):
     folder = build(f"{trouble}{at}", trouble, at=at)
-    options = {"decoder": backend("TroubledDecoder"), "shuffle": False, "clip_timeout": 1.0, "spatial": CenterCrop(32)}
+    options = {"decoder": backend("TroubledDecoder"), "shuffle": False, "clip_timeout": 3.0, "spatial": CenterCrop(32)}
     loader = make(folder, on_error="skip", **options)
     batches = list(loader)
     lost = [key for batch in batches for key, valid in zip(batch.key, batch.valid, strict=True) if not valid]
@@ -245,12 +246,33 @@ def test_a_worker_that_is_lost_between_batches_costs_no_clip(good, caplog):
     seen = []
     for batch in loader:
         seen += rows(batch)
-        time.sleep(0.5)  # what is read ahead is made by now, and the worker waits
+        while len(seen) < SAMPLES and not loader._run.ready:
+            time.sleep(0.01)  # when the next batch is made, the worker waits
         for worker in processes() - before:
             os.kill(worker, signal.SIGKILL)
     loader.close()
     assert seen == [row for batch in make(good, workers="thread") for row in rows(batch)]
     assert loader.stats.total.skips.total() == 0
+
+
+def test_a_worker_that_is_lost_at_its_start_costs_nothing_but_not_for_ever(good, tmp_path, monkeypatch):
+    armed = tmp_path / "armed"
+    body = f'rm {armed}/$(ls {armed} | head -1) && kill -9 $$; exec {sys.executable} "$@"'
+    stub = tmp_path / "python"
+    stub.write_text(f"#!/bin/sh\n{body}\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stub))
+    armed.mkdir()
+    for tries in range(2):
+        (armed / str(tries)).touch()
+    loader = make(good)
+    assert sum(len(rows(batch)) for batch in loader) == SAMPLES
+    loader.close()
+    for tries in range(9):
+        (armed / str(tries)).touch()
+    with pytest.raises(WorkerError, match="died of SIGKILL before it was ready"):
+        list(loader)
+    assert len(list(armed.iterdir())) == 6
 
 
 def test_damage_is_found_in_workers_as_in_threads(build):

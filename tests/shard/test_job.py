@@ -132,12 +132,12 @@ def test_killed_between_commit_and_clean_up_it_is_complete(folder, undisturbed, 
 def test_what_is_staged_is_not_encoded_again_and_damage_to_it_is_noticed(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="encode:9").returncode == -9
-    staged = sorted((out / "ledger-parts" / "staging").rglob("0*"))
-    shards = len(tars(out))
-    assert 3 * shards + len(staged) == 8
-    if staged:
-        # As a power cut may leave it.
-        staged[0].write_bytes(staged[0].read_bytes()[:-100])
+    # Of complete shards too, where it died while one was packed.
+    waiting = sorted((out / "ledger-parts" / "staging").rglob("0*"))
+    staged = [path for path in waiting if f"{path.parent.name}.tar" not in tars(out)]
+    assert 3 * len(tars(out)) + len(staged) == 8
+    # As a power cut may leave it.
+    staged[0].write_bytes(staged[0].read_bytes()[:-100])
     done = command(folder, "--out", out, *OPTIONS, "--workers", 2)
     assert done.returncode == 3, done.stderr
     assert tars(out) == tars(undisturbed[0])
@@ -193,7 +193,7 @@ def test_another_source_list_or_build_is_refused_by_name(folder, unfinished, tmp
 
 def test_another_build_goes_on_when_allowed_and_is_recorded_per_shard(folder, tmp_path):
     out = tmp_path / "out"
-    assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="encode:8").returncode == -9
+    assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="ledger:2").returncode == -9
     other = {"FASTVID_FFMPEG": imageio_ffmpeg.get_ffmpeg_exe()}
     done = command(folder, "--out", out, *OPTIONS, "--other-build", **other)
     assert done.returncode == 3, done.stderr

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -283,16 +284,18 @@ def test_the_users_random_numbers_are_left_alone():
 def test_reading_is_not_kept_alive_by_a_program_that_ends():
     # The server never answers and patience is long; the program must end although its pool is still trying.
     code = (
-        "import sys, threading, time; from fastvid.storage import open_storage, RemoteOptions\n"
+        "import sys, threading; from fastvid.storage import open_storage, RemoteOptions\n"
         "s = open_storage(sys.argv[1], options=RemoteOptions(stall_seconds=1, patience_seconds=1000))\n"
         "s.read('ok'); ranges = [(0, memoryview(bytearray(1))) for _ in range(4)]\n"
-        "t = threading.Thread(target=s.read_into, args=('a.bin', ranges), daemon=True); t.start(); time.sleep(0.5)\n"
+        "t = threading.Thread(target=s.read_into, args=('a.bin', ranges), daemon=True); t.start(); sys.stdin.read()\n"
     )
     with FaultyServer() as server:
         server.files |= {"a.bin": DATA, "ok": b"ok"}
         server.faults.extend(["none", *["stall"] * 100])
-        run = subprocess.run(
-            [sys.executable, "-c", code, server.url], capture_output=True, text=True, check=False, timeout=60
-        )
-        assert run.returncode == 0, run.stderr
+        command, pipes = [sys.executable, "-c", code, server.url], dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, text=True, **pipes) as process:
+            while len(server.gets()) < 5 and process.poll() is None:
+                time.sleep(0.01)
+            _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
         assert len(server.gets()) >= 5
