@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,41 +123,49 @@ def test_threads_and_worlds_give_the_same_pixels(compact, spatial):
     assert [rows(batch) for batch in make(compact, spatial=spatial, seed=1)] != alone
 
 
+WORLDS = (2, 3, 5)
+
 RANK = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[1])
-from tests.load.test_loader_video import make, rows
+from tests.load.test_loader_video import WORLDS, make, rows
 
 options = {"rank": None, "world_size": None, "global_batch_size": 5}
-loader = make(sys.argv[2], **options)
-batches, states = [], []
-for number, batch in enumerate(loader):
-    batches.append(rows(batch))
-    states.append(loader.state_dict())
-    if number == 0:
-        break
-resumed = make(sys.argv[2], **options)
-resumed.load_state_dict(states[0])
-batches += [rows(batch) for batch in resumed] + [rows(batch) for batch in resumed]
-print(json.dumps({"batches": batches, "state": resumed.state_dict()}))
+found = {}
+for world in WORLDS:
+    if int(os.environ["RANK"]) >= world:
+        continue
+    os.environ["WORLD_SIZE"] = str(world)
+    loader = make(sys.argv[2], **options)
+    batches, states = [], []
+    for number, batch in enumerate(loader):
+        batches.append(rows(batch))
+        states.append(loader.state_dict())
+        if number == 0:
+            break
+    resumed = make(sys.argv[2], **options)
+    resumed.load_state_dict(states[0])
+    batches += [rows(batch) for batch in resumed] + [rows(batch) for batch in resumed]
+    found[world] = {"batches": batches, "state": resumed.state_dict()}
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
-def test_real_processes_give_what_one_gives(compact, world, monkeypatch):
+def test_real_processes_give_what_one_gives(compact):
     """Torchrun's environment, no arguments; each rank stops after a batch, resumes, and runs a second epoch."""
-    monkeypatch.setenv("WORLD_SIZE", str(world))
-    processes = []
-    for rank in range(world):
-        monkeypatch.setenv("RANK", str(rank))
-        command = [sys.executable, "-c", RANK, str(Path(__file__).parents[2]), str(compact)]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-    results = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
-    together = [[row for part in parts for row in part] for parts in zip(*(r["batches"] for r in results), strict=True)]
+    command = [sys.executable, "-c", RANK, str(Path(__file__).parents[2]), str(compact)]
+    processes = [
+        subprocess.Popen(command, env=os.environ | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(max(WORLDS))
+    ]
+    results = [json.loads(process.communicate(timeout=200)[0]) for process in processes]
     loader = make(compact, global_batch_size=5)
-    assert together == [rows(batch) for _ in range(2) for batch in loader]
-    for result in results:
-        assert result["state"] == loader.state_dict()
+    expected = [rows(batch) for _ in range(2) for batch in loader]
+    for world in WORLDS:
+        ranks = [result[str(world)] for result in results[:world]]
+        together = zip(*(rank["batches"] for rank in ranks), strict=True)
+        assert [[row for part in parts for row in part] for parts in together] == expected
+        assert all(rank["state"] == loader.state_dict() for rank in ranks)
 
 
 def test_dali_and_pyav_serve_the_same_clips(vp9):

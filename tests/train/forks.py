@@ -12,6 +12,7 @@ import runpy
 import sys
 import traceback
 
+import torch._dynamo  # torch imports it with the first optimizer, for two seconds
 import torch.distributed
 import torch.nn.parallel  # noqa: F401
 

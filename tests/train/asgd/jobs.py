@@ -1,8 +1,9 @@
 """``sync=asgd`` under the real trainer: ranks of one job, and jobs of their own.
 
 ``python -m tests.train.asgd.jobs FOLDER SCENARIO...`` on every rank, as `tests.train.sync.lab` does; or
-``python -m tests.train.asgd.jobs FOLDER job NAME PORT`` for a job of one process, which begins when the file "go" is
-there: the server where NAME begins with "server", else a client of it.
+``python -m tests.train.asgd.jobs FOLDER job NAME PORT`` for a job of one process: the server where NAME begins with
+"server", else a client of it. It begins when the file "go" is there, and takes its first step when all that the file
+names are about to.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # torch does it with the first optimizer, for seconds in which others would train on
 
 from fastvid.load.world import World
 from fastvid.train.elastic import Member
@@ -27,6 +29,13 @@ PAUSE_S = 0.005
 
 def slow(made: Trainer) -> None:
     made.replica.model.register_forward_pre_hook(lambda *_: time.sleep(STEP_S))
+
+
+def meet(own: Path, others: list[Path]) -> None:
+    if not own.exists():
+        own.touch()
+        while not all(other.exists() for other in others):
+            time.sleep(PAUSE_S)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -52,11 +61,17 @@ def job(folder: Path, name: str, port: str) -> None:
     (folder / f"{name}.ready").touch()
     while not (folder / "go").exists():
         time.sleep(PAUSE_S)
+    others = [folder / f"{other}.steps" for other in (folder / "go").read_text().split()]
     server = name.startswith("server")
     place = {"port": int(port)} if server else {"server": f"127.0.0.1:{port}"}
+
+    def setup(made: Trainer) -> None:
+        slow(made)
+        made.replica.model.register_forward_pre_hook(lambda *_: meet(folder / f"{name}.steps", others))
+
     case = lab.Case(
-        sync="asgd", setup=slow, run={"checkpoint_every_s": 0.0},
-        options={"lease_batches": LEASE_BATCHES, "shards": 2, "timeout_s": 20.0, **place},
+        sync="asgd", setup=setup, run={"checkpoint_every_s": 0.0},
+        options={"lease_batches": LEASE_BATCHES, "shards": 2, **place},
     )  # fmt: skip
     torch.save(lab.run(case, folder / ("server" if server else name), ALONE), folder / f"{name}.pt")
 

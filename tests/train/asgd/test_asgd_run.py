@@ -193,8 +193,9 @@ class Jobs:
     def run(self, **faults: str) -> dict[str, int]:
         """Exit codes by name; a name comes with what is to kill it, or nothing."""
         (self.folder / "go").unlink(missing_ok=True)
-        for old in self.folder.glob("*.ready"):
-            old.unlink()
+        for kind in ("ready", "steps"):
+            for old in self.folder.glob(f"*.{kind}"):
+                old.unlink()
         command = [sys.executable, "-W", "error", "-m", jobs.__name__, str(self.folder), "job"]
         running = {
             name: subprocess.Popen(
@@ -206,7 +207,9 @@ class Jobs:
         while len(list(self.folder.glob("*.ready"))) < len(faults):
             assert time.monotonic() < end
             time.sleep(0.02)
-        (self.folder / "go").touch()
+        # Renamed, because it is read as soon as it is there.
+        (self.folder / "names").write_text(" ".join(faults))
+        (self.folder / "names").rename(self.folder / "go")
         return {name: process.wait(timeout=200) for name, process in running.items()}
 
 

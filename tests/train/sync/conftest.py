@@ -1,9 +1,13 @@
-"""Runs all scenarios once, grouped by world, because a process takes seconds to start."""
+"""Runs all scenarios once, grouped by world, because a process takes seconds to start; also once for all workers of
+pytest-xdist."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,33 +43,39 @@ class Outcomes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.started: set[int] = set()
 
     def __call__(self, world: int, name: str) -> list[Outcome]:
         here = self.folder / str(world)
-        if world == 1:
-            path = here / f"{name}.pt"
-            if not path.exists():
+        with self._once(str(world) if world > 1 else f"1-{name}") as begin:
+            if begin and world == 1:
                 self._prepare(here, name)
-                torch.save(scenarios.SCENARIOS[name](here / name, ALONE), path)
-            return [torch.load(path)]
-        if world not in self.started:
-            self.started.add(world)
-            for name_of_world in BY_WORLD[world]:
-                self._prepare(here, name_of_world)
-            assert toy.spawn(world, here, *BY_WORLD[world], module=scenarios.__name__) == [0] * world
+                torch.save(scenarios.SCENARIOS[name](here / name, ALONE), here / f"{name}-0.pt")
+            elif begin:
+                for name_of_world in BY_WORLD[world]:
+                    self._prepare(here, name_of_world)
+                assert toy.spawn(world, here, *BY_WORLD[world], module=scenarios.__name__) == [0] * world
         return lab.results(here, name, world)
 
     def killed(self) -> Path:
         """The folder of a run of two ranks, one of which was killed."""
         here = self.folder / "killed"
-        if not here.exists():
-            here.mkdir()
-            codes = toy.spawn(2, here, "killed", module=scenarios.__name__)
-            # The other rank finds that its peer is gone.
-            assert codes[1] == -signal.SIGKILL
-            assert codes[0] not in (0, -signal.SIGKILL)
+        with self._once("killed") as begin:
+            if begin:
+                here.mkdir()
+                codes = toy.spawn(2, here, "killed", module=scenarios.__name__)
+                # The other rank finds that its peer is gone.
+                assert codes[1] == -signal.SIGKILL
+                assert codes[0] not in (0, -signal.SIGKILL)
         return here / "killed"
+
+    @contextlib.contextmanager
+    def _once(self, name: str) -> Iterator[bool]:
+        """Whether this is to be run now; while somebody else runs it, waits."""
+        done = self.folder / f"{name}.done"
+        with open(self.folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield not done.exists()
+            done.touch()
 
     def _prepare(self, here: Path, name: str) -> None:
         here.mkdir(exist_ok=True)
@@ -74,5 +84,8 @@ class Outcomes:
 
 
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(tmp_path_factory.mktemp("sync"))
+def outcomes(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcomes:
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "sync"
+    folder.mkdir(exist_ok=True)
+    return Outcomes(folder)
