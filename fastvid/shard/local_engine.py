@@ -58,14 +58,12 @@ class LocalEngine:
                 if not busy:
                     return
                 pause = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-                for key, _ in selector.select(pause):
-                    outcome = self._hear(key.data, selector)
-                    if outcome is not None:
-                        outcomes.append(outcome)
-                for worker in [worker for worker in self._pool if worker.overdue]:
-                    outcome = self._lost(worker, selector, stuck=True)
-                    if outcome is not None:
-                        outcomes.append(outcome)
+                try:
+                    self._look(selector, pause, outcomes)
+                except WorkerError:
+                    # What others have done is not done again when the job goes on.
+                    yield from outcomes
+                    raise
 
     def close(self) -> None:
         """See `fastvid.shard.engines.Engine`."""
@@ -86,6 +84,17 @@ class LocalEngine:
                 self._pool.append(worker)
                 selector.register(worker.child.output, selectors.EVENT_READ, worker)
             worker.give(task)
+
+    def _look(self, selector: selectors.BaseSelector, pause: float, outcomes: list[Outcome]) -> None:
+        """Takes in what workers have to say, and adds what came out."""
+        for key, _ in selector.select(pause):
+            outcome = self._hear(key.data, selector)
+            if outcome is not None:
+                outcomes.append(outcome)
+        for worker in [worker for worker in self._pool if worker.overdue]:
+            outcome = self._lost(worker, selector, stuck=True)
+            if outcome is not None:
+                outcomes.append(outcome)
 
     def _hear(self, worker: _Worker, selector: selectors.BaseSelector) -> Outcome | None:
         try:

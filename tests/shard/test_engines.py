@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from fastvid.errors import WorkerError
+from fastvid.shard import local_engine
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.limits import Limits
 from fastvid.shard.local_engine import LocalEngine
@@ -125,6 +127,35 @@ def test_workers_that_cannot_start_are_an_error_and_no_endless_loop(folder, monk
     monkeypatch.setattr(sys, "executable", stub(folder / "python", "echo no such luck >&2; exit 1"))
     with closing(LocalEngine(settings(), workers=1)) as engine, pytest.raises(WorkerError, match="no such luck"):
         list(engine.run(tasks(folder, *["a.mp4"] * 10)))
+
+
+def test_what_is_done_when_workers_cease_to_start_is_given_first(folder, monkeypatch):
+    class Both(selectors.DefaultSelector):
+        """Waits until both workers have something to say; the first goes first."""
+
+        def select(self, timeout=None):
+            while len(ready := super().select(timeout)) < 2:
+                time.sleep(0.01)
+            return sorted(ready, key=lambda key: key[0].data.child.pid != first)
+
+    def hear(worker):
+        if worker.child.pid != first:
+            raise EOFError
+        while (outcome := real(worker)) is None:
+            pass
+        return outcome
+
+    real = local_engine._Worker.hear
+    monkeypatch.setattr(local_engine, "_MOST_STILLBORN", 1)
+    with closing(LocalEngine(settings(), workers=2)) as engine:
+        list(engine.run(tasks(folder, "a.mp4")))
+        first = engine._pool[0].child.pid
+        monkeypatch.setattr(selectors, "DefaultSelector", Both)
+        monkeypatch.setattr(local_engine._Worker, "hear", hear)
+        running, got = engine.run(tasks(folder, "b.mp4", "c.mp4")), []
+        with pytest.raises(WorkerError, match="1 workers died"):
+            got.extend(outcome.index for outcome in running)
+    assert got == [0]
 
 
 def test_memory_of_workers_is_bounded(folder):
