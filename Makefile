@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 USER_STAMP := $(VENV)/.user
 DEV_STAMP := $(VENV)/.dev
 
-.PHONY: demo test check docs soak release-check clean
+.PHONY: demo test check matrix docs soak release-check clean
 
 demo: $(USER_STAMP)
 	$(BIN)/fastvid demo
@@ -19,6 +19,10 @@ check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The core tests with Debian's ffmpeg, the newest and the lowest versions, in throw-away environments (noxfile.py).
+matrix: $(DEV_STAMP)
+	$(BIN)/nox
 
 docs: $(DEV_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -1,0 +1,62 @@
+"""The core tests in throw-away environments: `make matrix` for all of them, `nox -s lowest` for one.
+
+Every session runs a user's first steps (`tests/test_first_steps.py`: doctor, shard, index, verify, load) and the tests
+of the format, of decoding and of loading. The last line it prints is the environment: versions and counts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.error_on_missing_interpreters = True
+
+PRODUCT = ".[torch,dali-cuda13,object-stores,flow,report]"
+TOOLS = ".[dev]"
+TESTS = (
+    "tests/test_first_steps.py",
+    "tests/test_package.py",
+    "tests/format",
+    "tests/decode",
+    "tests/conformance",
+    "tests/load",
+)
+
+
+@nox.session(venv_backend="none")
+def debian(session: nox.Session) -> None:
+    """This interpreter and the pinned versions, with the ffmpeg that the system has installed."""
+    ffmpeg = shutil.which("ffmpeg")
+    if ffmpeg is None:
+        session.error("there is no ffmpeg on PATH; `apt-get install ffmpeg` first")
+    _test(session, "tests/shard", "tests/storage", "tests/demo", FASTVID_FFMPEG=ffmpeg)
+
+
+@nox.session(python=["3.12", "3.13"])
+def newest(session: nox.Session) -> None:
+    """The newest version of everything that pyproject.toml admits."""
+    session.install("--upgrade", PRODUCT, TOOLS)
+    _test(session)
+
+
+@nox.session(python="3.11")
+def lowest(session: nox.Session) -> None:
+    """The lowest versions that pyproject.toml admits."""
+    session.install("--resolution", "lowest-direct", PRODUCT)
+    session.install(TOOLS)  # leaves what is installed as it is
+    _test(session)
+
+
+def _test(session: nox.Session, *more: str, **environment: str) -> None:
+    report = Path(session.create_tmp()) / "junit.xml"
+    arguments = session.posargs or (*TESTS, *more)
+    options = ("-q", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", f"--junitxml={report}")
+    python = "python" if session.virtualenv.bin_paths else sys.executable
+    try:
+        session.run(python, "-m", "pytest", *options, *arguments, env=environment, external=True)
+    finally:
+        session.run(python, "-m", "tests.environment", session.name, str(report), env=environment, external=True)
