@@ -40,7 +40,11 @@ class TorchcodecJob:
 
     def __init__(self, corpus: Corpus, source: str, seek: str, crop: str, ffmpeg_threads: int) -> None:
         import torch
-        from torchcodec.decoders import VideoDecoder
+
+        from fastvid.decode.torchcodec import VideoDecoder
+
+        torch.set_num_threads(1)
+        # Only now, for the line above has found an FFmpeg for it.
         from torchcodec.transforms import DecoderTransform
 
         class Crop(DecoderTransform):  # type: ignore[misc]
@@ -56,7 +60,6 @@ class TorchcodecJob:
             def _get_output_dims(self) -> tuple[int | None, int | None]:
                 return self.box.height, self.box.width
 
-        torch.set_num_threads(1)
         self._requests = corpus.requests
         self._sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
         self._crop = Crop if crop == "decoder" else None

@@ -103,7 +103,7 @@ def decoder_alone(work: Work) -> Batches:
 
 def torchcodec_frames(source: Any, seek: str = "approximate") -> Tensor:
     """Random frames and crop of a video by torchcodec, uint8 [3, T, H, W]."""
-    from torchcodec.decoders import VideoDecoder
+    from fastvid.decode.torchcodec import VideoDecoder
 
     decoder = VideoDecoder(source, seek_mode=seek, num_ffmpeg_threads=1)
     count = decoder.metadata.num_frames

@@ -50,10 +50,12 @@ class Backend:
         module, _, attribute = self.target.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
+        except MissingDependency as error:
+            raise MissingDependency(f"decoder {self.name!r} does not load: {error.message}", hint=error.hint) from error
         except ImportError as error:
-            raise MissingDependency(
-                f"decoder {self.name!r} does not load: {error}", hint=f"pip install {self.install!r}"
-            ) from error
+            # What is installed and does not load is not helped by installing it.
+            hint = f"pip install {self.install!r}" if isinstance(error, ModuleNotFoundError) else None
+            raise MissingDependency(f"decoder {self.name!r} does not load: {error}", hint=hint) from error
 
     def open(self, **options: Any) -> Decoder:
         """A new decoder, to be used by one thread at a time."""

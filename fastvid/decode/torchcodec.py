@@ -9,24 +9,98 @@ bitstream, so streams other than BT.601 are refused. On a GPU NVIDIA's converter
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import re
+import sys
 import threading
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, ClassVar
 
+import av
 import numpy as np
 import torch
 
-from fastvid.decode import nvdec
+from fastvid.decode import libraries, nvdec
 from fastvid.decode.container import WrappedClip, check_target, wrap
 from fastvid.decode.pixels import resize
 from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
 from fastvid.errors import DecodeError, FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import Codec
 
-try:
+# What importing it raises where its libraries do not load.
+_NOT_LOADED = (ImportError, OSError, RuntimeError)
+# Of FFmpeg and of torchcodec itself: missing where a library of torchcodec is for another version of FFmpeg.
+_OF_ANOTHER_FFMPEG = re.compile(r"lib(av|sw|torchcodec_)\w+\.so[.\d]*: cannot open")
+
+
+def _video_decoder() -> Any:
+    """torchcodec's ``VideoDecoder``, over the system's FFmpeg or, where no version there fits, over PyAV's.
+
+    Raises:
+        ImportError: torchcodec is not installed.
+        MissingDependency: It is installed, and does not load.
+    """
+    spec = importlib.util.find_spec("torchcodec")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("torchcodec is not installed")
+    try:
+        return _imported()
+    except _NOT_LOADED:
+        libraries.share()
+    # Since 0.16 it can be imported without FFmpeg, perhaps by others and long ago, and then never looks for it again.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchcodec"]:
+        del sys.modules[name]
+    try:
+        return _imported()
+    except _NOT_LOADED as error:
+        raise _does_not_load(Path(spec.origin).parent) from error
+
+
+def _imported() -> Any:
+    import torchcodec
     from torchcodec.decoders import VideoDecoder
-except (ImportError, OSError, RuntimeError) as error:  # it raises RuntimeError where no FFmpeg libraries fit
-    raise ImportError(str(error).strip().partition("\n")[0]) from error
+
+    if torchcodec.ffmpeg_major_version is None:
+        raise ImportError("torchcodec has found no FFmpeg")
+    return VideoDecoder
+
+
+def _does_not_load(package: Path) -> MissingDependency:
+    """The error that says why in the loader's own words; torchcodec's message holds those of every attempt."""
+    files = [path for kind in ("core", "custom_ops", "image") for path in sorted(package.glob(f"lib*_{kind}*.so"))]
+    words = filter(None, map(_problem, files))
+    reason = next((text for text in words if not _OF_ANOTHER_FFMPEG.match(text)), None)
+    message = f"torchcodec {version('torchcodec')} is installed, but"
+    if reason is not None:
+        return MissingDependency(f"{message} its libraries do not load: {reason}", hint=_fitting())
+    versions = sorted(int(path.stem.removeprefix("libtorchcodec_core")) for path in package.glob("lib*_core*.so"))
+    return MissingDependency(
+        f"{message} not built for FFmpeg {av.ffmpeg_version_info}, which PyAV brings",
+        hint=f"install the shared libraries of FFmpeg in a version among {', '.join(map(str, versions))}",
+    )
+
+
+def _problem(library: Path) -> str | None:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _fitting() -> str:
+    """How to install a torchcodec that is built for this torch."""
+    cuda = torch.version.cuda
+    # What the public index has since 0.14 is built for CUDA 13.
+    build = "cpu" if cuda is None else f"cu{cuda.replace('.', '')}" if cuda.startswith("12.") else None
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    return f"install the one for torch {torch.__version__}: pip install --upgrade --force-reinstall torchcodec{index}"
+
+
+VideoDecoder: Any = _video_decoder()
 
 # A frame's time may be off by this share of its duration: the container holds exact ticks, torchcodec float seconds.
 _TIME_SLACK = 0.25
@@ -140,7 +214,7 @@ class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
         if "+cpu" in __version__:
             raise MissingDependency(
                 f"torchcodec {__version__} is built without CUDA",
-                hint="pip install torchcodec --index-url https://download.pytorch.org/whl/cu130",
+                hint=_fitting(),
             )
 
     @staticmethod
