@@ -11,7 +11,9 @@ import subprocess
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 
 from fastvid.decode.request import Box, ClipRequest, EncodedClip
@@ -157,6 +159,14 @@ class Videos:
 def ffmpeg() -> str:
     """The ffmpeg program."""
     return find_ffmpeg().path
+
+
+def opened(file: Any) -> Any:
+    """A file in PyAV, which takes any bytes in tags unasked since version 19."""
+    try:
+        return av.open(file, metadata_errors="replace")
+    except TypeError:
+        return av.open(file)
 
 
 def framemd5(path: Path) -> list[str]:

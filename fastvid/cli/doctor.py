@@ -1,9 +1,9 @@
 """What this machine can decode and encode with, why not, and whether its decoders agree.
 
 Prints versions, the ffmpeg that sharding uses, GPUs with their video engines and driver libraries, and for every
-decoder whether it loads. Then every decoder that runs decodes the same clips: do the frames agree, how far are the
-colours apart, and how fast is one lane. The exit code is 1 when nothing can shard, nothing can decode, or decoders
-disagree.
+decoder whether it loads. Then it proves that the default way works: a tiny video is sharded, planned and decoded by
+every decoder that runs. At last these decode the same clips: do the frames agree, how far are the colours apart, and
+how fast is one lane. The exit code is 1 when a step of the proof fails, or decoders disagree.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastvid import __version__
-from fastvid.decode.backends import backends
+from fastvid.decode.backends import Backend, backends
+from fastvid.decode.parity import REFERENCE, SampleClip, compare
 from fastvid.errors import FastvidError, MissingDependency
 from fastvid.load.world import available_cores
 from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.shard.self_test import self_test
 
 _PACKAGES: Final = (
     *("torch", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torchcodec"),
     "opencv-contrib-python-headless",
 )
+_DECODED: Final = f"decode {REFERENCE}"
 _NEEDED_ENCODERS: Final = {"libx264": "compact, intra", "libvpx-vp9": "vp9"}
 # Libraries of the NVIDIA driver, and the capability of NVIDIA_DRIVER_CAPABILITIES that brings each into a container.
 _DRIVER: Final = {
@@ -42,20 +45,18 @@ _DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid doctor``."""
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
-    parser.add_argument("--no-parity", action="store_true", help="do not decode test clips to compare decoders")
+    parser.add_argument("--no-parity", action="store_true", help="do not compare decoders on test clips")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; 0 when this machine can shard and decode, and its decoders agree."""
+    """Prints the findings; 0 when this machine has sharded and decoded a video, and its decoders agree."""
     found = examine(parity=not args.no_parity)
     print(json.dumps(found, indent=1) if args.json else text(found))
-    usable = any(backend["missing"] is None for backend in found["decoders"].values())
-    agreed = all(row["frames"] for row in found["parity"])
-    return 0 if usable and agreed and found["ffmpeg"]["missing"] is None else 1
+    return 1 if found["problems"] else 0
 
 
 def examine(*, parity: bool = True) -> dict[str, Any]:
-    """The findings: versions, ffmpeg, GPUs, decoders, and how these compare."""
+    """The findings: versions, ffmpeg, GPUs, decoders, a proof that they work, and how decoders compare."""
     found: dict[str, Any] = {
         "fastvid": __version__,
         "python": platform.python_version(),
@@ -73,7 +74,26 @@ def examine(*, parity: bool = True) -> dict[str, Any]:
             for name, backend in backends().items()
         },
     }
-    return found | {"parity": _parity() if parity and found["ffmpeg"]["missing"] is None else []}
+    runs = [one for name, one in backends().items() if found["decoders"][name]["missing"] is None]
+    proof = _proof(runs)
+    found |= {"proof": proof, "parity": [], "problems": [_line(step) for step in proof if step["problem"]]}
+    proved = {step["name"] for step in proof if not step["problem"]}
+    if parity and _DECODED in proved:
+        try:
+            found["parity"] = _parity(runs)
+        except FastvidError as error:
+            found["problems"].append(f"test clips: {error.message}")
+    for row in found["parity"]:
+        if not row["frames"]:
+            problem = row["problem"] or f"other frames than {REFERENCE} gives"
+            found["problems"].append(f"clip {row['clip']!r} by {row['backend']}: {problem}")
+    return found
+
+
+def _proof(runs: list[Backend]) -> list[dict[str, Any]]:
+    """A tiny video through what users do first; the default decoder has to decode it, also when it does not load."""
+    rest = [one for one in runs if one.name != REFERENCE]
+    return [asdict(step) for step in self_test([backends()[REFERENCE], *rest])]
 
 
 def _version(package: str) -> str | None:
@@ -86,7 +106,7 @@ def _version(package: str) -> str | None:
 def _gpus() -> list[dict[str, Any]]:
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError):  # what is installed may lack a library
         return []
     return [_gpu(torch.cuda.get_device_name(index), index) for index in range(torch.cuda.device_count())]
 
@@ -96,8 +116,8 @@ def _gpu(name: str, index: int) -> dict[str, Any]:
 
     try:
         engines = {codec.label: count for codec, count in nvdec.capabilities(index).items()}
-    except MissingDependency as error:
-        return {"name": name, "nvdec": {}, "problem": str(error).replace("\n", ";")}
+    except (MissingDependency, RuntimeError) as error:  # torch raises the latter when a GPU is full or taken
+        return {"name": name, "nvdec": {}, "problem": str(error).strip().replace("\n", ";")}
     return {"name": name, "nvdec": engines, "problem": None if engines else "it has no NVDEC engine"}
 
 
@@ -131,12 +151,10 @@ def _ffmpeg() -> dict[str, Any]:
     return {"missing": None, "program": str(build), "encoders": list(build.encoders), "tone_mapping": build.zscale}
 
 
-def _parity() -> list[dict[str, Any]]:
+def _parity(runs: list[Backend]) -> list[dict[str, Any]]:
     """Test clips through every decoder that runs here."""
-    from fastvid.decode.parity import SampleClip, compare
     from fastvid.shard.sample_clips import make_sample_clips
 
-    chosen = [one for one in backends().values() if one.why_unavailable() is None]
     with tempfile.TemporaryDirectory(prefix="fastvid-doctor-") as folder:
         clips = []
         for name, data in make_sample_clips(Path(folder)).items():
@@ -144,7 +162,7 @@ def _parity() -> list[dict[str, Any]]:
                 clips.append(SampleClip(name, data))
             except FastvidError as error:
                 raise error.at(clip=name) from error
-    return [asdict(row) for row in compare(clips, chosen)]
+    return [asdict(row) for row in compare(clips, runs)]
 
 
 def text(found: dict[str, Any]) -> str:
@@ -167,6 +185,7 @@ def text(found: dict[str, Any]) -> str:
             lines.append(f"{head:9} NO   {name}: {backend['missing']}")
         else:
             lines.append(f"{head:9} yes  {name} ({', '.join(backend['codecs'])} on {backend['device']})")
+    lines += _text_proof(found)
     if found["parity"]:
         lines.append("agreement with pyav, in levels of 255; speed of one lane on clips of 8 frames")
         lines.append(
@@ -179,7 +198,23 @@ def text(found: dict[str, Any]) -> str:
         else:
             frames = "agree" if row["frames"] else "DIFFER"
             lines.append(f"{head} {frames:7} {row['mean']:5.2f} {row['most']:4d} {row['rate']:8.0f}")
+    for number, problem in enumerate(found["problems"]):
+        lines.append(f"{'' if number else 'FAILED':9} {problem}")
     return "\n".join(lines)
+
+
+def _text_proof(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for number, step in enumerate(found["proof"]):
+        head = "" if number else "proof"
+        lines.append(f"{head:9} {'NO ' if step['problem'] else 'yes'}  {_line(step)} ({step['seconds']:.1f} s)")
+        if step["hint"]:
+            lines.append(f"{'':15}hint: {step['hint']}")
+    return lines
+
+
+def _line(step: dict[str, Any]) -> str:
+    return f"{step['name']}: {step['problem'] or step['found']}"
 
 
 def _text_gpus(found: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ A back-end's module is imported when it is first used. Third parties add one by 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,8 @@ from fastvid.errors import FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import Codec
 
 ENTRY_POINTS = "fastvid.decoders"
+
+_OURS = "fastvid-toolkit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,11 @@ class Backend:
         module, _, attribute = self.target.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
-        except MissingDependency as error:
-            raise MissingDependency(f"decoder {self.name!r} does not load: {error.message}", hint=error.hint) from error
-        except ImportError as error:
-            # What is installed and does not load is not helped by installing it.
-            hint = f"pip install {self.install!r}" if isinstance(error, ModuleNotFoundError) else None
-            raise MissingDependency(f"decoder {self.name!r} does not load: {error}", hint=hint) from error
+        except Exception as error:
+            how, hint = "is installed but does not load", error.hint if isinstance(error, FastvidError) else None
+            if _is_absent(error) and not _is_installed(self.install):
+                how, hint = "does not load", hint or f"pip install {self.install!r}"
+            raise MissingDependency(f"decoder {self.name!r} {how}: {_reason(error)}", hint=hint) from error
 
     def open(self, **options: Any) -> Decoder:
         """A new decoder, to be used by one thread at a time."""
@@ -75,7 +77,19 @@ class Backend:
                 check()
         except FastvidError as error:
             return str(error).replace("\n", ";")
+        except Exception as error:  # noqa: BLE001 - drivers and third parties raise anything
+            return f"decoder {self.name!r} cannot be checked: {_reason(error)}"
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken(Backend):
+    """A plug-in that cannot be used; `why` says why."""
+
+    why: str = ""
+
+    def load(self) -> Any:
+        raise MissingDependency(self.why, hint="pip uninstall the package that registers it, or another version of it")
 
 
 _BUILT_IN = (
@@ -119,16 +133,66 @@ _BUILT_IN = (
 
 @cache
 def backends() -> Mapping[str, Backend]:
-    """All known back-ends by name: the built-in ones and those of installed packages."""
+    """All known back-ends by name: the built-in ones and those of installed packages.
+
+    A package that registers what cannot be used is listed by its entry point's value, and fails when it is used.
+    """
     table = {backend.name: backend for backend in _BUILT_IN}
     for point in metadata.entry_points(group=ENTRY_POINTS):
-        backend = point.load()
-        if not isinstance(backend, Backend):
-            raise UsageError(f"entry point {point.value!r} of group {ENTRY_POINTS} is no Backend")
-        if backend.name in table:
-            raise UsageError(f"decoder {backend.name!r} is registered twice", file=point.value)
-        table[backend.name] = backend
+        one = _registered(point)
+        if one.name in table:
+            one = _broken(point, f"decoder {one.name!r} is registered twice")
+        table[one.name] = one
     return MappingProxyType(dict(sorted(table.items())))
+
+
+def _registered(point: metadata.EntryPoint) -> Backend:
+    try:
+        one = point.load()
+    except Exception as error:  # noqa: BLE001 - one broken package must not take the others along
+        return _broken(point, f"it does not load: {_reason(error)}")
+    return one if isinstance(one, Backend) else _broken(point, f"it is a {type(one).__name__}, no Backend")
+
+
+def _broken(point: metadata.EntryPoint, why: str) -> Backend:
+    message = f"entry point {point.value!r} of group {ENTRY_POINTS}: {why}"
+    return _Broken(point.value, "", "cpu", frozenset(), "", message)
+
+
+def _is_absent(error: BaseException | None) -> bool:
+    """Whether a module was not found, by the error or by what it was raised from."""
+    return error is not None and (isinstance(error, ModuleNotFoundError) or _is_absent(error.__cause__))
+
+
+def _is_installed(requirement: str) -> bool:
+    """Whether the distribution of a pip requirement is there; of an extra of ours, one of those that it brings."""
+    matched = re.match(r"([\w.-]+)(?:\[([\w-]+)])?", requirement)
+    names = [matched[1]] if matched else []
+    if names == [_OURS]:
+        extra = f"extra == '{matched[2] if matched else None}'"
+        names = [re.split(r"[^\w.-]", line)[0] for line in _requirements() if extra in line.replace('"', "'")]
+    return any(_has(name) for name in names)
+
+
+def _requirements() -> list[str]:
+    try:
+        return metadata.requires(_OURS) or []
+    except metadata.PackageNotFoundError:  # fastvid runs from its source
+        return []
+
+
+def _has(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says in one line, with its type where the text alone may not be understood."""
+    text = str(error).strip().partition("\n")[0]
+    return text if isinstance(error, ImportError) and text else f"{type(error).__name__}: {text}"
 
 
 def backend(name: str) -> Backend:

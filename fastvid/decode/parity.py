@@ -59,16 +59,18 @@ class SampleClip:
     Args:
         name: What to call it.
         data: The file.
+        indexed: Its stream and packets, where they are known; by default the file is indexed.
 
     Raises:
         FormatError: It cannot be indexed.
     """
 
-    def __init__(self, name: str, data: bytes) -> None:
+    def __init__(self, name: str, data: bytes, indexed: tuple[StreamInfo, PacketTable] | None = None) -> None:
         self.name = name
-        self.info: StreamInfo
-        self.info, records = index_mp4(data)
-        self.table = PacketTable(records, whole=bool(self.info.flags & StreamFlag.WHOLE))
+        if indexed is None:
+            info, records = index_mp4(data)
+            indexed = info, PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
+        self.info, self.table = indexed
         self._read = reader_of(data)
         # One frame of each eighth, but not the first, so that a back-end that ignores the request is seen.
         self.frames = (np.arange(_FRAMES) * self.info.num_frames // _FRAMES + 1).astype(np.int64)
@@ -133,5 +135,7 @@ def _one(clip: SampleClip, one: Backend, shifted: list[npt.NDArray[np.int16]], s
         decoder.close()
     except FastvidError as error:
         return Parity(clip.name, sample_range, one.name, None, 0.0, 0, 0.0, error.message)
+    except Exception as error:  # noqa: BLE001 - a third party's back-end may raise anything
+        return Parity(clip.name, sample_range, one.name, None, 0.0, 0, 0.0, f"{type(error).__name__}: {error}")
     most = int(np.abs(pictures - shifted[0]).max())
     return Parity(clip.name, sample_range, one.name, right, float(exact.mean()), most, rate)

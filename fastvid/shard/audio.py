@@ -13,18 +13,17 @@ Sound never rejects a source: where there is none, or none that decodes, the sam
 from __future__ import annotations
 
 import contextlib
-import io
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import av
-from av.container import InputContainer
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.audio import AudioInfo, index_m4a
+from fastvid.shard.demuxer import fraction, open_demuxer
 from fastvid.shard.ffmpeg import FfmpegBuild
 from fastvid.shard.limits import Limits
 from fastvid.shard.probe import OpenSource
@@ -131,9 +130,8 @@ def probe_audio(source: OpenSource) -> AudioSource | None:
     Raises:
         SourceError: The file does not open.
     """
-    options = {"protocol_whitelist": "file", "format_whitelist": source.container}
     try:
-        with av.open(source.url, format=source.container, metadata_errors="replace", options=options) as container:
+        with open_demuxer(source.url, source.container) as container:
             if not container.streams.audio:
                 return None
             stream: Any = container.streams.audio[0]
@@ -144,8 +142,8 @@ def probe_audio(source: OpenSource) -> AudioSource | None:
             pictures = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
             begins = Fraction(container.start_time or 0, av.time_base)
             shown = begins
-            if pictures and pictures[0].start_time is not None and pictures[0].time_base is not None:
-                shown = pictures[0].start_time * pictures[0].time_base
+            if pictures and pictures[0].start_time is not None and (tick := fraction(pictures[0].time_base)):
+                shown = pictures[0].start_time * tick
             return AudioSource(context.codec.canonical_name, context.channels, max(Fraction(0), shown - begins))
     except (av.FFmpegError, ValueError) as error:
         raise SourceError(f"audio cannot be read: {error}", reason=Reason.DAMAGED) from error
@@ -224,7 +222,7 @@ def count_samples(data: bytes | memoryview) -> int:
         SourceError: It does not decode.
     """
     try:
-        with cast(InputContainer, av.open(io.BytesIO(data), format="mov", metadata_errors="ignore")) as container:
+        with open_demuxer(data, "mov") as container:
             stream = container.streams.audio[0]
             stream.codec_context.thread_count = 1
             return sum(frame.samples for frame in container.decode(stream))

@@ -6,16 +6,14 @@ again from planned packets, and must be the same to the bit.
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import av
 import numpy as np
 import numpy.typing as npt
-from av.container import InputContainer
 
 from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.pyav import PyAvDecoder
@@ -25,6 +23,7 @@ from fastvid.errors import ChecksumError, FastvidError, FormatError
 from fastvid.format.demux import Track, read_track
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import Codec, Matrix, Range, StreamFlag
+from fastvid.shard.demuxer import fraction, open_demuxer
 
 Finding = tuple[str, str]
 """The name of a check and what it found."""
@@ -92,13 +91,11 @@ class SampleChecker:
         """Decodes the whole stream; keeps the wanted frames."""
         count, colour, shape, tags = 0, None, None, None
         try:
-            # Titles may hold broken text, and are no concern of ours.
-            opened = av.open(io.BytesIO(data), format="mov", metadata_errors="ignore")
-            with cast(InputContainer, opened) as container:
+            with open_demuxer(data, "mov") as container:
                 stream = container.streams.video[0]
                 stream.codec_context.thread_count = 1
-                aspect = stream.sample_aspect_ratio
-                if conforms and aspect not in (None, 0, 1):
+                aspect = fraction(stream.sample_aspect_ratio)
+                if conforms and aspect not in (None, 1):
                     shape = f"pixels are {aspect} times as wide as high"
                 for frame in container.decode(stream):
                     if frame.is_corrupt:

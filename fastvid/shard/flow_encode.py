@@ -8,17 +8,15 @@ and check); by TV-L1 a hundred times as long.
 
 from __future__ import annotations
 
-import io
 import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import av
 import numpy as np
-from av.container import InputContainer
 
 from fastvid.errors import SourceError
+from fastvid.shard.demuxer import open_demuxer
 from fastvid.shard.ffmpeg import FfmpegBuild
 from fastvid.shard.flow import Gray, estimate_flow
 from fastvid.shard.limits import Limits
@@ -117,7 +115,7 @@ def _command(
 
 def _luma(video: bytes) -> Iterator[Gray]:
     """The luma of every frame, uint8 [H, W]."""
-    with cast(InputContainer, av.open(io.BytesIO(video), format="mov")) as container:
+    with open_demuxer(video, "mov") as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         for frame in container.decode(stream):

@@ -17,6 +17,8 @@ from fastvid.shard.wire import Outcome, Settings, Task
 _START_SECONDS: Final = 120.0
 # Workers that die before they have done any work, one after another: then it is the machine, not the sources.
 _MOST_STILLBORN: Final = 5
+# How long one that has closed its output may take to end by itself; killed at once, it could not say how it ended.
+_LEAVE_SECONDS: Final = 2.0
 
 
 class LocalEngine:
@@ -108,6 +110,8 @@ class LocalEngine:
     def _lost(self, worker: _Worker, selector: selectors.BaseSelector, *, stuck: bool) -> Outcome | None:
         selector.unregister(worker.child.output)
         self._pool.remove(worker)
+        if not stuck:
+            worker.child.leave(_LEAVE_SECONDS)
         status, said = worker.child.end()
         task, how = worker.task, how_it_ended(status)
         if worker.phase == "start":

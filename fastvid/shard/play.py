@@ -5,10 +5,9 @@ The file is hostile: call this in a process that may die (`fastvid.shard.local_e
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import av
 from av.bitstream import BitStreamFilterContext
@@ -18,6 +17,7 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
 from fastvid.format.schema import INPUT_PADDING, Codec
+from fastvid.shard.demuxer import fraction, open_demuxer, said, video_stream
 from fastvid.shard.frame_digest import frame_digest
 from fastvid.shard.limits import Limits
 from fastvid.shard.reasons import Reason
@@ -64,42 +64,6 @@ class Played:
     first: VideoFrame | None = None
 
 
-def open_video(data: bytes, container: str) -> InputContainer:
-    """Opens a file in memory as the format that it is, and reaches nothing else.
-
-    Raises:
-        SourceError: Its header cannot be read.
-    """
-    try:
-        opened = av.open(
-            io.BytesIO(data),
-            format=container,
-            metadata_errors="replace",
-            options={"protocol_whitelist": "file", "format_whitelist": container},
-        )
-    except MemoryError as error:
-        raise SourceError("opening the file needs too much memory", reason=Reason.MEMORY) from error
-    except (av.FFmpegError, ValueError) as error:
-        raise SourceError(f"{container}: {said(error)}", reason=Reason.BROKEN_CONTAINER) from error
-    return cast(InputContainer, opened)
-
-
-def video_stream(source: InputContainer) -> VideoStream:
-    """The first video stream, as ffmpeg's specifier V: cover images are no video.
-
-    Raises:
-        SourceError: There is none, or no decoder for it.
-    """
-    pictures = [s for s in source.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
-    if not pictures:
-        raise SourceError("the file holds no video", reason=Reason.NO_VIDEO_STREAM)
-    # The binding has no context for a codec that it cannot decode; its types do not say so.
-    context: Any = pictures[0].codec_context
-    if context is None:
-        raise SourceError("no decoder for the video stream", reason=Reason.NO_DECODER)
-    return pictures[0]
-
-
 def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -> Played:
     """Reads and decodes the first video stream of a file.
 
@@ -112,7 +76,7 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
     Raises:
         SourceError: It is no video that fastvid decodes, or it is damaged or beyond a limit.
     """
-    with open_video(data, container) as source:
+    with open_demuxer(data, container) as source:
         stream = video_stream(source)
         name = stream.codec_context.codec.canonical_name
         codec = _CODECS.get(name)
@@ -125,9 +89,10 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
             )
         stream.codec_context.thread_count = 1
         played = Played(codec, bytes(stream.codec_context.extradata or b""))
-        played.time_base = Fraction(stream.time_base or Fraction(1, 1000))
-        played.rate = Fraction(stream.average_rate or stream.guessed_rate or 25).limit_denominator(100_000)
-        played.aspect = Fraction(stream.sample_aspect_ratio or 1)
+        played.time_base = fraction(stream.time_base) or Fraction(1, 1000)
+        rate = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
+        played.rate = rate.limit_denominator(100_000)
+        played.aspect = fraction(stream.sample_aspect_ratio) or Fraction(1)
         try:
             _read(source, stream, played, limits, unpack=unpack and codec is Codec.MPEG4)
         except MemoryError as error:
@@ -146,11 +111,6 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
         if played.first is None:
             raise SourceError(f"none of {len(played.packets)} packets shows a frame", reason=Reason.NO_FRAMES)
     return played
-
-
-def said(error: BaseException) -> str:
-    """What FFmpeg says, short."""
-    return str(getattr(error, "strerror", None) or error)[:200]
 
 
 def _read(source: InputContainer, stream: VideoStream, played: Played, limits: Limits, *, unpack: bool) -> None:

@@ -23,6 +23,7 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
 from fastvid.shard.containers import HEAD_BYTES, sniff
+from fastvid.shard.demuxer import fraction, open_demuxer, said, side_data, video_stream
 from fastvid.shard.limits import Limits
 from fastvid.shard.reasons import Reason
 from fastvid.shard.temporary import is_full, no_space, temporary_file
@@ -169,20 +170,8 @@ def probe(source: OpenSource, limits: Limits) -> SourceInfo:
     Raises:
         SourceError: It is no video, is cut, or exceeds a limit.
     """
-    try:
-        # Options reach every nested demuxer; no protocol but the file itself is allowed.
-        container = av.open(
-            source.url,
-            format=source.container,
-            metadata_errors="replace",
-            options={"protocol_whitelist": "file", "format_whitelist": source.container},
-        )
-    except MemoryError as error:
-        raise SourceError("opening the file needs too much memory", reason=Reason.MEMORY) from error
-    except (av.FFmpegError, ValueError) as error:
-        raise SourceError(f"{source.container}: {_said(error)}", reason=Reason.BROKEN_CONTAINER) from error
-    with container:
-        stream = _video_stream(container)
+    with open_demuxer(source.url, source.container) as container:
+        stream = video_stream(container)
         scan = _Scan(container, stream, limits)
         scan.run()
         return _describe(source, container, stream, scan)
@@ -205,8 +194,8 @@ class _Scan:
     @property
     def last_end(self) -> Fraction:
         """Seconds where the last packet of any stream ends."""
-        bases = {stream.index: stream.time_base or 0 for stream in self.container.streams}
-        return max((end * Fraction(bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
+        bases = {stream.index: fraction(stream.time_base) or 0 for stream in self.container.streams}
+        return max((Fraction(end * bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
 
     def run(self) -> None:
         stream = self.stream
@@ -224,7 +213,7 @@ class _Scan:
             raise SourceError("reading the file needs too much memory", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
             raise SourceError(
-                f"reading stops after {self.packets} packets: {_said(error)}", reason=Reason.DAMAGED
+                f"reading stops after {self.packets} packets: {said(error)}", reason=Reason.DAMAGED
             ) from error
         if self.frame is None:
             self._decode(None)
@@ -254,24 +243,10 @@ class _Scan:
         except MemoryError as error:
             raise SourceError("decoding a frame needs too much memory", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
-            self.error = _said(error)
+            self.error = said(error)
             return
         if frames:
             self.frame = frames[0]
-
-
-def _video_stream(container: InputContainer) -> VideoStream:
-    # As ffmpeg's specifier V: cover images are no video.
-    pictures = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
-    if not pictures:
-        kinds = " and ".join(sorted({s.type for s in container.streams})) or "nothing"
-        raise SourceError(f"the file holds {kinds}, no video", reason=Reason.NO_VIDEO_STREAM)
-    stream = pictures[0]
-    # The binding has no context for a codec that it cannot decode; its types do not say so.
-    context: Any = stream.codec_context
-    if context is None:
-        raise SourceError("no decoder for the video stream", reason=Reason.NO_DECODER)
-    return stream
 
 
 def _describe(source: OpenSource, container: InputContainer, stream: VideoStream, scan: _Scan) -> SourceInfo:
@@ -288,13 +263,13 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     context, frame = stream.codec_context, scan.frame
     timing = choose_timing(
         [] if source.container in _RAW else scan.pts,
-        Fraction(stream.time_base or Fraction(1, 1000)),
-        [stream.guessed_rate, stream.base_rate, stream.average_rate],
+        fraction(stream.time_base) or Fraction(1, 1000),
+        [fraction(rate) for rate in (stream.guessed_rate, stream.base_rate, stream.average_rate)],
         scan.shown,
     )
     _check_promise(source.container, container, stream, scan)
     pix_fmt = frame.format.name
-    aspect = Fraction(stream.sample_aspect_ratio or 1)
+    aspect = fraction(stream.sample_aspect_ratio) or Fraction(1)
     return SourceInfo(
         container=source.container,
         codec=context.name,
@@ -352,10 +327,10 @@ def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
 
 def _rotation(frame: VideoFrame) -> int:
     """Degrees by which ffmpeg's command line turns the picture: 0 <= r < 360, rounded as it rounds."""
-    data: Any = frame.side_data.get("DISPLAYMATRIX")
-    if data is None or len(bytes(data)) < 36:
+    matrix = side_data(frame, "DISPLAYMATRIX")
+    if matrix is None or len(matrix) < 36:
         return 0
-    a, b, _, c, d = struct.unpack("<5i", bytes(data)[:20])  # 16.16 fixed point; x' = ax + cy, y' = bx + dy
+    a, b, _, c, d = struct.unpack("<5i", matrix[:20])  # 16.16 fixed point; x' = ax + cy, y' = bx + dy
     scale_x, scale_y = math.hypot(a, c), math.hypot(b, d)
     if not scale_x or not scale_y:
         return 0
@@ -368,8 +343,3 @@ def _other_decoders(container: InputContainer, stream: VideoStream) -> Iterator[
         if other.index != stream.index and context is not None:
             yield str(context.name)
             yield str(context.codec.canonical_name)
-
-
-def _said(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return str(text).split(": 'file:")[0][:200]

@@ -22,8 +22,9 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError
 from fastvid.format.packets import PacketTable, packet_records
 from fastvid.format.schema import Codec, PacketFlag
+from fastvid.shard.demuxer import open_demuxer, said, video_stream
 from fastvid.shard.foreign import Numbered
-from fastvid.shard.play import ENCODE_HINT, Played, open_video, said, video_stream
+from fastvid.shard.play import ENCODE_HINT, Played
 from fastvid.shard.reasons import Reason
 
 # Where every packet of these gives a frame, one that gives none is a placeholder, or refers to what is not there.
@@ -99,7 +100,7 @@ class Remuxer:
 
     def _mux(self, packets: Sequence[int], pts: Sequence[int]) -> bytes:
         # An unlinked file: the muxer reads its own output again to move the tables to the front.
-        with tempfile.TemporaryFile(prefix="fastvid-") as file, open_video(self._data, self._container) as source:
+        with tempfile.TemporaryFile(prefix="fastvid-") as file, open_demuxer(self._data, self._container) as source:
             if self._played.codec is Codec.VP8:
                 raise SourceError("MP4 has no place for vp8", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
             try:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import av
-from av.container import InputContainer
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range, StreamFlag
+from fastvid.shard.demuxer import open_demuxer
 from fastvid.shard.profiles import Profile
 from fastvid.shard.reasons import Reason
 
@@ -99,7 +98,11 @@ def verify(
 def _decode(data: bytes, width: int, height: int, look: Callable[[Any], None] | None, *, full_range: bool) -> int:
     count = 0
     try:
-        with cast(InputContainer, av.open(io.BytesIO(data), format="mov")) as container:
+        container = open_demuxer(data, "mov")
+    except SourceError as error:
+        raise _failure(f"it cannot be opened: {error.message}") from error
+    try:
+        with container:
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
             for frame in container.decode(stream):

@@ -1,8 +1,11 @@
-"""`fastvid doctor`: what it finds, and that it sees a decoder that gives wrong frames."""
+"""`fastvid doctor`: what it finds, that it proves it, and that it sees a decoder that gives wrong frames."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +18,9 @@ from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Rgb
 from fastvid.errors import DecodeError
 from fastvid.format.schema import Codec
+from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.shard.self_test import self_test
+from tests.shard.shardtools import REPOSITORY, stub
 
 
 class OneFrameLate(PyAvDecoder):
@@ -36,17 +42,40 @@ class Fails(PyAvDecoder):
         return [DecodeError("the engine is on fire") for _ in clips]
 
 
+class Breaks(PyAvDecoder):
+    outputs = frozenset({Rgb})
+
+    def decode(self, clips, outputs):
+        raise OSError("the driver is gone")
+
+
+class Brighter(PyAvDecoder):
+    """Takes limited range for full."""
+
+    outputs = frozenset({Rgb})
+
+    def decode(self, clips, outputs):
+        errors = super().decode(clips, outputs)
+        for output in outputs:
+            output.data[...] = np.rint(output.data * (219 / 255) + 16)
+        return errors
+
+
 def made(name):
     return Backend(name, f"{__name__}:{name}", "cpu", frozenset(Codec), "nothing")
 
 
 def test_wrong_frames_and_failures_are_seen(videos):
     clip = SampleClip("compact", videos.textured("compact").data)
-    rows = compare([clip], [backend("pyav"), made("OneFrameLate"), made("Fails")], seconds=0.01)
-    assert [(row.backend, row.frames) for row in rows] == [("pyav", True), ("OneFrameLate", False), ("Fails", None)]
+    names = ("OneFrameLate", "Fails", "Breaks")
+    rows = compare([clip], [backend("pyav"), *map(made, names)], seconds=0.01)
+    assert [(row.backend, row.frames) for row in rows] == [
+        ("pyav", True), ("OneFrameLate", False), ("Fails", None), ("Breaks", None),
+    ]  # fmt: skip
     assert (rows[0].mean, rows[0].most) == (0, 0)
     assert rows[0].rate > 0
     assert rows[2].problem == "the engine is on fire"
+    assert rows[3].problem == "OSError: the driver is gone"
 
 
 def test_colours_are_compared_by_range(videos):
@@ -71,9 +100,14 @@ def test_the_whole_command(few, capsys):
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["decoders"]["pyav"]["missing"] is None
+    assert [step["name"] for step in found["proof"]][:3] == ["shard", "plan", "decode pyav"]
+    assert found["problems"] == []
     assert {row["backend"] for row in found["parity"]} >= {"pyav"}
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
+    assert "proof     yes  shard: 40 frames" in text
+    assert "yes  decode pyav: the 8 frames" in text
+    assert "FAILED" not in text
     assert "compact" in text
     assert "agree" in text
 
@@ -83,10 +117,93 @@ def test_disagreement_is_an_exit_code(few, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "backends", lambda: known)
     assert main(["doctor"]) == 1
     assert "DIFFER" in capsys.readouterr().out
-    assert main(["doctor", "--no-parity"]) == 0
+    assert main(["doctor", "--no-parity"]) == 1
+    assert "decode OneFrameLate: asked for frames [1, 6, 11, 16, 21, 26, 31, 36], they look like [1, 1, 6," in (
+        capsys.readouterr().out
+    )
+
+
+def test_the_proof_knows_its_frames_and_colours():
+    steps = list(self_test([backend("pyav"), *map(made, ("OneFrameLate", "Fails", "Breaks", "Brighter"))]))
+    problems = {step.name: step.problem for step in steps}
+    assert problems["shard"] is problems["plan"] is problems["decode pyav"] is None
+    assert "they look like" in problems["decode OneFrameLate"]
+    assert problems["decode Fails"] == "the engine is on fire"
+    assert problems["decode Breaks"] == "OSError: the driver is gone"
+    assert "colours are off" in problems["decode Brighter"]
+
+
+def in_process(folder, site):
+    """Doctor in a process of its own; `site` is executed when each of its interpreters starts."""
+    (folder / "sitecustomize.py").write_text(site)
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)])}
+    done = subprocess.run(
+        [sys.executable, "-m", "fastvid", "doctor", "--no-parity"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+LACKS_A_CALL = """
+import av, functools
+whole = av.open
+@functools.wraps(whole)
+def opened(*args, **options):
+    if "format" in options:
+        raise TypeError("open() got an unexpected keyword argument 'format'")
+    return whole(*args, **options)
+av.open = opened
+"""
+
+
+def test_a_pyav_without_a_needed_call_fails_the_proof(tmp_path):
+    code, out = in_process(tmp_path, LACKS_A_CALL)
+    assert code == 1
+    assert "yes  pyav (" in out  # it loads
+    assert "proof     NO   shard: crashed: the worker exited with 1 in phase probe:" in out
+    assert "open() got an unexpected keyword argument 'format'" in out
+    assert "hint: install another version of PyAV" in out
+
+
+def test_without_pyav_it_still_says_what_it_finds(tmp_path):
+    code, out = in_process(tmp_path, "import sys\nsys.modules['av'] = None")
+    assert code == 1
+    assert "NO   pyav: decoder 'pyav' does not load" in out
+    assert "proof     NO   shard:" in out
+
+
+def without_x264(folder, *, listed):
+    """An ffmpeg that does not encode H.264, and may say that it does."""
+    encoders = "" if listed else 'case "$*" in -encoders) "$real" "$@" | grep -v libx264; exit;; esac\n'
+    body = (
+        f"real={find_ffmpeg().path}\n{encoders}"
+        'case "$*" in *"-f h264 -") ;; *libx264*) echo "[fatal] Unknown encoder libx264" >&2; exit 8;; esac\n'
+        'exec "$real" "$@"'
+    )
+    return stub(folder / "ffmpeg", body)
+
+
+@pytest.mark.parametrize(("listed", "why"), [(False, "has no encoder 'libx264'"), (True, "Unknown encoder libx264")])
+def test_an_ffmpeg_without_x264_fails_the_proof(listed, why, tmp_path, monkeypatch, capsys):
+    program = without_x264(tmp_path, listed=listed)
+    monkeypatch.setenv("FASTVID_FFMPEG", program)
+    assert main(["doctor", "--no-parity"]) == 1
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("proof")]
+    assert line.startswith("proof     NO   shard: ")
+    assert why in line
+    assert program in out
+    assert "FASTVID_FFMPEG" in out.partition("proof")[2]
+    assert out.splitlines()[-1].startswith("FAILED    shard: ")
 
 
 def test_a_container_without_the_video_capability_is_named(monkeypatch):
+    monkeypatch.setattr(doctor, "self_test", lambda decoders: [])
     there = {"libcuda.so.1", "libnvidia-ml.so.1"}
     monkeypatch.setattr(doctor, "_loads", lambda name: name in there)
     found = doctor.examine(parity=False)

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
+from fastvid.cli.main import main
 from fastvid.decode import backends
 from fastvid.decode.backends import backend
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.errors import UsageError
+from fastvid.errors import MissingDependency
 
 MODULE = '''
 from fastvid.decode.backends import Backend
@@ -21,6 +22,11 @@ class Decoder(PyAvDecoder):
 
 BACKEND = Backend("theirs", "fastvid_theirs:Decoder", "cpu", frozenset(Codec), "fastvid-theirs")
 NONSENSE = "no back-end"
+
+def __getattr__(name):
+    if name == "BROKEN":
+        raise OSError("libtheirs.so: cannot open shared object file")
+    raise AttributeError(name)
 '''
 
 
@@ -50,7 +56,17 @@ def test_an_installed_package_adds_a_decoder(install, videos):
     decoder.close()
 
 
-def test_an_entry_point_that_is_no_backend_is_named(install):
-    install("NONSENSE")
-    with pytest.raises(UsageError, match="fastvid_theirs:NONSENSE"):
-        backend("pyav")
+@pytest.mark.parametrize(
+    ("value", "why"), [("NONSENSE", "it is a str, no Backend"), ("ABSENT", "AttributeError"), ("BROKEN", "OSError")]
+)
+def test_a_broken_package_is_named_and_takes_nothing_along(install, value, why, capsys):
+    install(value)
+    assert backend("pyav").why_unavailable() is None
+    theirs = backend(f"fastvid_theirs:{value}")
+    assert why in theirs.why_unavailable()
+    with pytest.raises(MissingDependency, match=f"fastvid_theirs:{value}"):
+        theirs.open()
+    assert main(["doctor", "--no-parity"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "fastvid_theirs" in line]
+    assert "NO" in line
+    assert why in line

@@ -15,6 +15,7 @@ from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
 from fastvid.shard.ffmpeg import find_ffmpeg
+from tests.makers import opened
 
 FFMPEG = find_ffmpeg().path
 
@@ -125,7 +126,7 @@ def test_footage_is_indexed_like_ffmpeg_or_refused(footage):
         except FastvidError as error:
             refused.append((path.name, error.message))
             continue
-        with av.open(str(path), metadata_errors="replace") as container:
+        with opened(str(path)) as container:
             stream = container.streams.video[0]
             packets = [p for p in container.demux(stream) if p.size]
         if len(packets) != len(records):

@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 
-import av
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from fastvid.shard.audit import verify_dataset
 from fastvid.shard.index import rebuild
 from fastvid.shard.job import run_job
 from fastvid.shard.profiles import PROFILES
+from tests.makers import opened
 from tests.shard.shardtools import ffmpeg, ledger, make
 
 X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-g", "10")
@@ -49,7 +49,7 @@ FRAMES = 36
 
 def frames_of(source) -> list[list[np.ndarray]]:
     """Every frame that a player shows: its planes."""
-    with av.open(source, metadata_errors="replace") as container:
+    with opened(source) as container:
         return [
             [np.ndarray((p.height, p.width), np.uint8, p, 0, (p.line_size, 1)).copy() for p in frame.planes]
             for frame in container.decode(video=0)

@@ -69,6 +69,15 @@ def test_every_task_has_one_outcome_and_workers_are_reused(folder):
     assert all(gone(pid) for pid in before)
 
 
+def test_a_worker_that_fails_says_how_it_ended_and_why(folder):
+    (task,) = tasks(folder, "a.mp4")
+    with closing(LocalEngine(settings(), workers=1)) as engine:
+        (outcome,) = engine.run([replace(task, start="a time that is no number")])
+    assert (outcome.reason, outcome.transient) == (Reason.CRASHED, True)
+    assert "the worker exited with 1 in phase" in outcome.message
+    assert "ValueError" in outcome.message
+
+
 def test_a_worker_that_is_killed_costs_its_own_task_and_is_replaced(folder):
     # This "ffmpeg" kills the worker that runs it, once.
     real = find_ffmpeg().path

@@ -28,6 +28,7 @@ from fastvid.shard.foreign import index_video
 from fastvid.shard.index import index_tars, rebuild
 from fastvid.shard.limits import Limits
 from fastvid.shard.reasons import Reason
+from tests.makers import opened
 from tests.shard.shardtools import ffmpeg, ledger, make
 
 X265 = ("-c:v", "libx265", "-preset", "ultrafast", "-x265-params")
@@ -53,7 +54,7 @@ def check(data):
     table = PacketTable(found.records, whole=bool(info.flags & StreamFlag.WHOLE))
     box = Box(0, 0, info.height & ~1, info.width & ~1)
     whole, converter = [], RgbConverter()
-    with av.open(io.BytesIO(data), metadata_errors="replace") as container:
+    with opened(io.BytesIO(data)) as container:
         for frame in container.decode(video=0):
             if frame.format.name not in ("yuv420p", "yuvj420p"):
                 frame = converter.to_420(frame, info)
