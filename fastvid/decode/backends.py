@@ -191,6 +191,8 @@ def _has(distribution: str) -> bool:
 
 def _reason(error: BaseException) -> str:
     """What an error says in one line, with its type where the text alone may not be understood."""
+    if isinstance(error, FastvidError):
+        return error.message
     text = str(error).strip().partition("\n")[0]
     return text if isinstance(error, ImportError) and text else f"{type(error).__name__}: {text}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,9 @@ import fastvid
 from fastvid.shard.wire import HEADER_BYTES, pack, piece_size, unpack
 
 _READ: Final = 1 << 20
-_TAIL: Final = 300
+_TAIL: Final = 4096
+_SAID: Final = 300
+_FRAME: Final = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+)')
 
 
 class Child:
@@ -97,7 +100,7 @@ class Child:
         size = os.fstat(self._stderr.fileno()).st_size
         text = os.pread(self._stderr.fileno(), _TAIL, max(0, size - _TAIL)).decode("utf-8", "replace")
         self._stderr.close()
-        return status, " ".join(text.split())
+        return status, _said(text)
 
 
 class Parent:
@@ -129,6 +132,14 @@ def how_it_ended(status: int) -> str:
         return f"died of {signal.Signals(-status).name}"
     except ValueError:
         return f"died of signal {-status}"
+
+
+def _said(text: str) -> str:
+    """What counts of the end of a process's standard error: of a traceback, the error and where it was raised."""
+    frames, (*_, last) = _FRAME.findall(text), ("", *text.rstrip().splitlines())
+    if frames and not last.startswith(" "):
+        return f"{last[:_SAID]} ({':'.join(frames[-1])})"
+    return " ".join(text.split())[-_SAID:]
 
 
 def _listen(source: IO[bytes], messages: queue.SimpleQueue[dict[str, Any]]) -> None:
