@@ -189,6 +189,7 @@ def make_wide(folder: Path) -> str:
     from fastvid.format.dataset import Generation, ShardRecord, commit_generation
     from fastvid.format.schema import ANNOTATION_FIELDS
     from fastvid.format.shard import sample_members, write_shard
+    from fastvid.shard.encoder_options import tagged
     from fastvid.shard.ffmpeg import find_ffmpeg
     from fastvid.storage import LocalStorage
 
@@ -196,8 +197,7 @@ def make_wide(folder: Path) -> str:
     clip = folder.parent / "clip.mp4"
     source = "testsrc2=s=96x64:r=25:d=1,format=yuv420p"
     x264 = "-c:v libx264 -threads 1 -preset ultrafast -x264-params keyint=8:bframes=3:b-pyramid=none"
-    colour = "-colorspace smpte170m -color_primaries smpte170m -color_trc smpte170m -color_range tv"
-    _ffmpeg(f"{find_ffmpeg().path} -v error -f lavfi -i {source} {x264} {colour} -y {clip}")
+    _ffmpeg(f"{find_ffmpeg().path} -v error -f lavfi -i {source} -vf {tagged(full_range=False)} {x264} -y {clip}")
     store = LocalStorage(folder)
     members = sample_members({"source_id": "clip", "conforms": True}, {"rgb": clip.read_bytes()})
     digest = write_shard(store, "data-000000", [(f"video{n:02d}", members) for n in range(OPEN_SAMPLES)])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastvid.errors import JobError
+from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.job import run_job
 from fastvid.train import metrics
 from fastvid.train.checkpoint import Checkpoints, decode
@@ -56,7 +57,7 @@ def make_dataset(here: Path) -> Path:
         kind = sources[number % len(sources)]
         path = here / "videos" / kind / f"v{number:02d}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
-        command = ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", f"{kind}=size=64x48:rate=8:duration=2"]
+        command = [find_ffmpeg().path, "-v", "error", "-f", "lavfi", "-i", f"{kind}=size=64x48:rate=8:duration=2"]
         command += ["-vf", f"hue=h={15 * number}", "-pix_fmt", "yuv420p", str(path)]
         subprocess.run(command, check=True)
     run_job([str(here / "videos")], here / "shards")

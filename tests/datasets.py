@@ -10,12 +10,12 @@ from fastvid.format.dataset import Generation, ShardRecord, annotation_table, co
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
+from tests.makers import TAGS
 
 REPOSITORY = Path(__file__).parents[1]
 
-_TAGS = "-colorspace smpte170m -color_primaries smpte170m -color_trc smpte170m -color_range tv"
 _X264 = "-c:v libx264 -threads 1 -preset ultrafast -tune fastdecode -x264-params"
-COMPACT = f"{_TAGS} {_X264} keyint=8:min-keyint=8:scenecut=0:open-gop=0:bframes=3:b-adapt=0:b-pyramid=none"
+COMPACT = f"{_X264} keyint=8:min-keyint=8:scenecut=0:open-gop=0:bframes=3:b-adapt=0:b-pyramid=none"
 
 
 def make_clip(
@@ -26,10 +26,21 @@ def make_clip(
     rate: int = 25,
     arguments: str = COMPACT,
     filters: str = "null",
+    tags: str = TAGS,
 ) -> bytes:
-    """An MP4 of a moving test picture."""
+    """An MP4 of a moving test picture; `tags` is the filter behind all others."""
     source = f"testsrc2=s={size}:r={rate}:d={frames / rate},hue=h={frames * 37}"
-    command = [find_ffmpeg().path, "-v", "error", "-f", "lavfi", "-i", source, "-vf", f"{filters},format=yuv420p"]
+    command = [
+        find_ffmpeg().path,
+        "-v",
+        "error",
+        "-f",
+        "lavfi",
+        "-i",
+        source,
+        "-vf",
+        f"{filters},format=yuv420p,{tags}",
+    ]
     subprocess.run([*command, *arguments.split(), "-fps_mode", "passthrough", "-y", str(path)], check=True)
     return path.read_bytes()
 

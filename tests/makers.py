@@ -25,18 +25,19 @@ from fastvid.shard.ffmpeg import find_ffmpeg
 BITS = 10
 BLACK, WHITE = 16, 235
 
-_TAGS = "-colorspace smpte170m -color_primaries smpte170m -color_trc smpte170m -color_range tv"
-_X264 = f"-c:v libx264 -threads 1 -preset veryfast -tune fastdecode {_TAGS} -x264-params"
-_X265 = f"-c:v libx265 {_TAGS} -tag:v hvc1 -x265-params log-level=none:pools=1:info=0"
+# A filter: ffmpeg 9 takes colour from the pictures, whatever the encoder is told.
+TAGS = "setparams=range=limited:colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m"
+_X264 = "-c:v libx264 -threads 1 -preset veryfast -tune fastdecode -x264-params"
+_X265 = "-c:v libx265 -tag:v hvc1 -x265-params log-level=none:pools=1:info=0"
 
 # FFmpeg's arguments by name. The first three stand for the profiles of the same names.
 ENCODINGS = {
     "compact": f"{_X264} keyint=32:min-keyint=32:scenecut=0:open-gop=0:bframes=7:b-adapt=0:b-pyramid=none",
     "intra": f"{_X264} keyint=1",
-    "vp9": f"-c:v libvpx-vp9 -g 12 -b:v 0 -crf 32 -auto-alt-ref 0 -lag-in-frames 0 -cpu-used 8 {_TAGS}",
-    "vp9-intra": f"-c:v libvpx-vp9 -g 1 -b:v 0 -crf 32 -auto-alt-ref 0 -lag-in-frames 0 -cpu-used 8 {_TAGS}",
+    "vp9": "-c:v libvpx-vp9 -g 12 -b:v 0 -crf 32 -auto-alt-ref 0 -lag-in-frames 0 -cpu-used 8",
+    "vp9-intra": "-c:v libvpx-vp9 -g 1 -b:v 0 -crf 32 -auto-alt-ref 0 -lag-in-frames 0 -cpu-used 8",
     "mjpeg": "-pix_fmt yuvj420p -c:v mjpeg -q:v 3",
-    "mjpeg-limited": f"-pix_fmt yuv420p -strict unofficial -c:v mjpeg -q:v 3 {_TAGS}",
+    "mjpeg-limited": "-pix_fmt yuv420p -strict unofficial -c:v mjpeg -q:v 3",
     "pyramid": f"{_X264} keyint=24:bframes=5:b-pyramid=normal:ref=4",
     "hevc": f"{_X265}:keyint=16:min-keyint=16:scenecut=0:bframes=4:b-adapt=0:b-pyramid=0:open-gop=0",
     "hevc-cra": f"{_X265}:keyint=8:min-keyint=8:scenecut=0:bframes=0:open-gop=1",
@@ -45,6 +46,13 @@ ENCODINGS = {
     "h264-422": f"-pix_fmt yuv422p {_X264} keyint=8:bframes=2:b-adapt=0:b-pyramid=none",
     "h264-10bit": f"-pix_fmt yuv420p10le {_X264} keyint=8:bframes=2:b-adapt=0:b-pyramid=none",
 }
+_UNTAGGED = ("mjpeg", "av1", "av1-layers")
+
+
+def arguments(encoding: str, *filters: str) -> list[str]:
+    """What ffmpeg is told between input and output, for an encoding of a picture behind filters."""
+    chain = [*filters, "null" if encoding in _UNTAGGED else TAGS]
+    return ["-vf", ",".join(chain), *ENCODINGS[encoding].split()]
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,7 @@ class Videos:
     def _make(self, name: str, encoding: str, planes: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Video:
         if name not in self._made:
             path = self.folder / f"{name}.mp4"
-            encode(path, planes, ENCODINGS[encoding].split())
+            encode(path, planes, arguments(encoding))
             self._made[name] = Video(path)
         return self._made[name]
 

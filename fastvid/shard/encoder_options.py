@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from fastvid.shard.profiles import Profile
 
+COLOUR: Final = {"colorspace": "smpte170m", "color_primaries": "smpte170m", "color_trc": "smpte170m"}
+"""The colour that profiles write, BT.601: ffmpeg's options of an output, and of its filter setparams."""
 # Macroblocks that H.264 level 3.1 allows a frame (ITU-T H.264 table A-1); beyond it 5.1 is written, which has 36,864.
 _LEVEL_31_BLOCKS: Final = 3600
+
+
+def tagged(full_range: bool) -> str:
+    """ffmpeg's filter that tags pictures with that colour and their range.
+
+    Tags belong on the pictures: ffmpeg 9 takes what an encoder writes from them, whatever its options say.
+    """
+    return f"setparams={_pairs({'range': 'full' if full_range else 'limited', **COLOUR})}"
 
 
 def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:

@@ -7,30 +7,30 @@ import os
 import re
 import shutil
 import subprocess
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 from fastvid.errors import MissingDependency
+from fastvid.shard.encoder_options import tagged
 
 VARIABLE: Final = "FASTVID_FFMPEG"
 
-# -fps_mode and the stream statistics that verification reads came with 5.1.
-_OLDEST: Final = (5, 1)
 _SECONDS: Final = 60
-# What is asked of a program. Only a stream tells the version of x264, which writes it into its first packet.
-_QUESTIONS: Final = {
-    "version": ["-version"],
-    "encoders": ["-encoders"],
-    "filters": ["-filters"],
-    "stream": [
-        *("-nostdin", "-hide_banner", "-loglevel", "error"),
-        *("-f", "lavfi", "-i", "color=size=64x64:duration=1:rate=1", "-frames:v", "1"),
-        *("-codec:v", "libx264", "-f", "h264", "-"),
-    ],
-}
+_QUESTIONS: Final = ("-version", "-encoders", "-filters")
 _HINT: Final = f"install ffmpeg, or `pip install imageio-ffmpeg`, or name a program in {VARIABLE}"
+_OTHER: Final = f"name a newer or more complete one in {VARIABLE}; the one of imageio-ffmpeg will do"
+
+_ENCODERS: Final = ("libvpx-vp9", "libx264", "libx265", "mjpeg")
+# What the commands of `fastvid.shard.profiles` use.
+_FILTERS: Final = (
+    "crop", "format", "fps", "framestep", "scale", "setparams", "setpts", "setsar", "settb", "split", "trim", "yadif",
+)  # fmt: skip
+STATISTICS: Final = re.compile(r"\(video\): (\d+) packets read \(\d+ bytes\); (\d+) frames decoded;")
+"""What ffmpeg says at its end of a stream that it read, when it is told ``-loglevel verbose``: packets and frames."""
+# MP4's box for the colour that `_stream_question` asks for: BT.601, full range, which is no encoder's default.
+_COLOUR_BOX: Final = b"colrnclx" + bytes([0, 6, 0, 6, 0, 6, 0x80])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def find_ffmpeg() -> FfmpegBuild:
     """The ffmpeg to use: FASTVID_FFMPEG, else the one on PATH, else the binary in the imageio-ffmpeg wheel.
 
     Raises:
-        MissingDependency: There is none, or it is too old or does not run.
+        MissingDependency: There is none, it does not run, or it lacks an ability that fastvid needs.
     """
     return _inspect(*_locate())
 
@@ -104,20 +104,20 @@ def _locate() -> tuple[str, str]:
 @lru_cache(maxsize=8)
 def _inspect(path: str, found: str) -> FfmpegBuild:
     # Each answer takes a tenth of a second, most of it the program's start: they are asked for at the same time.
-    with ThreadPoolExecutor(len(_QUESTIONS), thread_name_prefix="ffmpeg") as asking:
-        answers = {name: asking.submit(_run, path, arguments) for name, arguments in _QUESTIONS.items()}
-        banner = _text(answers["version"])
-        matched = re.match(r"ffmpeg version (\S+)", banner)
-        if matched is None:
-            raise MissingDependency(f"{path} does not answer as ffmpeg does: {banner[:80]!r}", hint=_HINT)
-        version = matched[1]
-        number = re.match(r"n?(\d+)\.(\d+)", version)
-        # Builds from a snapshot have no number; they are newer than any release that is too old.
-        if number is not None and (int(number[1]), int(number[2])) < _OLDEST:
-            raise MissingDependency(f"ffmpeg {version} is older than {_OLDEST[0]}.{_OLDEST[1]}", file=path, hint=_HINT)
-        listed, filters = _text(answers["encoders"]), _text(answers["filters"])
-        encoders = tuple(name for name in ("libvpx-vp9", "libx264", "libx265", "mjpeg") if f" {name} " in listed)
-        x264 = _x264_version(answers["stream"].result()) if "libx264" in encoders else ""
+    with ThreadPoolExecutor(len(_QUESTIONS) + 1, thread_name_prefix="ffmpeg") as asking:
+        answers = [asking.submit(_run, path, [question]) for question in _QUESTIONS]
+        stream = asking.submit(_run, path, _stream_question("libx264"))
+        banner, encoders, filters = (_said(answer.result()) for answer in answers)
+    matched = re.match(r"ffmpeg version (\S+)", banner)
+    if matched is None:
+        raise MissingDependency(f"{path} does not answer as ffmpeg does: {banner[:80]!r}", hint=_HINT)
+    version = matched[1]
+    present = tuple(name for name in _ENCODERS if f" {name} " in encoders)
+    # Without x264 the other abilities are proved by an encoder that every build has.
+    written = stream.result() if "libx264" in present else _run(path, _stream_question("mjpeg"))
+    lacks = [f"the filter {name}" for name in _FILTERS if f" {name} " not in filters] or _lacks(written)
+    if lacks:
+        raise MissingDependency(f"ffmpeg {version} lacks {', '.join(lacks)}", file=path, hint=_OTHER)
     configure = re.search(r"^configuration:(.*)$", banner, re.MULTILINE)
     # Loaded version, not the one it was compiled against.
     lines = re.findall(r"^(lib\w+)\s.*/\s*([\d. ]+?)\s*$", banner, re.MULTILINE)
@@ -127,11 +127,39 @@ def _inspect(path: str, found: str) -> FfmpegBuild:
         found=found,
         version=version,
         libraries=libraries,
-        x264=x264,
+        x264=_x264_version(written.stdout) if "libx264" in present else "",
         configuration=hashlib.sha256((configure[1] if configure else "").strip().encode()).hexdigest(),
-        encoders=encoders,
+        encoders=present,
         zscale=" zscale " in filters and " tonemap " in filters,
     )
+
+
+def _stream_question(encoder: str) -> list[str]:
+    """Arguments that have a frame written as profiles do: what a program can do, not what its version lets expect."""
+    # Only a stream tells the version of x264, which writes it into its first packet.
+    return [
+        *("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose"),
+        *("-f", "lavfi", "-i", "color=size=64x64:duration=1:rate=1"),
+        *("-filter:v", tagged(full_range=True), "-fps_mode", "passthrough", "-frames:v", "1", "-codec:v", encoder),
+        *("-f", "mp4", "-movflags", "+frag_keyframe+empty_moov", "-"),
+    ]
+
+
+def _lacks(written: subprocess.CompletedProcess[bytes]) -> list[str]:
+    """What is missing from a stream that was asked for."""
+    log = written.stderr.decode("utf-8", "replace")
+    if written.returncode:
+        unknown = re.search(r"Unrecognized option '([\w:]+)'", log)
+        if unknown:
+            return [f"the option -{unknown[1]}"]
+        complaints = "; ".join(re.findall(r"\[(?:error|fatal)\] (.*)", log)) or f"it exits with {written.returncode}"
+        return [f"what it takes to write one frame: {complaints[:300]}"]
+    lacks = []
+    if STATISTICS.search(log) is None:
+        lacks.append("the count of packets and frames that it read (-loglevel verbose)")
+    if _COLOUR_BOX not in written.stdout:
+        lacks.append("colour as the filter setparams sets it, in what it writes")
+    return lacks
 
 
 def _x264_version(stream: bytes) -> str:
@@ -139,13 +167,16 @@ def _x264_version(stream: bytes) -> str:
     return matched[1].decode("ascii") if matched else "unknown"
 
 
-def _text(answer: Future[bytes]) -> str:
-    return answer.result().decode("utf-8", "replace")
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    if done.returncode:
+        complaint = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        raise MissingDependency(f"ffmpeg exits with {done.returncode}: {complaint}", file=done.args[0], hint=_HINT)
+    return done.stdout.decode("utf-8", "replace")
 
 
-def _run(path: str, arguments: list[str]) -> bytes:
+def _run(path: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             [path, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -155,7 +186,3 @@ def _run(path: str, arguments: list[str]) -> bytes:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingDependency(f"ffmpeg does not run: {error}", file=path, hint=_HINT) from error
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-        raise MissingDependency(f"ffmpeg exits with {done.returncode}: {said}", file=path, hint=_HINT)
-    return done.stdout

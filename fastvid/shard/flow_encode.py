@@ -17,6 +17,7 @@ import numpy as np
 
 from fastvid.errors import SourceError
 from fastvid.shard.demuxer import open_demuxer
+from fastvid.shard.encoder_options import tagged
 from fastvid.shard.ffmpeg import FfmpegBuild
 from fastvid.shard.flow import Gray, estimate_flow
 from fastvid.shard.limits import Limits
@@ -105,9 +106,8 @@ def _command(
     command = [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
     command += ["-f", "rawvideo", "-pixel_format", pix_fmt, "-video_size", f"{size[0]}x{size[1]}"]
     command += ["-framerate", str(rate), "-threads", "1", "-i", "pipe:0", "-map", "0:v:0"]
-    tags = "range=full:color_primaries=smpte170m:color_trc=smpte170m:colorspace=smpte170m"
     # Declared full range on both sides, so that no build of ffmpeg puts a conversion between.
-    command += ["-filter:v", f"setparams={tags},setsar=1"]
+    command += ["-filter:v", f"{tagged(full_range=True)},setsar=1"]
     for name, value in output_options(profile, size, frames=frames, full_range=True).items():
         command += [f"-{name}", str(value)]
     return [*command, target]

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
+from statistics import median_low
 from typing import Any, Final
 
 import av
@@ -187,6 +189,7 @@ class _Scan:
         self.pts: list[int | None] = []
         self.corrupt = 0
         self._codec = stream.codec_context.name
+        self._avi = container.format.name == "avi"
         self._ends: dict[int, int] = {}
         self.frame: VideoFrame | None = None
         self.error = ""
@@ -233,8 +236,9 @@ class _Scan:
             self._decode(packet)
         if packet.is_discard or _is_hidden(self._codec, packet):
             return
-        # A placeholder takes a step of the clock and brings no frame.
-        self.pts.append(packet.pts)
+        # A placeholder takes a step of the clock and brings no frame. AVI knows when packets are decoded; for pictures
+        # that are stored out of order libavformat makes up times, the last of them wrong.
+        self.pts.append(packet.dts if self._avi else packet.pts)
         self.shown += packet.size > _PLACEHOLDER_BYTES
 
     def _decode(self, packet: Packet[VideoStream] | None) -> None:
@@ -295,7 +299,10 @@ def _check_promise(name: str, container: InputContainer, stream: VideoStream, sc
             f"{scan.packets} of the {stream.frames} packets that the header counts are there", reason=Reason.TRUNCATED
         )
     if name in _STEPS_COUNT and scan.pts and scan.pts[-1] is not None:
-        steps = max(t for t in scan.pts if t is not None) + 1
+        times = sorted(t for t in scan.pts if t is not None)
+        # The last frame lasts as long as others do. A file copied out of an MP4 takes 24 steps of AVI's clock for one.
+        usual = median_low([after - before for before, after in pairwise(times)] or [1])
+        steps = times[-1] + max(1, usual)
         if steps < stream.frames - _SLACK_STEPS:
             raise SourceError(
                 f"{steps} of the {stream.frames} steps that the header counts are there", reason=Reason.TRUNCATED

@@ -19,7 +19,7 @@ from typing import Any, Final
 import ffmpeg
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.shard.encoder_options import ENCODER_OPTIONS
+from fastvid.shard.encoder_options import COLOUR, ENCODER_OPTIONS
 from fastvid.shard.ffmpeg import FfmpegBuild
 from fastvid.shard.limits import Limits
 from fastvid.shard.probe import HDR_TRANSFERS, SourceInfo
@@ -310,9 +310,7 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
             in_color_matrix="bt601",
             out_color_matrix="bt601",
         ).filter("format", "yuvj420p")
-    picture = picture.filter(
-        "setparams", range=levels, color_primaries="smpte170m", color_trc="smpte170m", colorspace="smpte170m"
-    )
+    picture = picture.filter("setparams", range=levels, **COLOUR)
     # With a forced input rate frames are one to one, and the fps filter would still repeat the last one up to the end
     # that the container claims. Otherwise it repeats or drops frames, at the end of the chain, where they are small.
     if profile.fps:
@@ -384,9 +382,7 @@ def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full
         # A damaged clock must not make a filter repeat a frame forever.
         "frames:v": frames,
         # For the container's colour box; the stream's own header is written by the encoder and its bitstream filter.
-        "colorspace": "smpte170m",
-        "color_primaries": "smpte170m",
-        "color_trc": "smpte170m",
+        **COLOUR,
         "color_range": "pc" if full_range else "tv",
         "map_metadata": -1,
         "map_chapters": -1,

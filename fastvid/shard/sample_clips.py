@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from fastvid.errors import MissingDependency
+from fastvid.shard.encoder_options import tagged
 from fastvid.shard.ffmpeg import find_ffmpeg
 
 # 256 lines, as profiles write by default; 64 frames hold two of their GOPs.
 _SOURCE: Final = "testsrc2=s=336x256:r=25:d=2.56"
-_LIMITED: Final = "-colorspace smpte170m -color_primaries smpte170m -color_trc smpte170m -color_range tv"
+_LIMITED: Final = f"scale=out_range=limited:out_color_matrix=smpte170m,format=yuv420p,{tagged(full_range=False)}"
+_FULL: Final = f"scale=out_range=full:out_color_matrix=smpte170m,format=yuvj420p,{tagged(full_range=True)}"
 _X264: Final = "-c:v libx264 -threads 1 -preset veryfast -tune fastdecode -crf 23 -x264-params"
 _CLIPS: Final = {
     "h264 compact": ("libx264", f"{_X264} keyint=32:min-keyint=32:scenecut=0:open-gop=0:bframes=7:b-pyramid=none"),
@@ -34,10 +36,9 @@ def make_sample_clips(folder: Path) -> dict[str, bytes]:
         if encoder != "mjpeg" and encoder not in build.encoders:
             continue
         path = folder / f"{name.replace(' ', '-')}.mp4"
-        full = encoder == "mjpeg"
-        pixels = "format=yuvj420p" if full else "scale=out_range=tv:out_color_matrix=smpte170m,format=yuv420p"
-        command = [build.path, "-v", "error", "-f", "lavfi", "-i", _SOURCE, "-vf", pixels, *arguments.split()]
-        command += [*([] if full else _LIMITED.split()), "-y", str(path)]
+        picture = _FULL if encoder == "mjpeg" else _LIMITED
+        command = [build.path, "-v", "error", "-f", "lavfi", "-i", _SOURCE, "-vf", picture, *arguments.split()]
+        command += ["-y", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise MissingDependency(f"ffmpeg does not encode {name}: {done.stderr.strip().splitlines()[-1:]}")

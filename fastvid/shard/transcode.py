@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from fastvid.errors import SourceError
-from fastvid.shard.ffmpeg import FfmpegBuild, environment
+from fastvid.shard.ffmpeg import STATISTICS, FfmpegBuild, environment
 from fastvid.shard.limits import Limits, confine_child
 from fastvid.shard.probe import OpenSource, SourceInfo
 from fastvid.shard.profiles import Profile, build_check, build_command
@@ -38,7 +38,7 @@ _FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _SAID_LINES: Final = 3
 _SAID_BYTES: Final = 200
 
-_STATISTICS: Final = re.compile(r"\(video\): (\d+) packets read \(\d+ bytes\); (\d+) frames decoded;")
+
 _PREFIX: Final = re.compile(r"^((?:\[[^\]]*\] )*)\[(error|fatal|panic|warning)\] (.*)$")
 # Warnings that mean lost picture data, in the words of FFmpeg 5 to 9.
 _CORRUPT: Final = re.compile(r"corrupt (decoded frame|input packet)")
@@ -132,7 +132,7 @@ class FfmpegLog:
         """Takes everything from a pipe, until it ends."""
         while line := stream.readline(_LINE_BYTES):
             text = line.decode("utf-8", "replace").strip()
-            found = _STATISTICS.search(text)
+            found = STATISTICS.search(text)
             if found:
                 self.statistics = int(found[1]), int(found[2])
             elif _PREFIX.match(text):

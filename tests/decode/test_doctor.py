@@ -17,7 +17,7 @@ from fastvid.decode.parity import SampleClip, compare
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Rgb
 from fastvid.errors import DecodeError
-from fastvid.format.schema import Codec
+from fastvid.format.schema import Codec, Range
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.self_test import self_test
 from tests.shard.shardtools import REPOSITORY, stub
@@ -220,6 +220,8 @@ def test_sample_clips_are_what_they_say(tmp_path):
 
     clips = make_sample_clips(tmp_path)
     assert {"h264 compact", "h264 intra", "mjpeg"} <= set(clips)
+    ranges = {name: SampleClip(name, data).info.range for name, data in clips.items()}
+    assert ranges == {name: Range.FULL if name == "mjpeg" else Range.LIMITED for name in clips}
     intra = SampleClip("intra", clips["h264 intra"])
     assert len(intra.table.plan(intra.frames).packets) == len(np.unique(intra.frames))
     compact = SampleClip("compact", clips["h264 compact"])

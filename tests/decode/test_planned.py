@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Planes
 from tests.conformance.suite import decoded, empty
-from tests.makers import ENCODINGS, Video, ffmpeg
+from tests.makers import Video, arguments, ffmpeg
 
 PROFILES = ("compact", "intra", "vp9")
 
@@ -97,8 +97,8 @@ def check_footage(decoder, footage, folder, encoding: str, count: int | None) ->
     sources = sorted((footage / "clean").iterdir())
     for source in sources if count is None else sources[:: len(sources) // count]:
         path = folder / f"{source.stem}.mp4"
-        command = [ffmpeg(), "-v", "error", "-i", str(source), "-map", "0:v:0", "-vf", _SCALED]
-        subprocess.run([*command, *ENCODINGS[encoding].split(), "-y", str(path)], check=True)
+        command = [ffmpeg(), "-v", "error", "-i", str(source), "-map", "0:v:0"]
+        subprocess.run([*command, *arguments(encoding, _SCALED), "-y", str(path)], check=True)
         video = Video(path)
         total = video.info.num_frames
         start = int(rng.integers(0, max(1, total - 61)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 import struct
 import subprocess
@@ -20,6 +21,9 @@ from fastvid.shard.profiles import PROFILES, Profile
 from fastvid.shard.transcode import Transcoded, transcode
 
 REPOSITORY = Path(__file__).parents[2]
+
+# A filter that tags pictures as HDR10.
+HDR = "setparams=color_primaries=bt2020:color_trc=smpte2084:colorspace=bt2020nc"
 
 
 def ffmpeg(*arguments: str, data: bytes | None = None) -> None:
@@ -66,6 +70,13 @@ def stub(path: Path, body: str) -> str:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
+
+
+def other_build(path: Path) -> str:
+    """The ffmpeg that is found, under another version."""
+    program = shlex.quote(find_ffmpeg().path)
+    body = f"""[ "$*" = -version ] || exec {program} "$@"\n{program} -version | sed '1s/version /version other-/'"""
+    return stub(path, body)
 
 
 def command(*arguments: object, fault: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

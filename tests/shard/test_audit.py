@@ -25,6 +25,7 @@ from fastvid.shard.audit import CHECKS, repair_sidecars, verify_dataset
 from fastvid.shard.audit_shard import check_shard
 from fastvid.shard.life import remove_samples
 from tests.datasets import COMPACT, make_clip, pack, recommit
+from tests.makers import TAGS
 
 
 @pytest.fixture(scope="module")
@@ -273,13 +274,13 @@ class TestPromises:
     @pytest.mark.parametrize(
         ("tags", "message"),
         [
-            (COMPACT.replace("smpte170m", "bt709"), "the container is tagged limited range, bt709 matrix"),
-            (COMPACT.replace("-color_range tv", "-color_range pc"), "the container is tagged full range"),
-            (COMPACT.partition("-c:v")[1] + COMPACT.partition("-c:v")[2], "the container is tagged unknown range"),
+            (TAGS.replace("smpte170m", "bt709"), "the container is tagged limited range, bt709 matrix"),
+            (TAGS.replace("limited", "full"), "the container is tagged full range"),
+            ("null", "the container is tagged unknown range"),
         ],
     )
     def test_colour_tags_in_the_container(self, tmp_path, folder, clips, tags, message):
-        data = make_clip(folder / f"{zlib.crc32(tags.encode())}.mp4", arguments=tags)
+        data = make_clip(folder / f"{zlib.crc32(tags.encode())}.mp4", tags=tags)
         problems = self.check(tmp_path, clips, data)
         assert set(problems) == {"colour"}
         assert problems["colour"].startswith(message) or problems["colour"].startswith("frame 0 is tagged")
@@ -306,7 +307,7 @@ class TestPromises:
     def test_without_a_promise_nothing_is_held_against_it(self, tmp_path, folder):
         clips = [
             make_clip(folder / "odd.mp4", size="90x64"),
-            make_clip(folder / "709.mp4", arguments=COMPACT.replace("smpte170m", "bt709")),
+            make_clip(folder / "709.mp4", tags=TAGS.replace("smpte170m", "bt709")),
             make_clip(folder / "422.mp4", arguments=f"{COMPACT} -pix_fmt yuv422p"),
         ]
         store = pack(tmp_path / "d", [[(f"k{n}", clip, 0) for n, clip in enumerate(clips)]], meta={"conforms": False})

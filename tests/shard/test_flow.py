@@ -26,6 +26,7 @@ from fastvid.format.shard import Shard, index_shard
 from fastvid.shard.add import add_sources
 from fastvid.shard.audit import verify_dataset
 from fastvid.shard.compact import compact_shards
+from fastvid.shard.encoder_options import tagged
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.flow import estimate_flow, flow_settings
 from fastvid.shard.flow_encode import encode_flow
@@ -151,7 +152,7 @@ def test_a_flow_that_was_changed_on_its_way_is_not_packed(tmp_path, monkeypatch)
 
     def darker(*arguments, **options):
         # What a build of ffmpeg would do that took full range for limited.
-        return honest(*arguments, **options) | {"filter:v": "lutyuv=y=16+val*219/255,setparams=range=full"}
+        return honest(*arguments, **options) | {"filter:v": f"lutyuv=y=16+val*219/255,{tagged(full_range=True)}"}
 
     monkeypatch.setattr(flow_encode, "output_options", darker)
     with pytest.raises(SourceError, match="the mean flow of a frame differs"):

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 
-import imageio_ffmpeg
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +24,7 @@ from fastvid.shard.lock import alone
 from fastvid.shard.profiles import PROFILES
 from fastvid.shard.reasons import Reason
 from fastvid.storage import LocalStorage
-from tests.shard.shardtools import REPOSITORY, command, ffmpeg, ledger, make, tars
+from tests.shard.shardtools import REPOSITORY, command, ffmpeg, ledger, make, other_build, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)
 OPTIONS = ["--short-side", "64", "--samples-per-shard", "3"]
@@ -184,7 +183,7 @@ def test_another_source_list_or_build_is_refused_by_name(folder, unfinished, tmp
     done = command(raw, "--out", unfinished, *OPTIONS)
     assert done.returncode == 1
     assert "the unfinished job here has sources.bytes" in done.stderr
-    other = {"FASTVID_FFMPEG": imageio_ffmpeg.get_ffmpeg_exe()}
+    other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
     done = command(folder, "--out", unfinished, *OPTIONS, **other)
     assert done.returncode == 1
     assert "the unfinished job here has encoder." in done.stderr
@@ -194,7 +193,7 @@ def test_another_source_list_or_build_is_refused_by_name(folder, unfinished, tmp
 def test_another_build_goes_on_when_allowed_and_is_recorded_per_shard(folder, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="ledger:2").returncode == -9
-    other = {"FASTVID_FFMPEG": imageio_ffmpeg.get_ffmpeg_exe()}
+    other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
     done = command(folder, "--out", out, *OPTIONS, "--other-build", **other)
     assert done.returncode == 3, done.stderr
     generation = json.loads((out / "generations" / "000001.json").read_text())

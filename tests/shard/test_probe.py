@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from fractions import Fraction
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fastvid.errors import SourceError
 from fastvid.shard.limits import Limits
 from fastvid.shard.reasons import Reason
-from tests.shard.shardtools import ffmpeg, look, make, turn
+from tests.shard.shardtools import HDR, ffmpeg, look, make, turn
 
 
 def reason_of(path, limits=None):
@@ -31,11 +32,10 @@ def test_pixel_shape_colour_fields_and_rotation_are_read(tmp_path):
     assert anamorphic.sample_aspect == Fraction(64, 45)
     full = look(make(tmp_path / "full.mp4", "-vf", "scale=out_range=full", "-pix_fmt", "yuvj420p"))
     assert full.full_range
-    tags = ["-color_primaries", "bt2020", "-color_trc", "smpte2084", "-colorspace", "bt2020nc"]
-    hdr = look(make(tmp_path / "hdr.mp4", "-pix_fmt", "yuv420p10le", *tags))
+    hdr = look(make(tmp_path / "hdr.mp4", "-vf", f"format=yuv420p10le,{HDR}"))
     assert hdr.hdr
     assert hdr.matrix == 9
-    fields = look(make(tmp_path / "tv.ts", "-c:v", "mpeg2video", "-flags", "+ilme+ildct", "-top", "1"))
+    fields = look(make(tmp_path / "tv.ts", "-c:v", "mpeg2video", "-flags", "+ilme+ildct", "-vf", "setfield=tff"))
     assert fields.interlaced
     turned = look(turn(make(tmp_path / "phone.mp4"), tmp_path / "turned.mp4"))
     assert (turned.rotation, turned.turned) == (90, True)
@@ -76,6 +76,36 @@ def test_a_cut_file_is_noticed_from_its_packets_alone(suffix, part, tmp_path):
         assert look(cut).timing.shown < 100
         return
     assert reason_of(cut) in (Reason.TRUNCATED, Reason.DAMAGED)
+
+
+def milliseconds(source, target):
+    """An IVF of 25 frames a second with the clock of a WebM, as some versions of ffmpeg copy one."""
+    data = bytearray(source.read_bytes())
+    rate, scale, steps = struct.unpack_from("<3I", data, 16)
+    assert (rate, scale) == (25, 1)
+    struct.pack_into("<3I", data, 16, 1000, 1, 40 * steps)
+    at = 32
+    while at < len(data):
+        size, pts = struct.unpack_from("<IQ", data, at)
+        struct.pack_into("<Q", data, at + 4, 40 * pts)
+        at += 12 + size
+    target.write_bytes(data)
+
+
+@pytest.mark.parametrize("suffix", ["avi", "ivf"])
+def test_a_frame_may_take_many_steps_of_the_clock(suffix, tmp_path):
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "avi":
+        # B-frames, for which AVI has no times; ffmpeg 9 counts 24 steps a frame.
+        source = make(tmp_path / "a.mp4", "-pix_fmt", "yuv420p", "-bf", "3", frames=70)
+        ffmpeg("-i", str(source), "-c", "copy", str(path))
+    else:
+        milliseconds(make(tmp_path / "b.ivf", "-c:v", "libvpx", "-cpu-used", "8", frames=70), path)
+    timing = look(path).timing
+    assert (timing.kind, timing.rate, timing.frames) == ("constant", 25, 70)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    assert reason_of(path) is Reason.TRUNCATED
 
 
 def test_limits_end_in_a_reason(tmp_path):

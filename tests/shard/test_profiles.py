@@ -25,7 +25,7 @@ from fastvid.shard.probe import open_source, probe
 from fastvid.shard.profiles import PROFILES, Profile, build_command, get_profile, plan_geometry
 from fastvid.shard.reasons import Reason
 from fastvid.shard.wire import Settings, Task
-from tests.shard.shardtools import encode, ffmpeg, make, turn
+from tests.shard.shardtools import HDR, encode, ffmpeg, make, turn
 
 COMPACT = PROFILES["compact"]
 ENCODING = {name: profile for name, profile in PROFILES.items() if name != "copy"}
@@ -215,8 +215,7 @@ def test_every_matrix_and_range_becomes_bt601_limited(options, rtol, tmp_path):
 
 
 def test_hdr_is_tone_mapped_into_range_or_refused_by_a_build_that_cannot(tmp_path):
-    tags = ["-color_primaries", "bt2020", "-color_trc", "smpte2084", "-colorspace", "bt2020nc"]
-    path = make(tmp_path / "a.mp4", "-pix_fmt", "yuv420p10le", *tags, frames=3)
+    path = make(tmp_path / "a.mp4", "-vf", f"format=yuv420p10le,{HDR}", frames=3)
     luma, _, _ = middle(encode(path, COMPACT.changed(short_side=96)).videos[0])
     assert 16 < luma < 235
     with open_source(str(path)) as opened:
