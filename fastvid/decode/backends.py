@@ -55,7 +55,7 @@ class Backend:
             return getattr(importlib.import_module(module), attribute)
         except Exception as error:
             how, hint = "is installed but does not load", error.hint if isinstance(error, FastvidError) else None
-            if _is_absent(error) and not _is_installed(self.install):
+            if _lacks(error, self.install) or (_is_absent(error) and not _is_installed(self.install)):
                 how, hint = "does not load", hint or f"pip install {self.install!r}"
             raise MissingDependency(f"decoder {self.name!r} {how}: {_reason(error)}", hint=hint) from error
 
@@ -162,6 +162,11 @@ def _broken(point: metadata.EntryPoint, why: str) -> Backend:
 def _is_absent(error: BaseException | None) -> bool:
     """Whether a module was not found, by the error or by what it was raised from."""
     return error is not None and (isinstance(error, ModuleNotFoundError) or _is_absent(error.__cause__))
+
+
+def _lacks(error: BaseException, package: str) -> bool:
+    """Whether it is the package itself that was not found."""
+    return isinstance(error, ModuleNotFoundError) and error.name == package
 
 
 def _is_installed(requirement: str) -> bool:

@@ -45,7 +45,7 @@ def _video_decoder() -> Any:
     """
     spec = importlib.util.find_spec("torchcodec")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("torchcodec is not installed")
+        raise ModuleNotFoundError("torchcodec is not installed", name="torchcodec")
     try:
         return _imported()
     except _NOT_LOADED:
