@@ -82,13 +82,19 @@ def shift_conv2d(
         moves: From `channel_moves`.
     """
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if _has_autocast(device) and torch.is_autocast_enabled(device):
         # Autocast would cast inside the convolution, where this function's own backward could not follow.
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     check_segments(x, num_segments)
     out: Tensor = _ShiftConv.apply(x, weight, bias, geometry, num_segments, moves)  # type: ignore[no-untyped-call]
     return out
+
+
+# Answered while a graph is compiled, not in it: the compiler of torch 2.11 cannot trace the question.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
 
 
 def channel_moves(channels: int, shift_div: int, direction: Direction) -> Moves:

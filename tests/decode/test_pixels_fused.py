@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 
-import pytest
-
-pytest.importorskip("triton", reason="triton is not installed")
-
+# The interpreter takes long for each filter tap of each 256 pixels, so pictures are tiny. It truncates to bfloat16,
+# where a GPU rounds, so that type is not tried.
 CODE = """
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ from fastvid.decode.pixels import ClipPlanes, Pixels, clip_to_rgb, finish_rgb
 from fastvid.format.schema import Matrix, Range
 
 rng = np.random.default_rng(0)
-shapes = [(16, 24), (16, 24), (10, 14), (32, 20)]
+shapes = [(10, 14), (10, 14), (6, 10), (16, 8)]
 frames, total = 2, sum(2 * h * w * 3 // 2 + 64 for h, w in shapes)
 buffer = torch.from_numpy(rng.integers(0, 256, total, dtype=np.uint8))
 kinds = [
@@ -33,16 +31,21 @@ for (h, w), kind in zip(shapes, kinds):
     at += frames * h * w * 3 // 2 + 64
 assert pixels_fused.fits(clips)
 assert not pixels_fused.fits([clips[0], ClipPlanes(clips[0].y.clone(), clips[0].u, clips[0].v)])
-for layout in ("BCTHW", "BTCHW"):
-    for size, chosen in (((16, 24), clips[:2]), ((12, 12), clips), ((24, 40), clips)):
-        pixels = Pixels(layout=layout)
-        out = pixels.empty(len(chosen), frames, size, "cpu")
-        pixels_fused.finish_planes_fused(chosen, size, pixels, out)
-        rgb = torch.stack([clip_to_rgb(clip, size) for clip in chosen])
-        expected = finish_rgb(rgb, pixels)
-        levels = (out - expected).abs() * 255 * 0.229
-        assert levels.max() < 1.05, (layout, size, float(levels.max()))
-        assert (levels > 0.5).float().mean() < 0.03, (layout, size, float((levels > 0.5).float().mean()))
+for layout, dtype, size, chosen in (
+    ("BCTHW", torch.float32, (10, 14), clips[:2]),
+    ("BTCHW", torch.float16, (10, 14), clips[:2]),
+    ("BCTHW", torch.float16, (8, 8), clips),
+    ("BTCHW", torch.float32, (18, 20), clips),
+):
+    pixels = Pixels(layout=layout, dtype=dtype)
+    # One clip more than there are, which nobody writes; nothing of the others stays unwritten.
+    room = pixels.empty(len(chosen) + 1, frames, size, "cpu").fill_(float("nan"))
+    pixels_fused.finish_planes_fused(chosen, size, pixels, room[:-1])
+    assert room[-1].isnan().all(), (layout, size)
+    rgb = torch.stack([clip_to_rgb(clip, size) for clip in chosen])
+    levels = (room[:-1].float() - finish_rgb(rgb, Pixels(layout=layout))).abs() * 255 * 0.229
+    assert levels.max() < 1.05, (layout, size, float(levels.max()))
+    assert (levels > 0.5).float().mean() < 0.03, (layout, size, float((levels > 0.5).float().mean()))
 print("equal")
 """
 
