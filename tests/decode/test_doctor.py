@@ -182,7 +182,7 @@ def without_x264(folder, *, listed):
     encoders = "" if listed else 'case "$*" in -encoders) "$real" "$@" | grep -v libx264; exit;; esac\n'
     body = (
         f"real={find_ffmpeg().path}\n{encoders}"
-        'case "$*" in *"-f h264 -") ;; *libx264*) echo "[fatal] Unknown encoder libx264" >&2; exit 8;; esac\n'
+        'case "$*" in *empty_moov*) ;; *libx264*) echo "[fatal] Unknown encoder libx264" >&2; exit 8;; esac\n'
         'exec "$real" "$@"'
     )
     return stub(folder / "ffmpeg", body)
