@@ -8,6 +8,7 @@ messages may be slowed down as by a network. `Ranks` starts the processes and ha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bench.ports import reserved_port
 from bench.slow_network import Link, Slow
 
 ROOT: Final = Path(__file__).parents[1]
@@ -75,7 +77,9 @@ class Ranks:
     def __init__(
         self, size: int, prefixes: Sequence[Sequence[str]] = (), environment: Mapping[str, str] | None = None
     ) -> None:
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29477", "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+        self._stack = contextlib.ExitStack()
+        port = self._stack.enter_context(reserved_port())
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
         shared |= dict(environment or {})
         self._processes = [
             subprocess.Popen(
@@ -115,6 +119,7 @@ class Ranks:
         for process in self._processes:
             process.kill()
             process.communicate()
+        self._stack.close()
 
 
 def main() -> None:

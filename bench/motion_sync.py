@@ -29,7 +29,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -41,6 +40,7 @@ from typing import Any, Final
 
 from bench import motion_kills
 from bench.harness import RESULTS, machine_facts, write_json
+from bench.ports import reserved_port
 from fastvid.errors import UsageError, WorkerError
 from fastvid.train import metrics, recipes
 from fastvid.train.checkpoint import Checkpoints, decode
@@ -174,22 +174,21 @@ def _train_killed(
     # Every step has its line, so that what is repeated can be counted.
     changes = [*changes, "run.log_every_steps=1"]
     commands: dict[str, Sequence[str]]
-    if sync == "asgd":
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        job = [sys.executable, "-m", "fastvid.train", plan.recipe, *changes]
-        commands = {"server": [*job, f"run.out={out}", f"sync_options.port={port}"]}
-        for number in range(2, plan.ranks + 1):
-            place = [f"run.out={out / f'client-{number}'}", f"sync_options.server=127.0.0.1:{port}"]
-            commands[f"client {number}"] = [*job, *place]
-    else:
-        commands = {"torchrun": _torchrun(plan, out, changes, restarts=kills)}
-    return motion_kills.run(commands, _share(plan, out, changes), kills=kills, seed=seed, environment=_environment())
+    with reserved_port() as port:
+        if sync == "asgd":
+            job = [sys.executable, "-m", "fastvid.train", plan.recipe, *changes]
+            commands = {"server": [*job, f"run.out={out}", f"sync_options.port={port}"]}
+            for number in range(2, plan.ranks + 1):
+                place = [f"run.out={out / f'client-{number}'}", f"sync_options.server=127.0.0.1:{port}"]
+                commands[f"client {number}"] = [*job, *place]
+        else:
+            commands = {"torchrun": _torchrun(plan, out, changes, restarts=kills)}
+        share = _share(plan, out, changes)
+        return motion_kills.run(commands, share, kills=kills, seed=seed, environment=_environment())
 
 
 def _torchrun(plan: Plan, out: Path, changes: Sequence[str], *, restarts: int) -> list[str]:
-    command = [sys.executable, "-m", motion_kills.TORCHRUN, "--nproc-per-node", str(plan.ranks)]
+    command = [sys.executable, "-m", motion_kills.TORCHRUN, "--standalone", "--nproc-per-node", str(plan.ranks)]
     command += ["--max-restarts", str(restarts)]
     return [*command, "-m", "fastvid.train", plan.recipe, *changes, f"run.out={out}"]
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.rivals import spdl_io
 from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.load.engine import FETCH_CLIPS
 from fastvid.measure.clips import Corpus
@@ -208,8 +209,9 @@ def _decoded(samples: list[dict[str, bytes]]) -> Tensor:
 
 def spdl_loader(work: Work, *, prefetch: int = 2) -> Batches:
     """SPDL's thread pipeline: demux, decode with a filter that crops, and convert, in as many threads as workers."""
-    import spdl.io
     from spdl.pipeline import PipelineBuilder
+
+    spdl = spdl_io()
 
     def source() -> Iterator[str]:
         while True:
@@ -217,12 +219,12 @@ def spdl_loader(work: Work, *, prefetch: int = 2) -> Batches:
                 yield work.files[place]
 
     def clip(file: str) -> Tensor:
-        packets = spdl.io.demux_video(file)
+        packets = spdl.demux_video(file)
         # It refuses a frame that is wanted twice, and drops the clip.
         wanted, places = np.unique(_choose(len(packets)), return_inverse=True)
         # It decodes each GOP that is needed up to the frame that is wanted, as its documentation recommends.
-        frames = spdl.io.sample_decode_video(packets, wanted.tolist(), filter_desc="format=pix_fmts=rgb24")
-        array = torch.from_numpy(spdl.io.to_numpy(spdl.io.convert_frames(frames)))
+        frames = spdl.sample_decode_video(packets, wanted.tolist(), filter_desc="format=pix_fmts=rgb24")
+        array = torch.from_numpy(spdl.to_numpy(spdl.convert_frames(frames)))
         y, x = _corner(array.shape[1], array.shape[2])
         return array[torch.from_numpy(places), y : y + CROP, x : x + CROP].permute(3, 0, 1, 2).contiguous()
 

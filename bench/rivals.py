@@ -10,6 +10,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.decode import libraries
 from fastvid.measure.clips import CROP, Corpus
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -56,6 +57,14 @@ class PyAvFilesJob:
         return self._out
 
 
+def spdl_io() -> Any:
+    """SPDL's decoder, which brings no FFmpeg: over the system's, or PyAV's."""
+    libraries.share()
+    import spdl.io
+
+    return spdl.io
+
+
 class SpdlJob:
     """SPDL: demux, decode the wanted frames, convert.
 
@@ -67,9 +76,7 @@ class SpdlJob:
     """
 
     def __init__(self, corpus: Corpus, source: str, crop: str, pix_fmt: str = "rgb24") -> None:
-        import spdl.io
-
-        self._io: Any = spdl.io
+        self._io = spdl_io()
         self._requests, self._filtered, self._pix_fmt = corpus.requests, crop == "filter", pix_fmt
         self._sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
         shape = (CROP, CROP, 3) if pix_fmt == "rgb24" else (CROP * 3 // 2, CROP)

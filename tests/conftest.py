@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.makers import Videos
-from tests.served import ceph, nginx, obstore, s3
+from tests.served import ceph, obstore, s3, web
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
-__all__ = ["ceph", "footage", "nginx", "obstore", "s3", "videos"]
+__all__ = [
+    "ceph", "footage", "obstore", "pytest_make_collect_report", "pytest_runtest_makereport", "s3", "videos", "web",
+]  # fmt: skip
+
+# A core for each worker of pytest-xdist; torch reads it when it is imported. Threads that wait for each other spin, and
+# where there are more of them than cores that takes longer than the work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Examples take as long as a busy machine makes them.
 settings.register_profile("fastvid", deadline=None)

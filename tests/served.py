@@ -7,6 +7,9 @@ import pytest
 from tests.storage.ceph import ceph_gateway, missing_programs
 from tests.storage.servers import find_nginx, s3_server, web_server
 
+# nginx is what many serve files with; aiohttp's server is on every developer's machine.
+WEB_SERVERS = ["aiohttp", *(["nginx"] if find_nginx() else [])]
+
 
 @pytest.fixture(scope="session")
 def obstore():
@@ -36,11 +39,10 @@ def ceph(obstore, tmp_path_factory):
         yield endpoint
 
 
-@pytest.fixture(scope="session")
-def nginx(tmp_path_factory):
-    """A web server that millions use."""
-    if find_nginx() is None:
-        pytest.skip("nginx is not installed: apt-get install nginx-light")
-    with web_server(tmp_path_factory.mktemp("nginx")) as server, pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(scope="session", params=WEB_SERVERS)
+def web(request, tmp_path_factory):
+    """A web server that others wrote."""
+    folder = tmp_path_factory.mktemp(request.param)
+    with web_server(request.param, folder) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_PROXY", "127.0.0.1")
         yield server

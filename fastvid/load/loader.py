@@ -274,9 +274,10 @@ class ClipLoader:
         self._go(*place)
         begun = clips = 0.0
         for number in range(total if held else 0):
+            # The first one warms up.
             if number:
                 clips += held[0].stop - held[0].start
-            else:
+            if number == 1:
                 begun = time.perf_counter()
             yield held[number % len(held)]
         if clips:

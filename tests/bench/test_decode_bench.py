@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from functools import partial
 from importlib.util import find_spec
 
@@ -19,6 +18,7 @@ from bench.harness import machine_facts
 from fastvid.measure.clips import Corpus, choose, parse_sampling
 from fastvid.measure.planned import FastvidJob, fastvid
 from fastvid.measure.rounds import Contender, Timing, measure, ratio
+from tests.bench.noted import Noted
 from tests.datasets import pack
 
 
@@ -79,24 +79,15 @@ def test_wrong_frames_are_seen(corpus):
     assert "wrong picture" in contest.check(late, corpus)
 
 
-class Sleeps:
-    """A job of a known duration."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-
-    def __call__(self, task, /):
-        time.sleep(self.seconds)
-
-
 @pytest.mark.parametrize("processes", [False, True])
-def test_workers_share_the_tasks(processes):
-    contenders = [Contender("nap", {}, partial(Sleeps, 0.01), workers, processes) for workers in (1, 4)]
-    one, four = measure(contenders, 12, 2)
-    assert len(one.rates) == len(one.cpu_ms) == 2
-    # Twelve naps of 10 ms cannot end sooner, whoever sleeps; a task done twice or left out would show.
-    assert max(one.rates) <= 100
-    assert max(four.rates) <= 400
+def test_workers_do_each_task_of_a_round_once(processes, tmp_path):
+    notes = {workers: tmp_path / f"{workers}" for workers in (1, 4)}
+    found = measure([Contender("noted", {}, partial(Noted, notes[n]), n, processes) for n in notes], 12, 2)
+    for timing, path in zip(found, notes.values(), strict=True):
+        assert len(timing.rates) == len(timing.cpu_ms) == 2
+        done = list(map(int, path.read_text().split()))
+        # The first round warms up.
+        assert [sorted(done[first : first + 12]) for first in range(0, len(done), 12)] == [list(range(12))] * 3
 
 
 def test_an_error_in_a_worker_ends_the_measurement():

@@ -1,4 +1,4 @@
-"""What every back-end must do. A back-end inherits `Conformance`, names itself, and declares what it cannot do.
+"""What every back-end must do. A back-end inherits `Conformance`, or what it keeps beyond it, and names itself.
 
 A test file holds a subclass whose name starts with ``Test``; pytest runs every test below for it.
 """
@@ -49,9 +49,6 @@ class Conformance:
     matrices: ClassVar[tuple[Matrix, ...]] = (Matrix.SMPTE170M,)
     """Coefficients that it converts by."""
 
-    detects_order: ClassVar[bool] = False
-    """Whether it notices that packets show other frames than the index says."""
-
     @pytest.fixture
     def decoder(self):
         why = backend(self.name).why_unavailable()
@@ -65,6 +62,7 @@ class Conformance:
         assert isinstance(decoder, Decoder)
         assert decoder.max_clips >= 1
         assert decoder.outputs == set(self.kinds)
+        assert isinstance(self, WritesPlanes) == (Planes in self.kinds)
 
     def test_codecs_are_registered(self, videos):
         for encoding in self.encodings:
@@ -94,18 +92,6 @@ class Conformance:
                 video = videos.painted(encoding, frames=count)
                 frames = [count - 1, 0, count // 2]
                 assert numbers(decoder, video.clip(frames), kind) == frames, (encoding, count)
-
-    def test_planes_are_bit_exact(self, decoder, videos):
-        if Planes not in self.kinds:
-            pytest.skip(f"{self.name} does not write Planes")
-        rng = np.random.default_rng(3)
-        for encoding in self.encodings:
-            video = videos.textured(encoding)
-            for box in (video.full, Box(0, 0, 2, 2), Box(94, 158, 2, 2), Box(14, 34, 50, 98), Box(2, 0, 64, 112)):
-                frames = np.sort(rng.integers(0, video.info.num_frames, 6))
-                got = decoded(decoder, video.clip(frames, box=box), Planes)
-                for plane, whole, step in zip((got.y, got.u, got.v), video.planes, (1, 2, 2), strict=True):
-                    assert (plane == cut(whole[frames], box, step)).all(), (encoding, box)
 
     @pytest.mark.parametrize("flip", [False, True])
     def test_colours_of_crops(self, decoder, videos, flip):
@@ -204,16 +190,6 @@ class Conformance:
                 assert isinstance(error, DecodeError), (encoding, what)
                 assert numbers(decoder, clip, kind) == [5, 20, 37, 60], (encoding, what)
 
-    def test_wrong_order_is_noticed(self, decoder, kind, videos):
-        if not self.detects_order:
-            pytest.skip(f"{self.name} trusts the index about which frame a packet shows")
-        for encoding in self.encodings:
-            clip = videos.painted(encoding).clip([5, 20, 37, 60])
-            swapped = {37: 60, 60: 37}
-            shows = np.asarray([swapped.get(show, show) for show in clip.shows.tolist()], dtype=np.int64)
-            (error,) = decoder.decode([replace(clip, shows=shows)], [empty(clip, kind)])
-            assert isinstance(error, DecodeError), encoding
-
     def test_outputs_of_a_wrong_shape_are_refused(self, decoder, kind, videos):
         video = videos.painted(self.encodings[0])
         with pytest.raises(UsageError, match="shape"):
@@ -299,6 +275,32 @@ class Conformance:
         # A decoded frame of this size is 23 kB: one leaked for each clip would be 7 MB.
         assert last[0] - rss < 4 * 2**20
         assert last[1:] == (handles, threads)
+
+
+class WritesPlanes(Conformance):
+    """Also of a back-end that writes planes."""
+
+    def test_planes_are_bit_exact(self, decoder, videos):
+        rng = np.random.default_rng(3)
+        for encoding in self.encodings:
+            video = videos.textured(encoding)
+            for box in (video.full, Box(0, 0, 2, 2), Box(94, 158, 2, 2), Box(14, 34, 50, 98), Box(2, 0, 64, 112)):
+                frames = np.sort(rng.integers(0, video.info.num_frames, 6))
+                got = decoded(decoder, video.clip(frames, box=box), Planes)
+                for plane, whole, step in zip((got.y, got.u, got.v), video.planes, (1, 2, 2), strict=True):
+                    assert (plane == cut(whole[frames], box, step)).all(), (encoding, box)
+
+
+class DetectsOrder(Conformance):
+    """Also of a back-end that notices when packets show other frames than the index says; others trust the index."""
+
+    def test_wrong_order_is_noticed(self, decoder, kind, videos):
+        for encoding in self.encodings:
+            clip = videos.painted(encoding).clip([5, 20, 37, 60])
+            swapped = {37: 60, 60: 37}
+            shows = np.asarray([swapped.get(show, show) for show in clip.shows.tolist()], dtype=np.int64)
+            (error,) = decoder.decode([replace(clip, shows=shows)], [empty(clip, kind)])
+            assert isinstance(error, DecodeError), encoding
 
 
 def empty(clip: EncodedClip, kind: type) -> Planes | Rgb:

@@ -10,9 +10,6 @@ from torch import nn
 
 from tests.examples import kit
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate is not installed")
-
 # What transformers and its parts warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -21,6 +18,9 @@ STEPS = 5  # of an epoch
 
 @pytest.fixture(scope="module")
 def example():
+    # Here and not above: they are imported for seconds, by each worker of pytest-xdist that collects this file.
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
     return kit.load("hf_trainer")
 
 

@@ -8,8 +8,6 @@ from torch import nn
 
 from tests.examples import kit
 
-pytest.importorskip("lightning", reason="lightning is not installed")
-
 # What Lightning and its parts warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -18,6 +16,8 @@ STEPS = 5  # of an epoch
 
 @pytest.fixture(scope="module")
 def example():
+    # Here and not above: it is imported for seconds, by each worker of pytest-xdist that collects this file.
+    pytest.importorskip("lightning", reason="lightning is not installed")
     return kit.load("lightning_trainer")
 
 

@@ -6,13 +6,12 @@ import pytest
 
 from tests.examples import kit
 
-pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
 @pytest.fixture(scope="module")
 def example():
+    pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     return kit.load("stateful_dataloader")
 
 

@@ -15,7 +15,6 @@ import mmap
 import os
 import random
 import signal
-import socket
 import struct
 import sys
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 import torch
 
 from bench.elastic_model import net
+from bench.ports import reserved_port
 from fastvid.format.dataset import Dataset
 from fastvid.load.augment import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.loader import ClipLoader
@@ -164,12 +164,9 @@ def train(config, notes, given, *, after, ahead):
         assert trainer.fit()
 
 
-def fork(world, config, life, options):
+def fork(world, config, life, options, port):
     """Starts the ranks of a world."""
     shared = Shared(world)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     ranks = []
     for rank in range(world):
         child = os.fork()
@@ -195,7 +192,7 @@ def fork(world, config, life, options):
     return ranks, shared
 
 
-def live(config, life, world, moment, options):
+def live(config, life, world, moment, options, port):
     """One life: to the end without a moment, else until some ranks are killed at it.
 
     Args:
@@ -204,8 +201,9 @@ def live(config, life, world, moment, options):
         world: Ranks.
         moment: None, or (steps to wait for, seconds after them, ranks to kill).
         options: Of `train`.
+        port: Where the ranks meet.
     """
-    ranks, shared = fork(world, config, life, options)
+    ranks, shared = fork(world, config, life, options, port)
     codes = {}
     if moment is not None:
         steps, seconds, victims = moment
@@ -273,7 +271,8 @@ def whole(folder, name, worlds, moments, *, after, ahead=0):
     options = {"after": after, "ahead": ahead}
     lives = []
     for number, (world, moment) in enumerate(zip(worlds, [*moments, None], strict=True)):
-        lives.append(live(config, number, world, moment, options))
+        with reserved_port() as port:
+            lives.append(live(config, number, world, moment, options, port))
         if moment is not None and not lives[-1].killed:
             return None, lives  # it was over before
     found = Checkpoints(str(Path(config.run.out) / "checkpoints")).newest()

@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 import os
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 from fastvid.load.augment import CenterCrop
 from fastvid.load.buffers import BufferPool
+from fastvid.load.engine import Run
 from fastvid.load.loader import ClipLoader
 from fastvid.load.sampling import Segments
 from fastvid.load.stats import Counters, LoaderStats
@@ -108,17 +109,25 @@ def test_the_live_view_tells_where_the_time_goes(caplog):
     assert "skipped: none" in caplog.text
 
 
-def test_cached_batches_give_the_ceiling_and_leave_the_loader_where_it_was():
+@pytest.fixture
+def clock(monkeypatch):
+    """What the loader's own thread reads as seconds, `now`; it stands still."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("fastvid.load.loader.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def test_cached_batches_give_the_ceiling_and_leave_the_loader_where_it_was(clock):
     loader = make()
     next(iter(loader))
     state = loader.state_dict()
     starts = []
     for batch in loader.cached(2):
-        time.sleep(0.01)
+        clock.now += 2.0
         starts.append(batch.start)
     assert starts == [8, 16] * 4 + [8]
     assert loader.state_dict() == state
-    assert 0 < loader.stats.ceiling <= 8 / 0.01
+    assert loader.stats.ceiling == 8 / 2.0
     assert [batch.start for batch in loader] == list(range(8, 80, 8))
 
 
@@ -130,15 +139,19 @@ def test_without_a_second_batch_there_is_no_verdict():
     assert "nothing measured yet" in spent(fill=3).verdict()
 
 
-def test_waiting_and_computing_add_up_to_the_clock():
+def test_waiting_and_computing_add_up_to_the_clock(clock, monkeypatch):
+    def slow(run, timeout):
+        clock.now += 0.25
+        return plain(run, timeout)
+
+    plain = Run.next
+    monkeypatch.setattr(Run, "next", slow)
     loader = make()
-    begun = time.perf_counter()
     for _ in loader:
-        time.sleep(0.01)
-    clock = time.perf_counter() - begun
+        clock.now += 2.0
     total = loader.stats.total
-    assert 0.09 <= total.compute_seconds <= clock
-    assert total.fill_seconds + total.wait_seconds + total.compute_seconds <= clock
+    # Ten batches, of which the first fills the queue; what follows the last one is between no two.
+    assert (total.fill_seconds, total.wait_seconds, total.compute_seconds) == (0.25, 9 * 0.25, 9 * 2.0)
 
 
 def test_a_slow_decoder_shows(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from fastvid.errors import (
 from fastvid.load.augment import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.sampling import Dense, Segments
 from tests.load.fakes import FakeDataset, fake
-from tests.load.tools import epoch_of, make, rows
+from tests.load.tools import epoch_of, make, rows, until
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
@@ -65,10 +64,7 @@ def test_state_counts_what_was_delivered_not_what_was_prefetched():
     loader = make(dataset, prefetch=4)
     iterator = iter(loader)
     first = next(iterator)
-    deadline = time.monotonic() + 10
-    while loader._run.ready < 4 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert loader._run.ready == 4  # four batches are made and wait
+    until(lambda: loader._run.ready == 4)  # four batches are made and wait
     assert (first.start, first.stop) == (0, 8)
     assert loader.state_dict()["position"] == 8
     resumed = make(dataset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 import pytest
@@ -113,10 +112,9 @@ def test_a_server_that_stays_broken_is_an_error_soon_and_no_hang(server):
         next(iter(loader))
         loader.set_epoch(1)
         server.faults = deque([fault] * 10_000)
-        begun = time.monotonic()
         with pytest.raises(StorageError, match=r"data-00000\d.tar.*key=clip"):
             clips(loader)
-        assert time.monotonic() - begun < 60
+        assert len(server.faults) > 9_900  # given up after a few tries
         server.faults.clear()
         assert not fastvid_threads()
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
@@ -18,20 +17,17 @@ from fastvid.errors import (
 )
 from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
-from tests.load.tools import fastvid_threads, make
+from tests.load.tools import fastvid_threads, make, until
 
 
 def test_prefetch_bounds_what_is_made_ahead():
     loader = make(FakeDataset(400), prefetch=3, num_threads=4, decoder=fake("CountingDecoder"))
     fakes.CountingDecoder.decoded = 0
-    iterator = iter(loader)
-    next(iterator)
-    # One batch held and three ahead.
-    while fakes.CountingDecoder.decoded < 4 * 8:
-        time.sleep(0.01)
-    time.sleep(0.2)
-    assert fakes.CountingDecoder.decoded == 4 * 8
-    iterator.close()
+    for taken, _ in enumerate(loader, start=1):
+        # One batch held and three ahead. One more, made at any time, would still be counted at the next batches.
+        ahead = min(400, (taken + 3) * 8)
+        until(lambda ahead=ahead: fakes.CountingDecoder.decoded >= ahead)
+        assert fakes.CountingDecoder.decoded == ahead
 
 
 def test_decoders_stay_open_between_epochs():
@@ -141,15 +137,16 @@ from tests.load.fakes import FakeDataset, HangingDecoder, RgbDecoder, fake
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits "ignored"
 RgbDecoder.delay = 0.02
-loader = ClipLoader(FakeDataset(400), frames=Segments(3), spatial=CenterCrop(16), global_batch_size=8, num_threads=2,
+loader = ClipLoader(FakeDataset(8000), frames=Segments(3), spatial=CenterCrop(16), global_batch_size=8, num_threads=2,
                     decoder=fake())
 iterator = iter(loader)
 next(iterator)
 try:
     print(sum(thread.name.startswith("fastvid-") for thread in threading.enumerate()), flush=True)
     if sys.argv[1] == "interrupt":
-        for batch in iterator:
-            pass
+        for number, batch in enumerate(iterator):
+            if number == 0:
+                print("in the loop", flush=True)
 except KeyboardInterrupt:
     print(sum(thread.name.startswith("fastvid-") for thread in threading.enumerate()), flush=True)
     sys.exit(7)
@@ -162,7 +159,7 @@ def test_a_process_ends_at_once(way, code, rest):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "3\n"
         if way == "interrupt":
-            time.sleep(0.1)
+            assert process.stdout.readline() == "in the loop\n"
             process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (code, rest, "")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +18,7 @@ from fastvid.load.augment import CenterCrop, HorizontalFlip, MultiScaleCrop, Ran
 from fastvid.load.loader import ClipLoader
 from fastvid.load.sampling import Dense, Segments, Uniform
 from fastvid.storage import LocalStorage
+from tests import forks
 from tests.makers import Videos, read_numbers
 
 LENGTHS = (70, 33, 9, 1, 64, 40, 5)
@@ -125,40 +123,13 @@ def test_threads_and_worlds_give_the_same_pixels(compact, spatial):
 
 WORLDS = (2, 3, 5)
 
-RANK = """
-import json, os, sys
-sys.path.insert(0, sys.argv[1])
-from tests.load.test_loader_video import WORLDS, make, rows
 
-options = {"rank": None, "world_size": None, "global_batch_size": 5}
-found = {}
-for world in WORLDS:
-    if int(os.environ["RANK"]) >= world:
-        continue
-    os.environ["WORLD_SIZE"] = str(world)
-    loader = make(sys.argv[2], **options)
-    batches, states = [], []
-    for number, batch in enumerate(loader):
-        batches.append(rows(batch))
-        states.append(loader.state_dict())
-        if number == 0:
-            break
-    resumed = make(sys.argv[2], **options)
-    resumed.load_state_dict(states[0])
-    batches += [rows(batch) for batch in resumed] + [rows(batch) for batch in resumed]
-    found[world] = {"batches": batches, "state": resumed.state_dict()}
-print(json.dumps(found))
-"""
-
-
-def test_real_processes_give_what_one_gives(compact):
+def test_real_processes_give_what_one_gives(compact, tmp_path):
     """Torchrun's environment, no arguments; each rank stops after a batch, resumes, and runs a second epoch."""
-    command = [sys.executable, "-c", RANK, str(Path(__file__).parents[2]), str(compact)]
-    processes = [
-        subprocess.Popen(command, env=os.environ | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(max(WORLDS))
-    ]
-    results = [json.loads(process.communicate(timeout=200)[0]) for process in processes]
+    files = [tmp_path / f"{rank}.json" for rank in range(max(WORLDS))]
+    ranks = [forks.start("tests.load.video_ranks", compact, file, RANK=str(rank)) for rank, file in enumerate(files)]
+    assert [forks.wait(rank) for rank in ranks] == [0] * len(ranks)
+    results = [json.loads(file.read_text()) for file in files]
     loader = make(compact, global_batch_size=5)
     expected = [rows(batch) for _ in range(2) for batch in loader]
     for world in WORLDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import torch
 
@@ -46,3 +47,11 @@ def epoch_of(dataset, world, **options):
 
 def fastvid_threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("fastvid-")]
+
+
+def until(reached, seconds=60.0):
+    """Waits for a state; who waits so long has failed."""
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, f"not reached within {seconds:g} s"
+        time.sleep(0.002)

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,15 +15,17 @@ from pathlib import Path
 
 import psutil
 
+from bench.ports import reserved_port
 from tests.shard.shardtools import REPOSITORY
 
 RAY = str(Path(sys.executable).with_name("ray"))
 
-# Of nodes and jobs. A dead node is noticed in two seconds instead of twenty, a dead head in five instead of sixty.
+# Of nodes and jobs. A dead node is noticed in two seconds instead of twenty, because it refuses connections; one that a
+# busy machine keeps waiting has time to answer. A dead head is noticed in five seconds instead of sixty.
 ENVIRONMENT = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_timeout_ms": "20000",
     "RAY_health_check_failure_threshold": "2",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -77,13 +78,12 @@ class Cluster:
     def __init__(self, nodes: int = 2) -> None:
         # Ray makes sockets there, whose names may have 107 bytes.
         self.folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.address = f"127.0.0.1:{self.port}"
+        self._reserved = contextlib.ExitStack()
+        port = self._reserved.enter_context(reserved_port())
+        self.address = f"127.0.0.1:{port}"
         self.head = Node(
             "--head",
-            f"--port={self.port}",
+            f"--port={port}",
             "--num-cpus=1",
             "--node-ip-address=127.0.0.1",
             "--include-dashboard=false",
@@ -102,6 +102,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for node in [*self.others, self.head]:
             node.kill()
+        self._reserved.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self) -> Node:

@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -79,13 +80,16 @@ def other_build(path: Path) -> str:
     return stub(path, body)
 
 
-def command(*arguments: object, fault: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: object, fault: str = "", preexec_fn: Callable[[], object] | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """``fastvid shard`` in a process of its own."""
     variables = {name: value for name, value in os.environ.items() if name != "FASTVID_FAULT"}
     variables |= {"PYTHONPATH": str(REPOSITORY), **({"FASTVID_FAULT": fault} if fault else {}), **environment}
     return subprocess.run(
         [sys.executable, "-m", "fastvid", "shard", *map(str, arguments)],
         env=variables,
+        preexec_fn=preexec_fn,
         capture_output=True,
         text=True,
         check=False,

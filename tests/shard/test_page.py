@@ -420,7 +420,7 @@ class Browser:
         self._process.wait(timeout=20)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_in_a_browser(store, tmp_path):
     path = tmp_path / "page.html"
     path.write_bytes(render(store))

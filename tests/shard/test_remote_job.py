@@ -316,15 +316,15 @@ def test_one_file_that_may_not_be_read_is_rejected_when_others_may(
     assert sum(row["status"] == "packed" for row in rows.values()) == 4
 
 
-def test_sources_of_the_web_are_named_by_a_table(nginx, folder, undisturbed, tmp_path):
-    shutil.copytree(folder, nginx.folder / "raw")
+def test_sources_of_the_web_are_named_by_a_table(web, folder, undisturbed, tmp_path):
+    shutil.copytree(folder, web.folder / "raw")
     table = tmp_path / "clips.csv"
     urls = ["run/a%20b.mp4?sig=secret", "jump/e%231%3F.mp4", "jump/gone.mp4", "run/text.mp4"]
-    lines = "".join(f"{nginx.url}/raw/{url},{url.split('/')[0]}\n" for url in urls)
+    lines = "".join(f"{web.url}/raw/{url},{url.split('/')[0]}\n" for url in urls)
     table.write_text(f"path,label\n{lines}")
     done = command("--annotations", f"csv:{table}", "--out", tmp_path / "out", *OPTIONS)
     assert done.returncode == 3, done.stderr
-    host = nginx.url.partition("//")[2]
+    host = web.url.partition("//")[2]
     rows = {row["source_id"].removeprefix(f"{host}/raw/"): row for row in ledger(tmp_path / "out")}
     verdicts = {name: row["reason"] for name, row in rows.items()}
     assert verdicts == {
@@ -337,17 +337,17 @@ def test_sources_of_the_web_are_named_by_a_table(nginx, folder, undisturbed, tmp
     assert "secret" not in str(rows)
     assert Dataset(str(tmp_path / "out")).classes == ("jump", "run")
     # A name with a blank breaks the log's columns; what matters is that ranges were asked for.
-    assert re.search(r"^GET /raw/jump/e#1\?\.mp4 206 ", nginx.log.read_text(), re.MULTILINE)
+    assert re.search(r"^GET /raw/jump/e#1\?\.mp4 206 ", web.log.read_text(), re.MULTILINE)
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
 
 
-def test_a_single_file_of_the_web_is_a_source(nginx, folder, tmp_path):
-    (nginx.folder / "one").mkdir()
-    shutil.copy(folder / "jump" / "f.mp4", nginx.folder / "one" / "f.mp4")
-    report = run_job(f"{nginx.url}/one/f.mp4", str(tmp_path / "out"), **ARGUMENTS)
+def test_a_single_file_of_the_web_is_a_source(web, folder, tmp_path):
+    (web.folder / "one").mkdir()
+    shutil.copy(folder / "jump" / "f.mp4", web.folder / "one" / "f.mp4")
+    report = run_job(f"{web.url}/one/f.mp4", str(tmp_path / "out"), **ARGUMENTS)
     assert (report.packed, report.ledger["source_id"].to_pylist()) == (1, ["f.mp4"])
     with pytest.raises(UsageError, match="source does not exist"):
-        run_job(f"{nginx.url}/one/g.mp4", str(tmp_path / "none"), **ARGUMENTS)
+        run_job(f"{web.url}/one/g.mp4", str(tmp_path / "none"), **ARGUMENTS)
 
 
 def test_from_a_google_bucket_to_a_google_bucket(folder, undisturbed, tmp_path, monkeypatch):
@@ -359,18 +359,18 @@ def test_from_a_google_bucket_to_a_google_bucket(folder, undisturbed, tmp_path, 
         assert tars(download("gs://some-bucket/set", tmp_path / "copy")) == tars(undisturbed)
 
 
-def test_large_files_come_in_ranges_of_one_version(nginx, tmp_path, monkeypatch):
+def test_large_files_come_in_ranges_of_one_version(web, tmp_path, monkeypatch):
     monkeypatch.setattr("fastvid.storage.objects.PIECE_BYTES", 100_000)
-    (nginx.folder / "large").mkdir()
+    (web.folder / "large").mkdir()
     data = os.urandom(1_234_567)
-    (nginx.folder / "large" / "x.bin").write_bytes(data)
-    storage = open_storage(nginx.url, options=RemoteOptions(cache="", concurrency=4))
+    (web.folder / "large" / "x.bin").write_bytes(data)
+    storage = open_storage(web.url, options=RemoteOptions(cache="", concurrency=4))
     with (tmp_path / "x").open("wb") as file:
         version = storage.download("large/x.bin", file, lambda version: None)
     storage.close()
     assert (tmp_path / "x").read_bytes() == data
     assert version.size == len(data)
-    requests = nginx.requests("large", 13)
+    requests = web.requests("large", 13)
     assert [status for _, _, status, _ in requests] == [206] * 13
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from dataclasses import replace
 from fractions import Fraction
 
@@ -149,11 +148,9 @@ def run(path, build=None, limits=None, **options):
 def test_ffmpeg_that_hangs_is_killed_in_time(tmp_path):
     path = make(tmp_path / "a.mp4", frames=3)
     build = replace(find_ffmpeg(), path=stub(tmp_path / "ffmpeg", f"echo $$ > {tmp_path}/pid; exec sleep 600"))
-    started = time.monotonic()
     with pytest.raises(SourceError) as caught:
         run(path, build, Limits(seconds=0.5, seconds_per_frame=0))
     assert (caught.value.reason, caught.value.transient) == (Reason.TIMEOUT, True)
-    assert time.monotonic() - started < 60
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 

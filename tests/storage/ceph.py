@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.storage.servers import free_port, started
+from bench.ports import reserved_port
+from tests.storage.servers import started
 
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 KEYS = {
@@ -56,7 +57,12 @@ def missing_programs() -> list[str]:
 @contextlib.contextmanager
 def ceph_gateway(folder: Path, *, key: str, secret: str) -> Iterator[str]:
     """The address of a gateway with one user."""
-    monitor, gateway, fsid = free_port(), free_port(), str(uuid.uuid4())
+    with reserved_port() as monitor, reserved_port() as gateway:
+        yield from _running(folder, monitor, gateway, key=key, secret=secret)
+
+
+def _running(folder: Path, monitor: int, gateway: int, *, key: str, secret: str) -> Iterator[str]:
+    fsid = str(uuid.uuid4())
     config = folder / "ceph.conf"
     config.write_text(CONFIG.format(fsid=fsid, folder=folder, monitor=monitor, gateway=gateway))
     for name in ("mon", "osd"):

@@ -16,13 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.ports import reserved_port
+
 START_SECONDS = 60
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -83,14 +79,17 @@ class S3Server:
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """moto's server."""
-    port, log = free_port(), folder / "moto.log"
-    with started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, log):
+    log = folder / "moto.log"
+    with (
+        reserved_port() as port,
+        started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, log),
+    ):
         yield S3Server(f"http://127.0.0.1:{port}", log)
 
 
 @dataclass
 class WebServer:
-    """nginx.
+    """A server of files.
 
     Attributes:
         url: Of the folder.
@@ -104,7 +103,7 @@ class WebServer:
 
     def requests(self, folder: str, least: int) -> list[tuple[str, str, int, int]]:
         """Method, path, status and bytes of the body of every request below a folder, once there are `least`."""
-        # nginx writes the line after it has sent the answer.
+        # The line is written after the answer is sent.
         end = time.monotonic() + START_SECONDS
         while True:
             lines = [line.split(" ") for line in self.log.read_text().splitlines() if f" /{folder}/" in line]
@@ -119,10 +118,20 @@ def find_nginx() -> str | None:
 
 
 @contextlib.contextmanager
-def web_server(folder: Path) -> Iterator[WebServer]:
-    """nginx, one process, with an access log of its own form."""
-    port, served = free_port(), folder / "served"
+def web_server(name: str, folder: Path) -> Iterator[WebServer]:
+    """nginx or aiohttp's server, one process, with an access log of our form."""
+    served, log = folder / "served", folder / "access.log"
     served.mkdir()
+    with reserved_port() as port:
+        if name == "nginx":
+            command = _nginx(folder, served, port, log)
+        else:
+            command = [sys.executable, str(Path(__file__).with_name("web.py")), str(served), str(port), str(log)]
+        with started(command, port, folder / "out"):
+            yield WebServer(f"http://127.0.0.1:{port}", served, log)
+
+
+def _nginx(folder: Path, served: Path, port: int, log: Path) -> list[str]:
     paths = "".join(
         f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -131,10 +140,9 @@ def web_server(folder: Path) -> Iterator[WebServer]:
         f"user {getpass.getuser()}; daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;"
         "events { worker_connections 512; }"
         "http { log_format plain '$request_method $uri $status $body_bytes_sent';"
-        f"access_log {folder}/access.log plain; {paths}"
+        f"access_log {log} plain; {paths}"
         f"server {{ listen 127.0.0.1:{port}; root {served}; }} }}"
     )
     program = find_nginx()
     assert program is not None
-    with started([program, "-c", str(config), "-e", f"{folder}/error.log"], port, folder / "nginx.out"):
-        yield WebServer(f"http://127.0.0.1:{port}", served, folder / "access.log")
+    return [program, "-c", str(config), "-e", f"{folder}/error.log"]

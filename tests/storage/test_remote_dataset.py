@@ -91,19 +91,19 @@ def test_of_two_commits_to_an_object_store_one_is_refused(s3, local):
     assert Dataset(url).classes == ("left", "right", "rival 1")
 
 
-def test_the_server_sees_the_planned_requests_and_bytes_and_no_others(nginx, local):
-    copy(local, LocalStorage(nginx.folder / "counted"))
-    dataset = Dataset(f"{nginx.url}/counted")
+def test_the_server_sees_the_planned_requests_and_bytes_and_no_others(web, local):
+    copy(local, LocalStorage(web.folder / "counted"))
+    dataset = Dataset(f"{web.url}/counted")
     for shard in range(2):
         dataset.shard(shard)
     # The record and its generation are looked for and read; the annotations and two sidecars are read.
-    opened = nginx.requests("counted", 7)
+    opened = web.requests("counted", 7)
     assert [method for method, *_ in opened] == ["HEAD", "GET", "HEAD", "GET", "GET", "GET", "GET"]
     total = len(opened)
     for gap in (0, 1000, dataset.storage.gap):
         fetched = fetch_all(dataset, gap)
         expected = sum(clip.requests for clip in fetched)
-        seen = nginx.requests("counted", total + expected)[total:]
+        seen = web.requests("counted", total + expected)[total:]
         total += expected
         assert [(method, status) for method, _, status, _ in seen] == [("GET", 206)] * expected
         assert sum(size for *_, size in seen) == sum(clip.bytes_read for clip in fetched)

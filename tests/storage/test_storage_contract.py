@@ -116,25 +116,25 @@ class TestHttp(ReadOnlyContract):
         return server.files.__setitem__
 
 
-class TestNginx(ReadOnlyContract):
+class TestWeb(ReadOnlyContract):
     folders, seconds = itertools.count(), itertools.count(1_700_000_000)
 
     @pytest.fixture
-    def folder(self, nginx):
+    def folder(self, web):
         return f"set {next(self.folders)}"
 
     @pytest.fixture
-    def storage(self, obstore, nginx, folder):
-        store = open_storage(f"{nginx.url}/{folder}/", options=QUICK)
+    def storage(self, obstore, web, folder):
+        store = open_storage(f"{web.url}/{folder}/", options=QUICK)
         yield store
         store.close()
 
     @pytest.fixture
-    def place(self, nginx, folder):
+    def place(self, web, folder):
         def put(name, data):
-            disk = LocalStorage(nginx.folder / folder)
+            disk = LocalStorage(web.folder / folder)
             disk.write(name, data)
-            # nginx makes the tag from the size and the second of the change.
+            # A server may make the tag from the size and the second of the change.
             os.utime(disk.path(name), (second := next(self.seconds), second))
 
         return put

@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def torchrun(
     folder: Path, out: str, *options: str, overrides: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
     command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={folder / out}", *overrides]
     inherited = os.environ | environment | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=inherited, capture_output=True, text=True, timeout=250, check=False)

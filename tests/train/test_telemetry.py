@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,7 +97,6 @@ def test_pages_of_one_run_and_of_two(tmp_path: Path) -> None:
         report.page([tmp_path / "none"])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed")
 def test_tensorboard_gets_the_rows(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -111,7 +110,8 @@ def test_tensorboard_gets_the_rows(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(8, 0.5), (16, 0.25)]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="TensorBoard is installed")
-def test_tensorboard_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_tensorboard_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingDependency, match="TensorBoard does not load"):
         Board(tmp_path)

@@ -5,10 +5,6 @@ Started as ``python -m tests.train.toy FOLDER SCENARIO...`` on every rank; each 
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bench.ports import reserved_port
 from fastvid.load.augment import CenterCrop
 from fastvid.load.batch import IGNORED_LABEL, Batch
 from fastvid.load.batches import Batches, Last
@@ -37,6 +34,7 @@ from fastvid.train.optim import sgd
 from fastvid.train.replica import Replica
 from fastvid.train.schedule import Schedule
 from fastvid.train.sync.ddp import Ddp
+from tests import forks
 
 CLASSES = 5
 NUM_SAMPLES = 90
@@ -232,18 +230,11 @@ def score(member: Member, *, bad: tuple[int, ...]) -> Score:
 
 
 def spawn(world: int, folder: Path, *scenarios: str, module: str = __name__, **environment: str) -> list[int]:
-    """Runs scenarios of a module on `world` processes. Returns their exit codes; their output goes to this process'
-    stderr."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", "-m", "tests.train.forks", str(world), module, str(folder), *scenarios]
-    ranks = subprocess.run(
-        command, cwd=ROOT, env=os.environ | shared | environment, stdout=subprocess.PIPE, timeout=250, check=True
-    )
-    codes: list[int] = json.loads(ranks.stdout)
-    return codes
+    """Runs scenarios of a module on `world` processes. Returns their exit codes."""
+    with reserved_port() as port:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)} | environment
+        ranks = [forks.start(module, folder, *scenarios, RANK=str(rank), **shared) for rank in range(world)]
+        return [forks.wait(rank) for rank in ranks]
 
 
 def main() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD
@@ -16,6 +18,7 @@ from torch.optim import SGD
 from fastvid.train.sync.asgd.client import Client
 from fastvid.train.sync.asgd.server import Server
 from fastvid.train.sync.asgd.shard import Rule, Section, Shard, ranges
+from fastvid.train.sync.asgd.wire import Header, Kind, Link
 
 SGD_RULE: Rule = functools.partial(SGD, lr=0.0)
 
@@ -54,6 +57,30 @@ def client_of(servers: Sequence[Server], size: int, timeout_s: float = 20.0) -> 
     client = Client([server.address for server in servers], size, timeout_s=timeout_s)
     yield client
     client.leave()
+
+
+@contextlib.contextmanager
+def noted_waits() -> Iterator[list[Link]]:
+    """Ends of pairs whose client was told to wait on: a server does it after a quarter of its patience."""
+    told: list[Link] = []
+    plain = Link.send
+
+    def send(link: Link, header: Header, *rest: Any) -> None:
+        plain(link, header, *rest)
+        if header.kind is Kind.WAIT:
+            told.append(link)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "send", send)
+        yield told
+
+
+def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits for a state; who waits so long has failed."""
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def weights_of(servers: Sequence[Server]) -> Tensor:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.ports import reserved_port
 from fastvid.errors import StateError, UsageError
 from fastvid.models.pipeline import spread
 from fastvid.train import metrics
@@ -22,12 +18,12 @@ from fastvid.train.checkpoint import Checkpoints, decode
 from fastvid.train.loop import Trainer
 from fastvid.train.sync.asgd.policy import Policy
 from fastvid.train.sync.asgd.shard import Section, Shard
+from tests import forks
 from tests.train import toy
 from tests.train.asgd import jobs
 from tests.train.asgd.kit import SGD_RULE
 from tests.train.sync import lab
 
-ROOT = Path(__file__).parents[3]
 RANKS = 3
 
 
@@ -181,42 +177,23 @@ def test_the_checkpoint_holds_the_servers_statistics(folder: Path) -> None:
     assert not torch.equal(second["weights"]["1.running_mean"], kept[0])
 
 
-class Jobs:
-    """Jobs of one process each, which begin together."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-
-    def run(self, **faults: str) -> dict[str, int]:
-        """Exit codes by name; a name comes with what is to kill it, or nothing."""
-        (self.folder / "go").unlink(missing_ok=True)
-        for kind in ("ready", "steps"):
-            for old in self.folder.glob(f"*.{kind}"):
-                old.unlink()
-        command = [sys.executable, "-W", "error", "-m", jobs.__name__, str(self.folder), "job"]
+def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
+    """Runs jobs of one process each, which take their first steps together. Exit codes by name; a name comes with what
+    is to kill it, or nothing."""
+    for old in folder.glob("*.steps"):
+        old.unlink()
+    with reserved_port() as port:
         running = {
-            name: subprocess.Popen(
-                [*command, name, str(self.port)], cwd=ROOT, env=os.environ | {"FASTVID_FAULT": fault}
-            )
+            name: forks.start(jobs.__name__, folder, "job", name, port, *faults, FASTVID_FAULT=fault)
             for name, fault in faults.items()
         }
-        end = time.monotonic() + 200
-        while len(list(self.folder.glob("*.ready"))) < len(faults):
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        # Renamed, because it is read as soon as it is there.
-        (self.folder / "names").write_text(" ".join(faults))
-        (self.folder / "names").rename(self.folder / "go")
-        return {name: process.wait(timeout=200) for name, process in running.items()}
+        return {name: forks.wait(process) for name, process in running.items()}
 
 
 def test_a_client_that_is_killed_costs_its_lease_and_nobody_else(tmp_path: Path, expected: dict[str, Any]) -> None:
     """The server and its clients are jobs of their own; one dies in the middle of its third push."""
     # Two shards: a push is two messages, the head's being the second.
-    codes = Jobs(tmp_path).run(server="", steady="", doomed="asgd-push:6")
+    codes = run_jobs(tmp_path, server="", steady="", doomed="asgd-push:6")
     assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
     server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
     assert server["over"]
@@ -232,15 +209,14 @@ def test_a_client_that_is_killed_costs_its_lease_and_nobody_else(tmp_path: Path,
 
 
 def test_a_server_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, expected: dict[str, Any]) -> None:
-    both = Jobs(tmp_path)
-    codes = both.run(server="step:9", client="")
+    codes = run_jobs(tmp_path, server="step:9", client="")
     assert codes["server"] == -signal.SIGKILL
     # The client says that the server is gone.
     assert codes["client"] == 1
     before = newest(tmp_path / "server")
     done = sum(entry["samples"] for entry in before["lineage"])
     assert 8 * toy.BATCH <= done < expected["samples"]
-    assert both.run(server="", client="") == {"server": 0, "client": 0}
+    assert run_jobs(tmp_path, server="", client="") == {"server": 0, "client": 0}
     result = torch.load(tmp_path / "server.pt")
     assert result["lineage"] == expected["lineage"]
     starts = [row for row in metrics.read(tmp_path / "server" / metrics.METRICS_FILE) if row["kind"] == "start"]

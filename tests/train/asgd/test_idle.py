@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import torch
 
 from fastvid.train.sync.asgd.client import Progress
 from fastvid.train.sync.asgd.lease import Lease, Leases
 from fastvid.train.sync.asgd.policy import Policy
-from tests.train.asgd.kit import client_of, serving
+from tests.train.asgd.kit import client_of, noted_waits, serving, until
 
 
 def test_a_client_that_waits_for_samples_holds_nobody_back() -> None:
@@ -79,7 +78,7 @@ def test_clients_that_wait_let_the_server_sleep() -> None:
             return super().take(client)
 
     leases = Counting(samples_per_epoch=4, epochs=1, size=4)
-    with serving(4, leases=leases) as servers, client_of(servers, 4) as busy:
+    with noted_waits() as told, serving(4, leases=leases, timeout_s=6.0) as servers, client_of(servers, 4) as busy:
         weights = torch.zeros(4, dtype=torch.float64)
         with client_of(servers, 4) as one, client_of(servers, 4) as other:
             for client in (busy, one, other):
@@ -89,7 +88,8 @@ def test_clients_that_wait_let_the_server_sleep() -> None:
             waiting = [threading.Thread(target=client.lease) for client in (one, other)]
             for thread in waiting:
                 thread.start()
-            time.sleep(0.5)
+            # Both have waited for so long that they were told so.
+            until(lambda: len(set(map(id, told))) == 2)
             assert len(asked) < 20
             busy.push(weights, 1.0, progress=Progress(held.number, held.stop))
             for thread in waiting:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,24 +18,17 @@ from fastvid.train.sync.asgd.downpour import Downpour
 from fastvid.train.sync.asgd.lease import Leases
 from fastvid.train.sync.asgd.server import Server
 from fastvid.train.sync.asgd.wire import Header, Kind, bits_float, float_bits
+from tests import forks
 from tests.train.asgd import doomed
-from tests.train.asgd.kit import client_of, serving, together, weights_of
+from tests.train.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
 
 pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
 
-ROOT = Path(__file__).parents[3]
 SIZE = 5
 
 
 def ones(size: int = SIZE) -> Tensor:
     return torch.ones(size, dtype=torch.float64)
-
-
-def until(reached: object, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_first_weights_are_those_of_the_first_client() -> None:
@@ -148,12 +137,10 @@ def test_a_client_killed_in_a_push_harms_nobody(shards: int) -> None:
     with serving(SIZE, shards=shards, leases=leases) as servers, client_of(servers, SIZE) as other:
         weights = ones()
         other.join(weights)
-        command = [sys.executable, "-W", "error", "-m", doomed.__name__, str(SIZE)]
-        ports = [str(server.address[1]) for server in servers]
+        ports = [server.address[1] for server in servers]
         # Each push has a message to each shard, the head's being the last.
-        fault = {"FASTVID_FAULT": f"asgd-push:{5 * shards}"}
-        dying = subprocess.run([*command, *ports], cwd=ROOT, env=os.environ | fault, timeout=60)
-        assert dying.returncode == -signal.SIGKILL
+        dying = forks.start(doomed.__name__, SIZE, *ports, FASTVID_FAULT=f"asgd-push:{5 * shards}")
+        assert forks.wait(dying) == -signal.SIGKILL
         until(lambda: all(server.lost == 1 for server in servers))
         # Four of eight are done.
         assert (leases.acknowledged, leases.returned) == (4, 4)
@@ -212,7 +199,11 @@ def test_positions_are_acknowledged_once_by_clients_that_come_and_go() -> None:
 
 def test_a_client_waits_for_leases_that_may_come_back() -> None:
     leases = Leases(samples_per_epoch=4, epochs=1, size=4)
-    with serving(SIZE, leases=leases, timeout_s=8.0) as servers, client_of(servers, SIZE) as second:
+    with (
+        noted_waits() as told,
+        serving(SIZE, leases=leases, timeout_s=8.0) as servers,
+        client_of(servers, SIZE) as second,
+    ):
         first = Client([servers[0].address], SIZE)
         first.join(ones())
         second.join(ones())
@@ -220,8 +211,7 @@ def test_a_client_waits_for_leases_that_may_come_back() -> None:
         got: list[object] = []
         waiting = threading.Thread(target=lambda: got.append(second.lease()))
         waiting.start()
-        # Longer than a server takes to tell those who wait, a quarter of its patience.
-        time.sleep(2.5)
+        until(lambda: bool(told))
         assert not got
         first.leave()
         waiting.join(10)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.ports import reserved_port
 from fastvid.errors import UsageError
 from fastvid.load.world import World
 from fastvid.train import metrics, recipes
@@ -28,7 +28,7 @@ from fastvid.train.relay.scheduler import Unit
 from fastvid.train.relay.shelf import Shelf
 from fastvid.train.step import Stepper
 from fastvid.train.sync.ddp import Ddp
-from tests import datasets
+from tests import datasets, forks
 
 ROOT = Path(__file__).parents[3]
 EPOCHS, STAGES, MODELS = 2, 2, 3
@@ -75,7 +75,8 @@ def environment(**variables: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
     """Under torchrun; both processes are killed when the second one has been given its third visit or so."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(STAGES), "--max-restarts", "1"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
+    command += ["--max-restarts", "1"]
     command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={folder / 'out'}"]
     result = subprocess.run(
         command, cwd=folder, env=environment(FASTVID_FAULT="visit:5"), capture_output=True, text=True, timeout=250,
@@ -161,20 +162,14 @@ def test_results_say_what_happened(folder: Path, found: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_a_killed_stage_of_another_job_is_no_matter(folder: Path) -> None:
     """A hub with its stage, and a stage in a job of its own that dies in its second visit: nobody starts again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     out = folder / "apart"
-    command = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={out}"]
+    run = ("fastvid.train", folder / "recipe.py", f"run.out={out}")
     options = ["sync_options.partitions=2", "sync_options.adopt_s=0.5", "sync_options.order=ring"]
-    hub = subprocess.Popen(
-        [*command, *options, f"sync_options.port={port}"], cwd=folder, env=environment(), stdout=subprocess.DEVNULL
-    )
-    stage = subprocess.Popen(
-        [*command, f"sync_options.hub=127.0.0.1:{port}"], cwd=folder, env=environment(FASTVID_FAULT="visit:2")
-    )
-    assert stage.wait(timeout=100) == -signal.SIGKILL
-    assert hub.wait(timeout=100) == 0
+    with reserved_port() as port:
+        hub = forks.start(*run, *options, f"sync_options.port={port}", folder=folder)
+        stage = forks.start(*run, f"sync_options.hub=127.0.0.1:{port}", folder=folder, FASTVID_FAULT="visit:2")
+        assert forks.wait(stage) == -signal.SIGKILL
+        assert forks.wait(hub) == 0
     results = json.loads((out / "results.json").read_text())
     (lost,) = results["lost"]
     assert [model["status"] for model in results["models"]] == ["over"] * MODELS
