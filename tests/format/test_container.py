@@ -35,7 +35,7 @@ ENCODINGS = {
     "hevc-open": ["-c:v", "libx265", "-x265-params", "log-level=none:keyint=12:bframes=4:open-gop=1:pools=1"],
     "vp9": ["-c:v", "libvpx-vp9", "-g", "12", "-auto-alt-ref", "0", "-lag-in-frames", "0", "-cpu-used", "8"],
     "vp9-altref": ["-c:v", "libvpx-vp9", "-g", "20", "-b:v", "300k", "-cpu-used", "5", "-lag-in-frames", "16"],
-    "mjpeg": ["-c:v", "mjpeg", "-q:v", "5"],
+    "mjpeg": ["-pix_fmt", "yuvj420p", "-c:v", "mjpeg", "-q:v", "5"],
 }
 
 
