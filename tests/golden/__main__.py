@@ -1,0 +1,69 @@
+"""Records the golden digests anew, and says what changed.
+
+python -m tests.golden [FILE ...] [--dry-run]
+
+Without names, all but `corpus`: every real video by every profile, a few minutes. Digests that belong to a build of
+ffmpeg, or of PyAV, are recorded beside those of other builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import FOOTAGE
+from tests.golden import golden, orders, pictures, protocols, runs, shards, states
+from tests.golden.seams import encoder
+
+AREAS = {area.NAME: area for area in (orders, states, protocols, pictures, runs, shards)}
+OF_BUILDS = ("encoded", "corpus")
+
+
+def measure(cases: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Every case, in order."""
+    return {name: case() for name, case in cases.items()}
+
+
+def measured(file: str, folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file should say now."""
+    if file in AREAS:
+        return measure(AREAS[file].cases(folder)) | ({"kernels": runs.kernels()} if file == runs.NAME else {})
+    if file == "encoded":
+        build, name = encoder()
+        return {**before, build: {"build": name} | measure(shards.encoded(folder))}
+    after = dict(before)
+    for profile, digests in measure(shards.corpus(FOOTAGE, folder)).items():
+        build, name = shards.made_by(profile)
+        after[build] = {**after.get(build, {}), "build": name, profile: digests}
+    return after
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
+    parser.add_argument("files", nargs="*", metavar="FILE", help=", ".join((*AREAS, *OF_BUILDS)))
+    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    unknown = set(args.files) - {*AREAS, *OF_BUILDS}
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    logging.disable(logging.INFO)
+    total = 0
+    for file in args.files or (*AREAS, "encoded"):
+        before = golden.read(file) if (golden.FOLDER / f"{file}.json").exists() else {}
+        with tempfile.TemporaryDirectory(prefix="golden-") as folder:
+            after = measured(file, Path(folder), before)
+        lines = golden.changes(before, after)
+        total += len(lines)
+        print(f"{file}: {f'{len(lines)} changes' if lines else 'as recorded'}", *lines, sep="\n  ", flush=True)
+        if lines and not args.dry_run:
+            golden.write(file, after)
+    return 1 if args.dry_run and total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

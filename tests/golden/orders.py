@@ -1,0 +1,124 @@
+"""Which samples, frames and crops a loader visits: from the loader itself, over a decoder that writes down requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fastvid
+from tests.golden.films import film
+from tests.golden.golden import Sha
+from tests.golden.seams import RECORDER, REQUEST, REQUEST_VALUES, pack
+
+NAME = "orders"
+POSITIONS = 10_000
+POSITIONS_OF_ORDER = 3_000
+CLASSES = tuple("abcdefg")
+# Width and height.
+SIZES = ((320, 240), (256, 256), (256, 320), (448, 256), (256, 144), (64, 96), (480, 256), (176, 144))
+MIRRORED = fastvid.HorizontalFlip()
+
+# Frames and crop.
+SAMPLERS: Mapping[str, tuple[Any, Any]] = {
+    "segments": (fastvid.Segments(8), (fastvid.MultiScaleCrop((110, 111)), MIRRORED)),
+    "consecutive segments": (fastvid.Segments(4, length=3), fastvid.RandomCrop(64)),
+    "dense": (fastvid.Dense(8, 4), (fastvid.RandomResizedCrop((80, 112)), MIRRORED)),
+    "dense, clamped": (
+        fastvid.Dense(6, 5, short="clamp"),
+        (fastvid.RandomCrop((64, 48), short_side=100), fastvid.HorizontalFlip(0.3)),
+    ),
+    "uniform": (fastvid.Uniform(5), fastvid.CenterCrop(112, short_side=128)),
+}
+
+
+def dataset(folder: Path) -> tuple[fastvid.VideoDataset, fastvid.VideoDataset]:
+    """600 samples of 1 to 301 frames in five sizes and three shards, and 50 samples of other classes."""
+    films = [film(1 + n * 37 % 301, *SIZES[n % len(SIZES)], seed=n, kind="still") for n in range(120)]
+    samples = [(f"s{n:04d}", films[n % 120], n * n % len(CLASSES)) for n in range(600)]
+    split: list[object] = ["train" if n % 5 else "val" for n in range(600)]
+    main = pack(folder / "main", [samples[:250], samples[250:420], samples[420:]], CLASSES, split=split)
+    others = [(f"t{n:04d}", films[n], n % 3) for n in range(50)]
+    return main, pack(folder / "other", [others], ("c", "h", "a"))
+
+
+def loader(data: Any, **options: Any) -> fastvid.ClipLoader:
+    """A loader of one rank in one thread, which drops nothing."""
+    standard: dict[str, Any] = {
+        "frames": fastvid.Uniform(1), "spatial": fastvid.CenterCrop(32), "global_batch_size": 100, "seed": 11,
+        "decoder": RECORDER, "dtype": torch.uint8, "num_threads": 1, "last": "keep", "rank": 0, "world_size": 1,
+    }  # fmt: skip
+    return fastvid.ClipLoader(data, **standard | options)
+
+
+def batches(made: fastvid.ClipLoader, positions: int) -> Iterator[fastvid.Batch]:
+    """Whole batches, epoch after epoch, until so many positions were visited."""
+    visited = 0
+    while visited < positions:
+        for batch in made:
+            yield batch
+            visited += batch.stop - batch.start
+            if visited >= positions:
+                return
+
+
+def asked(batch: fastvid.Batch) -> np.ndarray:
+    """Crop, size and flip of each row."""
+    return batch.video[:, 0, 0, 0, : REQUEST_VALUES * REQUEST.itemsize].contiguous().numpy().view(REQUEST)
+
+
+def sampler(name: str, data: Any) -> dict[str, str]:
+    """Samples, frames, and crops of 10,000 positions."""
+    frames, spatial = SAMPLERS[name]
+    ids, shown, boxes = Sha(), Sha(), Sha()
+    for batch in batches(loader(data, frames=frames, spatial=spatial), POSITIONS):
+        ids.add(batch.sample)
+        shown.add(batch.frame_index)
+        boxes.add(asked(batch))
+    return {"ids": str(ids), "frames": str(shown), "boxes": str(boxes)}
+
+
+def order(data: Any, **options: Any) -> dict[str, str]:
+    """Samples, keys and labels of several epochs."""
+    ids, rows = Sha(), Sha()
+    for batch in batches(loader(data, **options), POSITIONS_OF_ORDER):
+        ids.add(batch.epoch, batch.position, batch.sample)
+        rows.add(batch.label)
+        rows.say(" ".join(batch.key))
+    return {"ids": str(ids), "keys and labels": str(rows)}
+
+
+def shares(data: Any, world: int, **options: Any) -> str:
+    """What each rank gets of the batches of two epochs, and at which weight."""
+    got = Sha()
+    for rank in range(world):
+        made = loader(data, rank=rank, world_size=world, **options)
+        for batch in (batch for _ in range(2) for batch in made):
+            got.add(batch.epoch, batch.start, batch.stop, batch.position, batch.sample, batch.valid)
+            got.say(" ".join(map(float.hex, batch.weight.tolist())))
+    return str(got)
+
+
+def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
+    """Each digest by name."""
+    main, other = dataset(folder)
+    few = fastvid.open(folder / "main", split="val", where="num_frames < 200")
+    mixed = fastvid.Mixture([main, other], weights=(3, 1), num_samples=900)
+    return {
+        **{f"sampler / {name}": lambda name=name: sampler(name, main) for name in SAMPLERS},
+        "order / shuffled": lambda: order(main, seed=2**64 - 1),
+        "order / as they lie": lambda: order(few, shuffle=False),
+        "order / blocks": lambda: order(main, shuffle=fastvid.BlockShuffle(64)),
+        # More than 65,536 positions: permuted by the network, not sorted. Equal classes do not divide them.
+        "order / balanced": lambda: order(main, balance=fastvid.ClassBalanced(0.5, num_samples=100_000)),
+        "order / equal classes": lambda: order(main, balance=fastvid.ClassBalanced(num_samples=100_000)),
+        "order / mixture": lambda: order(fastvid.Mixture([main, other])),
+        "order / weighted mixture": lambda: order(mixed),
+        "order / repeats": lambda: order(few, repeats=3),
+        "shares / three ranks, mask": lambda: shares(few, 3, last="mask", global_batch_size=7),
+        "shares / three ranks, keep": lambda: shares(few, 3, last="keep", global_batch_size=8),
+        "shares / two ranks, groups": lambda: shares(few, 2, last="drop", global_batch_size=12, group_size=4),
+    }

@@ -1,0 +1,29 @@
+"""Batches hold the pictures and the flow that were recorded, in every form: threads, processes, views, repeats."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden import golden, pictures
+
+RECORDED = golden.read(pictures.NAME)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return pictures.cases(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_batch_holds_what_was_recorded(cases, name):
+    golden.check(pictures.NAME, name, cases[name](), RECORDED[name])
+
+
+def test_every_form_is_recorded(cases):
+    assert sorted(cases) == sorted(RECORDED)
+
+
+def test_forms_that_differ_in_how_they_are_made_hold_the_same():
+    assert RECORDED["processes"] == RECORDED["float32"] == RECORDED["levels"]
+    assert RECORDED["views in processes"] == RECORDED["views"]
+    assert RECORDED["rgb and flow in processes"] == RECORDED["rgb and flow"]

@@ -1,0 +1,23 @@
+"""States that users have saved stay good: what a loader's state says is what was recorded, part by part."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden import golden, states
+
+RECORDED = golden.read(states.NAME)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return states.cases(tmp_path_factory.mktemp("states"))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_state_says_what_was_recorded(cases, name):
+    golden.check(states.NAME, name, cases[name](), RECORDED[name])
+
+
+def test_every_state_is_recorded(cases):
+    assert sorted(cases) == sorted(RECORDED)
