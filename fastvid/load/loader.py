@@ -274,8 +274,7 @@ class ClipLoader:
         self._go(*place)
         begun = clips = 0.0
         for number in range(total if held else 0):
-            # The first one warms up.
-            if number:
+            if number:  # the first one warms up
                 clips += held[0].stop - held[0].start
             if number == 1:
                 begun = time.perf_counter()
