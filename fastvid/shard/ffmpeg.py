@@ -113,9 +113,11 @@ def _inspect(path: str, found: str) -> FfmpegBuild:
         raise MissingDependency(f"{path} does not answer as ffmpeg does: {banner[:80]!r}", hint=_HINT)
     version = matched[1]
     present = tuple(name for name in _ENCODERS if f" {name} " in encoders)
-    # Without x264 the other abilities are proved by an encoder that every build has.
-    written = stream.result() if "libx264" in present else _run(path, _stream_question("mjpeg"))
-    lacks = [f"the filter {name}" for name in _FILTERS if f" {name} " not in filters] or _lacks(written)
+    # Without x264 the other abilities are proved by an encoder that every build has. Colour is not among them: which
+    # tags MP4 gets for MJPEG differs between versions.
+    x264 = "libx264" in present
+    written = stream.result() if x264 else _run(path, _stream_question("mjpeg"))
+    lacks = [f"the filter {name}" for name in _FILTERS if f" {name} " not in filters] or _lacks(written, colour=x264)
     if lacks:
         raise MissingDependency(f"ffmpeg {version} lacks {', '.join(lacks)}", file=path, hint=_OTHER)
     configure = re.search(r"^configuration:(.*)$", banner, re.MULTILINE)
@@ -127,7 +129,7 @@ def _inspect(path: str, found: str) -> FfmpegBuild:
         found=found,
         version=version,
         libraries=libraries,
-        x264=_x264_version(written.stdout) if "libx264" in present else "",
+        x264=_x264_version(written.stdout) if x264 else "",
         configuration=hashlib.sha256((configure[1] if configure else "").strip().encode()).hexdigest(),
         encoders=present,
         zscale=" zscale " in filters and " tonemap " in filters,
@@ -145,7 +147,7 @@ def _stream_question(encoder: str) -> list[str]:
     ]
 
 
-def _lacks(written: subprocess.CompletedProcess[bytes]) -> list[str]:
+def _lacks(written: subprocess.CompletedProcess[bytes], *, colour: bool) -> list[str]:
     """What is missing from a stream that was asked for."""
     log = written.stderr.decode("utf-8", "replace")
     if written.returncode:
@@ -157,7 +159,7 @@ def _lacks(written: subprocess.CompletedProcess[bytes]) -> list[str]:
     lacks = []
     if STATISTICS.search(log) is None:
         lacks.append("the count of packets and frames that it read (-loglevel verbose)")
-    if _COLOUR_BOX not in written.stdout:
+    if colour and _COLOUR_BOX not in written.stdout:
         lacks.append("colour as the filter setparams sets it, in what it writes")
     return lacks
 
