@@ -13,7 +13,7 @@ demo: $(USER_STAMP)
 	$(BIN)/fastvid demo
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .

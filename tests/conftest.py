@@ -19,6 +19,30 @@ __all__ = [
 # A core for each worker of pytest-xdist; torch reads it when it is imported. Threads that wait for each other spin, and
 # where there are more of them than cores that takes longer than the work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch's store asks for the name of whoever connects. Where no answer comes from the name server, which is common on
+# machines without a network, that takes a second instead of ten.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+# Files that take longest, in this order: begun first, none of them is left to one worker when the others are done.
+LONG = (
+    "docs/test_snippets.py",
+    "train/test_large_batch.py",
+    "load/test_workers.py",
+    "train/sync/test_batch_policy.py",
+    "bench/test_scale.py",
+    "shard/test_remote_job.py",
+    "train/test_run.py",
+    "shard/test_job.py",
+    "shard/test_ray_engine.py",
+    "train/relay/test_relay_run.py",
+    "bench/test_decode_bench.py",
+    "shard/test_parts.py",
+    "conformance/test_pyav.py",
+    "train/asgd/test_asgd_run.py",
+    "load/test_loader_video.py",
+    "bench/test_quality.py",
+    "bench/test_sync_bench.py",
+)
 
 # Examples take as long as a busy machine makes them.
 settings.register_profile("fastvid", deadline=None)
@@ -39,3 +63,16 @@ def footage() -> Path:
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Videos:
     """Makes videos, each once a session."""
     return Videos(tmp_path_factory.mktemp("videos"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first."""
+    here = Path(__file__).parent
+    ranks = {here / name: rank for rank, name in enumerate(LONG)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores, because some tests wait."""
+    return len(os.sched_getaffinity(0)) + 1

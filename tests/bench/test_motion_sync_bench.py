@@ -63,7 +63,7 @@ def test_a_run_that_is_over_before_its_kills_proves_nothing() -> None:
 def test_of_torchrun_the_ranks_are_killed() -> None:
     agent = "RANK=0 sleep 60 & RANK=1 sleep 60 & sleep 60 & wait"
     with motion_kills._Jobs({"job": ["sh", "-c", agent, motion_kills.TORCHRUN]}, None) as jobs:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 50
         while len(found := jobs.participants()) < 2:
             assert time.monotonic() < end
             time.sleep(0.02)

@@ -21,7 +21,7 @@ def test_the_documentation_builds_without_a_warning_and_fetches_nothing(tmp_path
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(site)], cwd=ROOT, capture_output=True,
-        text=True, check=False, timeout=280, env=os.environ | nowhere | {"NO_MKDOCS_2_WARNING": "1"},
+        text=True, check=False, timeout=560, env=os.environ | nowhere | {"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     for page in (ROOT / "docs").rglob("*.md"):

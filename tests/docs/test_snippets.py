@@ -94,7 +94,7 @@ def run(code: list[tuple[str, str]], folder: Path) -> None:
     variables["PATH"] = f"{folder / 'bin'}:{variables['PATH']}"
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=folder, env=variables, input=json.dumps(code), capture_output=True, text=True,
-        check=False, timeout=280,
+        check=False, timeout=560,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 

@@ -139,7 +139,7 @@ def test_lost_sidecars_are_rebuilt_from_the_tar_alone(dataset, suffix):
 def test_index_has_the_form_of_dali(dataset):
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     out = dataset / "expected.idx"
-    subprocess.run([sys.executable, "-m", "wds2idx", "data-000000.tar", str(out)], cwd=dataset, check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "wds2idx", "data-000000.tar", str(out)], cwd=dataset, check=True, timeout=300)
     assert out.read_bytes() == (dataset / "data-000000.idx").read_bytes()
 
 

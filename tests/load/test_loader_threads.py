@@ -161,5 +161,5 @@ def test_a_process_ends_at_once(way, code, rest):
         if way == "interrupt":
             assert process.stdout.readline() == "in the loop\n"
             process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (code, rest, "")

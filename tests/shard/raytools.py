@@ -121,7 +121,7 @@ class Cluster:
 
     def _await(self, nodes: int) -> None:
         """Until so many nodes are in the head's table, of which ``ray start`` speaks only then."""
-        log, deadline = Path(self.folder, "start.log"), time.monotonic() + 120
+        log, deadline = Path(self.folder, "start.log"), time.monotonic() + 300
         while log.read_text().count("Ray runtime started") < nodes:
             if time.monotonic() > deadline:
                 raise TimeoutError(log.read_text())

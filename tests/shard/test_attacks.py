@@ -139,7 +139,7 @@ def attacked(canary, server, tmp_path_factory):
 def unprotected(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     """ffmpeg as people run it."""
     command = [find_ffmpeg().path, "-nostdin", "-v", "error", *arguments, "-frames:v", "2", "-f", "null", "-"]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=300)
 
 
 def test_nothing_outside_is_opened_or_asked_for(attacked):

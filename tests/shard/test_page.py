@@ -417,7 +417,7 @@ class Browser:
         os.close(self._write)
         os.close(self._read)
         self._process.terminate()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=300)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

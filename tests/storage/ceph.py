@@ -71,7 +71,7 @@ def _running(folder: Path, monitor: int, gateway: int, *, key: str, secret: str)
     def run(*command: str) -> None:
         with (folder / "setup.out").open("ab") as out:
             environment = os.environ | {"CEPH_CONF": str(config)}
-            subprocess.run(command, stdout=out, stderr=out, env=environment, timeout=60, check=True)
+            subprocess.run(command, stdout=out, stderr=out, env=environment, timeout=300, check=True)
 
     keyring = str(folder / "keyring")
     for number, (entity, caps) in enumerate(KEYS.items()):

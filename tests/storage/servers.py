@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.ports import reserved_port
 
-START_SECONDS = 60
+START_SECONDS = 200
 
 
 @contextlib.contextmanager

@@ -158,7 +158,7 @@ def test_a_process_killed_in_the_middle_blocks_nobody(tmp_path, source):
     )
     neighbour = key(1)[:2] + "0" * 62  # in the same drawer
     for moment, name in (("fetch", key(1)), ("write", key(1)), ("write", neighbour)):
-        run = subprocess.run([sys.executable, "-c", code, tmp_path, name, moment], check=False, timeout=60)
+        run = subprocess.run([sys.executable, "-c", code, tmp_path, name, moment], check=False, timeout=300)
         assert run.returncode == -9
     # The neighbour's writer has cleared the other's remains away, and was killed itself.
     assert [path.name for path in tmp_path.glob("??/*.tmp")] == [f"{neighbour}.tmp"]
@@ -207,7 +207,7 @@ def test_processes_of_a_node_share_it_by_the_environment(tmp_path):
         server.files["a.pkt"] = data
         command = [sys.executable, "-c", code, server.url]
         ranks = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-        assert [rank.communicate(timeout=60)[0] for rank in ranks] == [f"{sum(data)} {sum(data)}\n"] * 3
+        assert [rank.communicate(timeout=300)[0] for rank in ranks] == [f"{sum(data)} {sum(data)}\n"] * 3
         assert sorted(seen.method for seen in server.log) == ["GET", "HEAD", "HEAD", "HEAD"]
         # Another version on the server is another file in the cache; what is mapped stays as it was.
         options = RemoteOptions(cache=tmp_path / "cache", cache_bytes=200 * 1024)

@@ -77,7 +77,7 @@ def test_a_killed_writer_leaves_the_old_file(s3, bucket, storage):
         "with open_storage(sys.argv[1]).create('a.bin') as file:\n"
         f"    file.write(bytes({3 * PART})); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code, f"s3://{bucket}/set"], check=False, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code, f"s3://{bucket}/set"], check=False, timeout=300)
     assert run.returncode == -9
     assert s3.uploads(bucket) == 1
     assert storage.read("a.bin") == b"old"

@@ -16,7 +16,7 @@ def named():
 
 
 def wait_for(condition):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 100
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()

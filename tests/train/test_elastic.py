@@ -68,7 +68,7 @@ def test_under_real_torchrun_the_range_and_the_variable_are_seen(tmp_path: Path)
     clean = {name: value for name, value in os.environ.items() if name != UNSHARED_STORE} | {"PYTHONPATH": str(root)}
     said = {}
     for variable in ({}, {UNSHARED_STORE: "1"}):
-        result = subprocess.run(command, env=clean | variable, capture_output=True, text=True, timeout=100, check=False)
+        result = subprocess.run(command, env=clean | variable, capture_output=True, text=True, timeout=300, check=False)
         assert result.returncode == 0, result.stderr
         said[bool(variable)] = result.stdout.strip()
     assert LINE in said[False]

@@ -207,13 +207,13 @@ def test_sigterm_ends_a_run_with_a_checkpoint_and_it_goes_on(folder: Path) -> No
     changes = [f"run.out={out}", "run.epochs=1000", "run.eval_every_epochs=1000", "run.checkpoint_every_s=1000"]
     command = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), *changes]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while not (out / "metrics.jsonl").exists() or not metrics.curve(metrics.read(out / "metrics.jsonl")):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert process.wait(timeout=300) == 128 + signal.SIGTERM
     last = metrics.curve(metrics.read(out / "metrics.jsonl"))[-1]
     state = newest(out)
     assert state["replica"]["samples"] == last["samples"] == json.loads((out / "summary.json").read_text())["samples"]

@@ -134,7 +134,8 @@ def test_a_warm_start_needs_fewer_updates() -> None:
 def test_a_client_killed_in_a_push_harms_nobody(shards: int) -> None:
     """It dies between the header and the numbers of its fifth push; its samples are trained on by another."""
     leases = Leases(samples_per_epoch=23, epochs=2, size=8)
-    with serving(SIZE, shards=shards, leases=leases) as servers, client_of(servers, SIZE) as other:
+    # Its start takes seconds, or minutes where others keep the machine busy.
+    with serving(SIZE, shards=shards, leases=leases, timeout_s=200) as servers, client_of(servers, SIZE, 200) as other:
         weights = ones()
         other.join(weights)
         ports = [server.address[1] for server in servers]

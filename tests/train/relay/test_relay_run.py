@@ -184,7 +184,7 @@ def test_what_is_wrong_with_the_data_is_said_at_once(folder: Path, tmp_path: Pat
     alone = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={tmp_path}"]
     wrong = subprocess.run(
         [*alone, "data.split=none", "data.where=nothing > 1"], cwd=folder, env=environment(), capture_output=True,
-        text=True, timeout=100, check=False,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     assert wrong.returncode != 0
     assert "nothing" in wrong.stderr
