@@ -189,7 +189,7 @@ def make_wide(folder: Path) -> str:
     from fastvid.format.dataset import Generation, ShardRecord, commit_generation
     from fastvid.format.schema import ANNOTATION_FIELDS
     from fastvid.format.shard import sample_members, write_shard
-    from fastvid.shard.encoder_options import tagged
+    from fastvid.shard.colour_tags import tagged
     from fastvid.shard.ffmpeg import find_ffmpeg
     from fastvid.storage import LocalStorage
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+
+from fastvid.shard.colour_tags import pairs
 
 if TYPE_CHECKING:
     from fastvid.shard.profiles import Profile
 
-COLOUR: Final = {"colorspace": "smpte170m", "color_primaries": "smpte170m", "color_trc": "smpte170m"}
-"""The colour that profiles write, BT.601: ffmpeg's options of an output, and of its filter setparams."""
 # Macroblocks that H.264 level 3.1 allows a frame (ITU-T H.264 table A-1); beyond it 5.1 is written, which has 36,864.
 _LEVEL_31_BLOCKS: Final = 3600
-
-
-def tagged(full_range: bool) -> str:
-    """ffmpeg's filter that tags pictures with that colour and their range.
-
-    Tags belong on the pictures: ffmpeg 9 takes what an encoder writes from them, whatever its options say.
-    """
-    return f"setparams={_pairs({'range': 'full' if full_range else 'limited', **COLOUR})}"
 
 
 def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
@@ -53,9 +45,9 @@ def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> 
         "preset": profile.preset,
         # No CABAC, no deblocking, no weighted prediction: what decoding costs most.
         "tune": "fastdecode",
-        "x264-params": _pairs(x264),
+        "x264-params": pairs(x264),
         # Type 6 is supplemental information: x264's version and settings, 700 bytes a file.
-        "bsf:v": f"h264_metadata={_pairs(header)},filter_units=remove_types=6",
+        "bsf:v": f"h264_metadata={pairs(header)},filter_units=remove_types=6",
     }
 
 
@@ -101,7 +93,7 @@ def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> 
     return {
         "crf": profile.crf,
         "preset": profile.preset,
-        "x265-params": _pairs(x265),
+        "x265-params": pairs(x265),
         "tag:v": "hvc1",
         "bsf:v": "hevc_metadata=tick_rate=60,filter_units=remove_types=39",
     }
@@ -112,10 +104,6 @@ def _mjpeg_options(profile: Profile, size: tuple[int, int], full_range: bool) ->
     # Huffman tables of the standard: equal headers, and decoders that know them by heart.
     # The transform in plain integers: the faster ones differ between CPUs.
     return {"q:v": profile.crf, "huffman": "default", "dct": "int"}
-
-
-def _pairs(values: Mapping[str, object]) -> str:
-    return ":".join(f"{name}={value}" for name, value in values.items())
 
 
 ENCODER_OPTIONS: Final[dict[str, Callable[[Profile, tuple[int, int], bool], dict[str, Any]]]] = {

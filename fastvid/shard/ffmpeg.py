@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from fastvid.errors import MissingDependency
-from fastvid.shard.encoder_options import tagged
+from fastvid.shard.colour_tags import tagged
 
 VARIABLE: Final = "FASTVID_FFMPEG"
 

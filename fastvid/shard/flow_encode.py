@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.errors import SourceError
+from fastvid.shard.colour_tags import tagged
 from fastvid.shard.demuxer import open_demuxer
-from fastvid.shard.encoder_options import tagged
 from fastvid.shard.ffmpeg import FfmpegBuild
 from fastvid.shard.flow import Gray, estimate_flow
 from fastvid.shard.limits import Limits

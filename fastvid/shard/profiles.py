@@ -19,7 +19,8 @@ from typing import Any, Final
 import ffmpeg
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.shard.encoder_options import COLOUR, ENCODER_OPTIONS
+from fastvid.shard.colour_tags import COLOUR
+from fastvid.shard.encoder_options import ENCODER_OPTIONS
 from fastvid.shard.ffmpeg import FfmpegBuild
 from fastvid.shard.limits import Limits
 from fastvid.shard.probe import HDR_TRANSFERS, SourceInfo

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fastvid.errors import MissingDependency
-from fastvid.shard.encoder_options import tagged
+from fastvid.shard.colour_tags import tagged
 from fastvid.shard.ffmpeg import find_ffmpeg
 
 # 256 lines, as profiles write by default; 64 frames hold two of their GOPs.

@@ -25,8 +25,8 @@ from fastvid.format.schema import Range
 from fastvid.format.shard import Shard, index_shard
 from fastvid.shard.add import add_sources
 from fastvid.shard.audit import verify_dataset
+from fastvid.shard.colour_tags import tagged
 from fastvid.shard.compact import compact_shards
-from fastvid.shard.encoder_options import tagged
 from fastvid.shard.ffmpeg import find_ffmpeg
 from fastvid.shard.flow import estimate_flow, flow_settings
 from fastvid.shard.flow_encode import encode_flow
