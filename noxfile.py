@@ -33,7 +33,7 @@ def debian(session: nox.Session) -> None:
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
         session.error("there is no ffmpeg on PATH; `apt-get install ffmpeg` first")
-    _test(session, "tests/shard", "tests/storage", "tests/demo", FASTVID_FFMPEG=ffmpeg)
+    _test(session, "tests/sharding", "tests/storage", "tests/demo", FASTVID_FFMPEG=ffmpeg)
 
 
 @nox.session(python=["3.12", "3.13"])

@@ -15,22 +15,34 @@ from typing import Final
 from fastvid.errors import FastvidError, naming_extras
 
 BENCHES: Final = {
-    "cold": ("bench.cold", "from nothing to the first batch: 100 million samples, 10,000 shards, real footage"),
-    "load": ("bench.load", "batches a second of whole pipelines against other loaders, on disks and over HTTP"),
-    "decode": ("bench.decode", "clips a second against other decoders on the same videos"),
-    "gpu": ("bench.gpu", "one GPU: decoders, lanes, parity, pixels, a training step; all in under 8 minutes"),
-    "moments": ("bench.moments", "Adam under K-step averaging: its moments local, averaged or reset"),
-    "motion_sync": ("bench.motion_sync", "the motion dataset by kavg, asgd and relay, with the samples of ddp"),
-    "elastic": ("bench.elastic", "nodes that join, leave, are killed and are cut off during training"),
-    "launch": ("bench.launch", "the launch script of the docs on four hosts, one of which loses its power"),
-    "motion": ("bench.motion_models", "what TSM, I3D and TSN learn of motion; in-place shift against copies"),
-    "quality": ("bench.quality", "what an encoding costs: accuracy of a net trained on it, and SSIM of real videos"),
+    "cold": ("bench.load.cold", "from nothing to the first batch: 100 million samples, 10,000 shards, real footage"),
+    "load": ("bench.load.load", "batches a second of whole pipelines against other loaders, on disks and over HTTP"),
+    "decode": ("bench.decode.decode", "clips a second against other decoders on the same videos"),
+    "gpu": ("bench.gpu.gpu", "one GPU: decoders, lanes, parity, pixels, a training step; all in under 8 minutes"),
+    "moments": ("bench.strategies.moments", "Adam under K-step averaging: its moments local, averaged or reset"),
+    "motion_sync": (
+        "bench.strategies.motion_sync",
+        "the motion dataset by kavg, asgd and relay, with the samples of ddp",
+    ),
+    "elastic": ("bench.elastic.elastic", "nodes that join, leave, are killed and are cut off during training"),
+    "launch": ("bench.elastic.launch", "the launch script of the docs on four hosts, one of which loses its power"),
+    "motion": ("bench.train.motion_models", "what TSM, I3D and TSN learn of motion; in-place shift against copies"),
+    "quality": (
+        "bench.shard.quality",
+        "what an encoding costs: accuracy of a net trained on it, and SSIM of real videos",
+    ),
     "report": ("bench.report", "results as one page with plots, of one machine or several"),
-    "scale": ("bench.scale", "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts"),
-    "shard": ("bench.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
-    "sync": ("bench.sync", "the strategies on slow networks and with stragglers: time to a loss, bytes on the wire"),
-    "train": ("bench.train", "the trainer's own cost over a bare PyTorch loop of the same model"),
-    "two_stream": ("bench.two_stream", "pictures and optical flow together against each alone, from raw videos"),
+    "scale": (
+        "bench.scaling.scale",
+        "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts",
+    ),
+    "shard": ("bench.shard.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
+    "sync": (
+        "bench.strategies.sync",
+        "the strategies on slow networks and with stragglers: time to a loss, bytes on the wire",
+    ),
+    "train": ("bench.train.train", "the trainer's own cost over a bare PyTorch loop of the same model"),
+    "two_stream": ("bench.train.two_stream", "pictures and optical flow together against each alone, from raw videos"),
 }
 
 

@@ -16,38 +16,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.charts import Bars, Chart, Lines, Table
-from bench.decode_charts import best_rival
-from bench.harness import RESULTS
+from bench.common.charts import Bars, Chart, Lines, Table
+from bench.common.harness import RESULTS
+from bench.decode.charts import best_rival
 from fastvid.errors import UsageError
 
 # Schema of a result to the function that draws it. A result of no known schema is shown as a table.
 READERS: Final = {
-    "fastvid-bench-cold/1": "bench.load_charts:cold",
-    "fastvid-bench-decode/1": "bench.decode_charts:charts",
-    "fastvid-bench-elastic/1": "bench.train_charts:elastic",
-    "fastvid-bench-gpu/1": "bench.gpu_charts:charts",
-    "fastvid-bench-launch/1": "bench.train_charts:launch",
-    "fastvid-bench-load/1": "bench.load_charts:load",
-    "fastvid-bench-moments/1": "bench.sync_charts:moments",
-    "fastvid-bench-motion-sync/1": "bench.sync_charts:motion",
-    "fastvid-bench-motion-sync/2": "bench.sync_charts:motion",
-    "fastvid-bench-motion/1": "bench.train_charts:motion",
-    "fastvid-bench-quality/1": "bench.quality:charts",
-    "fastvid-bench-scale/1": "bench.scale:charts",
-    "fastvid-bench-shard/1": "bench.shard_charts:throughput",
-    "fastvid-bench-sync/2": "bench.sync_charts:sync",
-    "fastvid-bench-train/1": "bench.train_charts:train",
-    "fastvid-bench-two-stream/1": "bench.train_charts:two_stream",
-    "fastvid-decode-soak/1": "bench.soak_charts:decoding",
-    "fastvid-scaling-prediction/1": "bench.predict:charts",
-    "fastvid-shard-corpus/1": "bench.shard_charts:corpus",
-    "fastvid-shard-kills/1": "bench.soak_charts:shard_kills",
-    "fastvid-shard-mutations/1": "bench.shard_charts:mutations",
-    "fastvid-shard-ray-kills/1": "bench.shard_charts:ray_kills",
-    "fastvid-soak-load-kills/1": "bench.soak_charts:rank_kills",
-    "fastvid-soak-load-memory/1": "bench.soak_charts:loading",
-    "fastvid-tune/1": "bench.shard_charts:tune",
+    "fastvid-bench-cold/1": "bench.load.charts:cold",
+    "fastvid-bench-decode/1": "bench.decode.charts:charts",
+    "fastvid-bench-elastic/1": "bench.train.charts:elastic",
+    "fastvid-bench-gpu/1": "bench.gpu.charts:charts",
+    "fastvid-bench-launch/1": "bench.train.charts:launch",
+    "fastvid-bench-load/1": "bench.load.charts:load",
+    "fastvid-bench-moments/1": "bench.strategies.charts:moments",
+    "fastvid-bench-motion-sync/1": "bench.strategies.charts:motion",
+    "fastvid-bench-motion-sync/2": "bench.strategies.charts:motion",
+    "fastvid-bench-motion/1": "bench.train.charts:motion",
+    "fastvid-bench-quality/1": "bench.shard.quality:charts",
+    "fastvid-bench-scale/1": "bench.scaling.scale:charts",
+    "fastvid-bench-shard/1": "bench.shard.charts:throughput",
+    "fastvid-bench-sync/2": "bench.strategies.charts:sync",
+    "fastvid-bench-train/1": "bench.train.charts:train",
+    "fastvid-bench-two-stream/1": "bench.train.charts:two_stream",
+    "fastvid-decode-soak/1": "bench.common.soak_charts:decoding",
+    "fastvid-scaling-prediction/1": "bench.scaling.predict:charts",
+    "fastvid-shard-corpus/1": "bench.shard.charts:corpus",
+    "fastvid-shard-kills/1": "bench.common.soak_charts:shard_kills",
+    "fastvid-shard-mutations/1": "bench.shard.charts:mutations",
+    "fastvid-shard-ray-kills/1": "bench.shard.charts:ray_kills",
+    "fastvid-soak-load-kills/1": "bench.common.soak_charts:rank_kills",
+    "fastvid-soak-load-memory/1": "bench.common.soak_charts:loading",
+    "fastvid-tune/1": "bench.shard.charts:tune",
 }
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
 END: Final = "<!-- end of measured -->"
@@ -245,7 +245,7 @@ def readme_table(record: Mapping[str, Any]) -> str:
 
 def _today(row: Mapping[str, Any]) -> list[str]:
     """fastvid on its profiles against the best rival on x264's defaults, as rows of the same table."""
-    from bench.encodings import DEFAULT
+    from bench.decode.encodings import DEFAULT
 
     best = best_rival(row)
     if best is None:

@@ -9,45 +9,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastvid import shard as shard
     from fastvid.decode.access import VideoDataset as VideoDataset
     from fastvid.decode.access import open as open
     from fastvid.errors import FastvidError as FastvidError
-    from fastvid.load.augment import CenterCrop as CenterCrop
-    from fastvid.load.augment import HorizontalFlip as HorizontalFlip
-    from fastvid.load.augment import MultiScaleCrop as MultiScaleCrop
-    from fastvid.load.augment import RandomCrop as RandomCrop
-    from fastvid.load.augment import RandomResizedCrop as RandomResizedCrop
-    from fastvid.load.blocks import BlockShuffle as BlockShuffle
+    from fastvid.load.clips.augment import CenterCrop as CenterCrop
+    from fastvid.load.clips.augment import HorizontalFlip as HorizontalFlip
+    from fastvid.load.clips.augment import MultiScaleCrop as MultiScaleCrop
+    from fastvid.load.clips.augment import RandomCrop as RandomCrop
+    from fastvid.load.clips.augment import RandomResizedCrop as RandomResizedCrop
+    from fastvid.load.clips.sampling import Dense as Dense
+    from fastvid.load.clips.sampling import Segments as Segments
+    from fastvid.load.clips.sampling import Uniform as Uniform
+    from fastvid.load.clips.views import Views as Views
     from fastvid.load.loader import Batch as Batch
     from fastvid.load.loader import ClipLoader as ClipLoader
-    from fastvid.load.mixture import Mixture as Mixture
-    from fastvid.load.sampling import Dense as Dense
-    from fastvid.load.sampling import Segments as Segments
-    from fastvid.load.sampling import Uniform as Uniform
-    from fastvid.load.views import Views as Views
-    from fastvid.load.visits import ClassBalanced as ClassBalanced
+    from fastvid.load.order.blocks import BlockShuffle as BlockShuffle
+    from fastvid.load.order.epoch import ClassBalanced as ClassBalanced
+    from fastvid.load.order.mixture import Mixture as Mixture
+    from fastvid.sharding.job.job import run_job as shard
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "fastvid.load.loader",
-    "BlockShuffle": "fastvid.load.blocks",
-    "CenterCrop": "fastvid.load.augment",
-    "ClassBalanced": "fastvid.load.visits",
+    "BlockShuffle": "fastvid.load.order.blocks",
+    "CenterCrop": "fastvid.load.clips.augment",
+    "ClassBalanced": "fastvid.load.order.epoch",
     "ClipLoader": "fastvid.load.loader",
-    "Dense": "fastvid.load.sampling",
+    "Dense": "fastvid.load.clips.sampling",
     "FastvidError": "fastvid.errors",
-    "HorizontalFlip": "fastvid.load.augment",
-    "Mixture": "fastvid.load.mixture",
-    "MultiScaleCrop": "fastvid.load.augment",
-    "RandomCrop": "fastvid.load.augment",
-    "RandomResizedCrop": "fastvid.load.augment",
-    "Segments": "fastvid.load.sampling",
-    "Uniform": "fastvid.load.sampling",
+    "HorizontalFlip": "fastvid.load.clips.augment",
+    "Mixture": "fastvid.load.order.mixture",
+    "MultiScaleCrop": "fastvid.load.clips.augment",
+    "RandomCrop": "fastvid.load.clips.augment",
+    "RandomResizedCrop": "fastvid.load.clips.augment",
+    "Segments": "fastvid.load.clips.sampling",
+    "Uniform": "fastvid.load.clips.sampling",
     "VideoDataset": "fastvid.decode.access",
-    "Views": "fastvid.load.views",
+    "Views": "fastvid.load.clips.views",
     "open": "fastvid.decode.access",
+    "shard": "fastvid.sharding.job.job:run_job",
 }
 
 __all__ = [
@@ -74,14 +75,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "shard":
-        # Both the package and the command as a function: the package is callable.
-        return importlib.import_module("fastvid.shard")
     if name in _HOMES:
         from fastvid.errors import naming_extras
 
         with naming_extras():
-            value = getattr(importlib.import_module(_HOMES[name]), name)
+            module, _, attribute = _HOMES[name].partition(":")
+            value = getattr(importlib.import_module(module), attribute or name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fastvid' has no attribute {name!r}")

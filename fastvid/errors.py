@@ -130,7 +130,7 @@ class SourceError(FastvidError):
     """A raw video cannot become a sample.
 
     Args:
-        reason: A code of `fastvid.shard.reasons`, stable across versions; the ledger is grouped by it.
+        reason: A code of `fastvid.media.reasons`, stable across versions; the ledger is grouped by it.
         transient: True when trying again may help (a time-out), False when it cannot.
     """
 

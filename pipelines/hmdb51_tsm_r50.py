@@ -10,9 +10,9 @@ commit 28ac80c): weights of TSM on Kinetics-400, 25 epochs, 0.0015 at 96 clips, 
 Splits 2 and 3: data.split=split2:train data.eval_split=split2:test.
 """
 
-from fastvid.load.augment import CenterCrop, MultiScaleCrop
-from fastvid.load.sampling import Segments
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.load.clips.augment import CenterCrop, MultiScaleCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
 
 
 def recipe() -> Config:

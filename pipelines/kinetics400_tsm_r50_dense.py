@@ -11,9 +11,9 @@ is 8 frames of a window of 64, ops/dataset.py there. Rate, batch and steps are t
     torchrun --nproc-per-node 8 -m fastvid eval kinetics400_tsm_r50_dense --protocol 10x3 --size 256
 """
 
-from fastvid.load.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
-from fastvid.load.sampling import Dense
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
+from fastvid.load.clips.sampling import Dense
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
 
 
 def recipe() -> Config:

@@ -8,9 +8,9 @@ The videos, and shards too, are those of ``fastvid demo``. Aims at 95 % of the h
 cores.
 """
 
-from fastvid.load.augment import CenterCrop, RandomCrop
-from fastvid.load.sampling import Dense
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.sampling import Dense
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
 
 
 def recipe() -> Config:

@@ -9,9 +9,9 @@ The videos are those of ``fastvid demo``; there are at least as many shards as s
 
 from dataclasses import replace
 
-from fastvid.load.augment import CenterCrop, RandomCrop
-from fastvid.load.sampling import Segments
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
 
 
 def recipe() -> Config:

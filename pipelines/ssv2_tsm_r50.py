@@ -9,9 +9,9 @@ flipped: left and right are part of the labels.
     torchrun --nproc-per-node 8 -m fastvid eval ssv2_tsm_r50 --protocol twicex3 --size 256
 """
 
-from fastvid.load.augment import CenterCrop, MultiScaleCrop
-from fastvid.load.sampling import Segments
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.load.clips.augment import CenterCrop, MultiScaleCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
 
 
 def recipe() -> Config:

@@ -12,9 +12,9 @@ Splits 2 and 3: data.split=split2:train data.eval_split=split2:test. The head al
 all-but-head:2 and optim.head_lr_mult=10.
 """
 
-from fastvid.load.augment import CenterCrop, MultiScaleCrop
-from fastvid.load.sampling import Segments
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.load.clips.augment import CenterCrop, MultiScaleCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
 
 
 def recipe() -> Config:

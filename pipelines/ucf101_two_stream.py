@@ -27,9 +27,9 @@ of added scores: model.options.fusion=joint. Flow by TV-L1, as the public number
 --flow tvl1. Splits 2 and 3: data.split=split2:train data.eval_split=split2:test.
 """
 
-from fastvid.load.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
-from fastvid.load.sampling import Segments
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
 
 
 def recipe() -> Config:

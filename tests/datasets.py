@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastvid.format.dataset import Generation, ShardRecord, annotation_table, commit_generation
 from fastvid.format.shard import sample_members, write_shard
-from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
 from tests.makers import TAGS
 

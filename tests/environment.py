@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fastvid.errors import MissingDependency
-from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
 
 PACKAGES = ("torch", "av", "numpy", "pyarrow", "torchcodec", "nvidia-dali-cuda130", "obstore")
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 _SERVER = multiprocessing.get_context("forkserver")
 # torch imports _dynamo with the first optimizer, for two seconds.
 _SERVER.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "fastvid.train.launch"]
+    ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "fastvid.train.run.launch"]
 )
 
 

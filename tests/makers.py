@@ -20,7 +20,7 @@ from fastvid.decode.request import Box, ClipRequest, EncodedClip
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import INPUT_PADDING, PacketFlag
-from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
 
 BITS = 10
 BLACK, WHITE = 16, 235

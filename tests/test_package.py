@@ -15,15 +15,16 @@ from fastvid import errors
 
 ROOT = Path(fastvid.__file__).parent
 
-# Each layer may import those before it. faults.py and report stand beside errors; models stand beside load.
+# Each layer may import those before it. runtime and report stand beside errors; models stand beside load.
 LAYERS = [
     "errors",
-    "faults",
+    "runtime",
     "report",
     "storage",
     "format",
     "decode",
-    "shard",
+    "media",
+    "sharding",
     "load",
     "measure",
     "tune",

@@ -36,9 +36,9 @@ TORCH = (
     next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")) + "+cpu"
 )
 RECIPE = """
-from fastvid.load.augment import CenterCrop, RandomCrop
-from fastvid.load.sampling import Segments
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
 
 def recipe():
@@ -144,9 +144,9 @@ def test_version_changelog_and_contents_are_those_of_a_release(released):
         inside = set(wheel.namelist())
     pipelines = {path.name for path in (ROOT / "pipelines").glob("*.py")}
     assert {f"fastvid/pipelines/{name}" for name in pipelines} <= inside
-    benches = {path.name for path in (ROOT / "bench").glob("*.py")}
+    benches = {path.relative_to(ROOT / "bench").as_posix() for path in (ROOT / "bench").rglob("*.py")}
     assert {f"fastvid/bundled/bench/{name}" for name in benches} <= inside
-    assert {"fastvid/py.typed", "fastvid/shard/assets/inspect.js"} <= inside
+    assert {"fastvid/py.typed", "fastvid/sharding/page/assets/inspect.js"} <= inside
     assert not [name for name in inside if name.endswith(".pyc") or name.startswith("tests/")]
     with tarfile.open(released["sdist"]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
@@ -177,7 +177,7 @@ def test_the_bare_install_shards_indexes_inspects_and_says_what_else_needs(form,
     installed.run("fastvid", "doctor", "--no-parity")
     listing = installed.run("fastvid", "bench", code=2)
     assert "decode" in listing.stderr
-    model = next(installed.bin.parent.rglob("bundled/bench/models/template.toml"))
+    model = next(installed.bin.parent.rglob("bundled/bench/scaling/models/template.toml"))
     predicted = installed.run("fastvid", "bench", "scale", "--model", str(model), "--json", "scale.json")
     assert "PREDICTED" in predicted.stdout
     # What needs an extra says which, in a sentence.

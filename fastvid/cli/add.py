@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 
 from fastvid.cli.shard import EXIT_REJECTED, add_allow_rejected, summary
-from fastvid.shard.add import add_sources
-from fastvid.shard.job import MAX_SECONDS
-from fastvid.shard.plan import SAMPLES_PER_SHARD
+from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.job.job import MAX_SECONDS
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import logging
 
-from fastvid.shard.compact import compact_shards
-from fastvid.shard.units import size, things
+from fastvid.runtime.units import size, things
+from fastvid.sharding.change.compact import compact_shards
 from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from fastvid import __version__
 from fastvid.decode.backends import Backend, backends
 from fastvid.decode.parity import REFERENCE, SampleClip, compare
 from fastvid.errors import FastvidError, MissingDependency
-from fastvid.load.world import available_cores
-from fastvid.shard.ffmpeg import find_ffmpeg
-from fastvid.shard.self_test import self_test
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.runtime.world import available_cores
+from fastvid.sharding.verify.self_test import self_test
 
 _PACKAGES: Final = (
     *("torch", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torchcodec"),
@@ -153,7 +153,7 @@ def _ffmpeg() -> dict[str, Any]:
 
 def _parity(runs: list[Backend]) -> list[dict[str, Any]]:
     """Test clips through every decoder that runs here."""
-    from fastvid.shard.sample_clips import make_sample_clips
+    from fastvid.media.sample_clips import make_sample_clips
 
     with tempfile.TemporaryDirectory(prefix="fastvid-doctor-") as folder:
         clips = []

@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     import os
     from pathlib import Path
 
-    from fastvid.train import recipes, scoring
+    from fastvid.train.config import recipes
+    from fastvid.train.run import scoring
 
     found = scoring.score(
         recipes.load(args.recipe, args.changes), args.checkpoint, protocol=args.protocol, size=args.size

@@ -17,8 +17,8 @@ import argparse
 from fastvid.cli.shard import EXIT_REJECTED, add_allow_rejected, class_names, summary
 from fastvid.errors import UsageError
 from fastvid.format.schema import DATASET_JSON
-from fastvid.shard.index import index_tars, rebuild
-from fastvid.shard.units import things
+from fastvid.runtime.units import things
+from fastvid.sharding.verify.index import index_tars, rebuild
 from fastvid.storage import open_storage
 
 

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.shard.reasons import MEANING, Reason
-from fastvid.shard.summary import ClassCount, Summary, summarize
-from fastvid.shard.units import count, duration, percent, shares, size, things
+from fastvid.media.reasons import MEANING, Reason
+from fastvid.runtime.units import count, duration, percent, shares, size, things
+from fastvid.sharding.page.summary import ClassCount, Summary, summarize
 
 _NAME: Final = 12  # columns of the names at the left
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     summary = summarize(args.dataset, generation=args.generation)
     print(json.dumps(summary.to_json(), indent=1) if args.json else _text(summary, args.top))
     if args.html is not None:
-        from fastvid.shard.page import render_page
+        from fastvid.sharding.page.page import render_page
 
         page = render_page(summary, max_bytes=args.max_bytes)
         try:

@@ -27,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from fastvid.errors import UsageError
-    from fastvid.train import predict, recipes
+    from fastvid.train.config import recipes
+    from fastvid.train.run import predict
 
     if args.picture is not None and not args.picture.endswith((".png", ".html")):
         raise UsageError("--picture must end in .png or .html", file=args.picture)

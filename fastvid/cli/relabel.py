@@ -16,10 +16,10 @@ from typing import Any
 from fastvid.errors import UsageError
 from fastvid.format.generations import read_annotations as read_table
 from fastvid.format.generations import read_head
-from fastvid.shard.annotations import read_annotations
-from fastvid.shard.labels import match_annotations, read_label_csv
-from fastvid.shard.life import relabel_samples
-from fastvid.shard.units import things
+from fastvid.runtime.units import things
+from fastvid.sharding.change.edit import relabel_samples
+from fastvid.sharding.change.labels import match_annotations, read_label_csv
+from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from fastvid.errors import UsageError
-from fastvid.shard.life import remove_samples
-from fastvid.shard.units import count, things
+from fastvid.runtime.units import count, things
+from fastvid.sharding.change.edit import remove_samples
 from fastvid.storage import open_storage
 
 

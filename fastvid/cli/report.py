@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
     """Writes the page and prints its path."""
     from pathlib import Path
 
-    from fastvid.train import run_report as report
+    from fastvid.train.run import run_report as report
 
     folders = [Path(folder) for folder in args.runs]
     out = Path(args.out) if args.out else folders[0] / "report.html"

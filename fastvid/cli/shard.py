@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from fastvid.errors import UsageError
-from fastvid.shard.engines import ENGINES
-from fastvid.shard.job import MAX_SECONDS, JobReport, run_job
-from fastvid.shard.plan import SAMPLES_PER_SHARD
-from fastvid.shard.profiles import PROFILES, Profile, get_profile
-from fastvid.shard.reasons import MEANING
+from fastvid.media.reasons import MEANING
+from fastvid.sharding.encode.profiles import PROFILES, Profile, get_profile
+from fastvid.sharding.engines.engine import ENGINES
+from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 
 EXIT_REJECTED: Final = 3
 _SHOWN: Final = 20  # rejected sources that the summary names

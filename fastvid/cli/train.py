@@ -26,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     """Trains."""
     import json
 
-    from fastvid.train import config, launch, recipes
+    from fastvid.train.config import config, recipes
+    from fastvid.train.run import launch
 
     chosen = recipes.load_all(args.recipe, args.changes)
     if args.show:
@@ -34,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(config.to_json(one), indent=1))
         return 0
     if args.dry_run:
-        from fastvid.train import dryrun
+        from fastvid.train.run import dry_run
 
         for one in chosen:
-            print(json.dumps(dryrun.check(one, max(1, args.world)), indent=1))
+            print(json.dumps(dry_run.check(one, max(1, args.world)), indent=1))
         return 0
     return launch.start(chosen)
 

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from fastvid.errors import UsageError
-from fastvid.shard.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

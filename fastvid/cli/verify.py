@@ -10,9 +10,9 @@ import argparse
 import json
 import logging
 
-from fastvid.shard.audit import CHECKS, Report, repair_sidecars, verify_dataset
-from fastvid.shard.progress import Progress
-from fastvid.shard.units import things
+from fastvid.runtime.progress import Progress
+from fastvid.runtime.units import things
+from fastvid.sharding.verify.verify import CHECKS, Report, repair_sidecars, verify_dataset
 
 _LOG = logging.getLogger(__name__)
 

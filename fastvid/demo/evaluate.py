@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from fastvid.decode.access import VideoDataset
 from fastvid.demo.report import Strip
-from fastvid.load.augment import CenterCrop
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
-from fastvid.load.sampling import Segments
 from fastvid.models import zoo
-from fastvid.train import checkpoint, recipes
+from fastvid.train.config import recipes
+from fastvid.train.records import checkpoint
 
 _BATCH = 32
 

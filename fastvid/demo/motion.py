@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import JobError
-from fastvid.load.world import available_cores
-from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.runtime.world import available_cores
 
 DIRECTIONS: Final = {
     "right": (0, 1),

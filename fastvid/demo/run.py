@@ -20,7 +20,8 @@ from fastvid.decode.backends import backend
 from fastvid.demo import evaluate, motion, report
 from fastvid.errors import JobError
 from fastvid.load.loader import ClipLoader
-from fastvid.train import metrics, recipes
+from fastvid.train.config import recipes
+from fastvid.train.records import metrics
 
 log = logging.getLogger(__name__)
 

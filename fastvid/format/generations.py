@@ -22,7 +22,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid import faults
 from fastvid.errors import ConflictError, FormatError, StorageError
 from fastvid.format.parquet import from_parquet, to_parquet
 from fastvid.format.schema import (
@@ -34,6 +33,7 @@ from fastvid.format.schema import (
     check_version,
     generation_file,
 )
+from fastvid.runtime import faults
 from fastvid.storage import Storage
 
 

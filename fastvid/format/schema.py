@@ -186,7 +186,7 @@ LEDGER_SCHEMA: Final = pa.schema(
         pa.field("source_id", pa.string(), nullable=False),
         pa.field("path", pa.string(), nullable=False),
         pa.field("status", pa.string(), nullable=False),  # "packed" or "rejected"
-        pa.field("reason", pa.string()),  # a code of fastvid.shard.reasons when rejected
+        pa.field("reason", pa.string()),  # a code of fastvid.media.reasons when rejected
         pa.field("message", pa.string()),
         pa.field("key", pa.string()),
         pa.field("shard", pa.string()),

@@ -22,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid import faults
 from fastvid.errors import FastvidError, FormatError, VersionError
 from fastvid.format.audio import AudioInfo, index_m4a
 from fastvid.format.demux import index_mp4
@@ -43,6 +42,7 @@ from fastvid.format.schema import (
     StreamFlag,
 )
 from fastvid.format.tar import Member, TarDigest, read_members, sample_groups, to_json, wds2idx, write_tar
+from fastvid.runtime import faults
 from fastvid.storage import Storage
 from fastvid.storage.protocol import advise_sparse
 from fastvid.storage.transfer import copy_file

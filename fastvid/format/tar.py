@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from fastvid import faults
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.schema import check_key
+from fastvid.runtime import faults
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _DIGITS: Final = re.compile(rb"[0-7]*")

@@ -22,30 +22,30 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.augment import Spatial, Transform
-from fastvid.load.batch import Batch as Batch
-from fastvid.load.batch import assemble
-from fastvid.load.batches import MASKED, Batches, Last
-from fastvid.load.blocks import BlockShuffle
-from fastvid.load.clip import ClipPlanner
-from fastvid.load.engine import Run, Work
-from fastvid.load.finish import Product
-from fastvid.load.flow import StreamsCanvas
-from fastvid.load.lanes import AUTO, choose_backends
-from fastvid.load.live import CopyClock, reporters
-from fastvid.load.mixture import Mixture
-from fastvid.load.order import Order
-from fastvid.load.plan import Planner, reads_at_once
-from fastvid.load.sampling import Sampler
-from fastvid.load.served import BatchShape, Served
-from fastvid.load.skips import OnError as OnError
-from fastvid.load.skips import Skips, Workers, check_choice, check_numbers, check_seconds
+from fastvid.load.batch.batch import Batch as Batch
+from fastvid.load.batch.batch import assemble
+from fastvid.load.batch.canvases import Product
+from fastvid.load.batch.flow import StreamsCanvas
+from fastvid.load.clips.augment import Spatial, Transform
+from fastvid.load.clips.clip import ClipPlanner
+from fastvid.load.clips.plan import Planner, reads_at_once
+from fastvid.load.clips.sampling import Sampler
+from fastvid.load.clips.streams import check_streams
+from fastvid.load.clips.views import Views, check_views
+from fastvid.load.order.batches import MASKED, Batches, Last
+from fastvid.load.order.blocks import BlockShuffle
+from fastvid.load.order.epoch import ClassBalanced, Visits
+from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.permutation import Order
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
-from fastvid.load.stats import Counters, LoaderStats
-from fastvid.load.streams import check_streams
-from fastvid.load.views import Views, check_views
-from fastvid.load.visits import ClassBalanced, Visits
-from fastvid.load.world import World, available_cores
+from fastvid.load.workers.chosen_backends import BatchShape, Served
+from fastvid.load.workers.engine import Run, Work
+from fastvid.load.workers.lanes import AUTO, choose_backends
+from fastvid.load.workers.progress_view import CopyClock, reporters
+from fastvid.load.workers.skips import OnError as OnError
+from fastvid.load.workers.skips import Skips, Workers, check_choice, check_numbers, check_seconds
+from fastvid.load.workers.stats import Counters, LoaderStats
+from fastvid.runtime.world import World, available_cores
 
 _log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from fastvid.errors import StateError
 from fastvid.format.dataset import Dataset
-from fastvid.load.augment import Spatial
-from fastvid.load.draws import DRAWS_VERSION
-from fastvid.load.mixture import Mixture
-from fastvid.load.sampling import Sampler
+from fastvid.load.clips.augment import Spatial
+from fastvid.load.clips.sampling import Sampler
+from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.random_draws import DRAWS_VERSION
 
 STATE_VERSION: Final = 1
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from fastvid.decode.backends import backend
 from fastvid.decode.clips import Scratch, read_clip, reader_of
 from fastvid.decode.request import ClipRequest, EncodedClip, Output, Planes, Rgb
-from fastvid.load.engine import FETCH_CLIPS
-from fastvid.load.fetch import fetch
+from fastvid.load.workers.engine import FETCH_CLIPS
+from fastvid.load.workers.fetch import fetch
 from fastvid.measure.clips import Corpus
 from fastvid.measure.rounds import Contender
 

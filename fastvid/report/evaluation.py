@@ -18,7 +18,7 @@ _NAMED = 30  # classes that fit with their names beside a matrix
 
 
 class Evaluated(Protocol):
-    """What is drawn; see `fastvid.train.scoring.Report`."""
+    """What is drawn; see `fastvid.train.run.scoring.Report`."""
 
     @property
     def score(self) -> Any: ...

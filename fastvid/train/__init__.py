@@ -1,1 +1,1 @@
-"""The trainer: configuration, loop, schedule, checkpoints, elasticity, evaluation; strategies in `sync`."""
+"""The trainer: configuration, loop, schedule, checkpoints, elasticity, evaluation; strategies in `strategies`."""

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from fastvid.errors import FastvidError, UsageError
-from fastvid.train import recipes
-from fastvid.train.config import Config
-from fastvid.train.launch import start
+from fastvid.train.config import recipes
+from fastvid.train.config.config import Config
+from fastvid.train.run.launch import start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dry_run(config: Config) -> int:
     """Every rank checks what it sees of the files; the first prints."""
-    from fastvid.train import dryrun
+    from fastvid.train.run import dry_run
 
-    found = dryrun.check(config, int(os.environ.get("WORLD_SIZE", "1")))
+    found = dry_run.check(config, int(os.environ.get("WORLD_SIZE", "1")))
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(found, indent=1))  # noqa: T201
     return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastvid.errors import UsageError
-from fastvid.shard.units import size
+from fastvid.runtime.units import size
 from fastvid.tune.study import Measured, Study
 
 # A loss of SSIM that people see side by side, and that cannot be made up for by speed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastvid.report.page import card, figures, page, side_by_side, table, text
 from fastvid.report.plots import bars, lines
-from fastvid.shard.units import duration, things
+from fastvid.runtime.units import duration, things
 from fastvid.tune.advice import Advice
 from fastvid.tune.study import Study
 from fastvid.tune.text import HEADS, rows

@@ -12,11 +12,11 @@ from typing import Final
 import ffmpeg
 
 from fastvid.errors import SourceError
-from fastvid.shard.ffmpeg import FfmpegBuild, environment
-from fastvid.shard.limits import Limits
-from fastvid.shard.probe import SourceInfo, open_source, probe
-from fastvid.shard.profiles import SWS_FLAGS, Profile, input_options, picture_filters
-from fastvid.shard.reasons import Reason
+from fastvid.media.ffmpeg import FfmpegBuild, environment
+from fastvid.media.limits import Limits
+from fastvid.media.probe import SourceInfo, open_source, probe
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import SWS_FLAGS, Profile, input_options, picture_filters
 
 _SSIM: Final = re.compile(r"SSIM .*All:(\d\.\d+)")
 _PSNR: Final = re.compile(r"PSNR .*average:(\d+\.\d+|inf)")

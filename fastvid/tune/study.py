@@ -19,16 +19,16 @@ import numpy as np
 
 from fastvid.decode.access import open as open_dataset
 from fastvid.errors import JobError, UsageError
-from fastvid.load.world import available_cores
 from fastvid.measure.clips import CROP, Corpus, parse_sampling
 from fastvid.measure.planned import fastvid
 from fastvid.measure.rounds import Timing, measure
-from fastvid.shard.ffmpeg import find_ffmpeg
-from fastvid.shard.job import run_job
-from fastvid.shard.limits import Limits
-from fastvid.shard.profiles import PROFILES, Profile, get_profile
-from fastvid.shard.sources import Source, encode_name
-from fastvid.shard.tar_sources import gather_sources
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.runtime.world import available_cores
+from fastvid.sharding.encode.profiles import PROFILES, Profile, get_profile
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.sources.sources import Source, encode_name
+from fastvid.sharding.sources.tar_sources import gather_sources
 from fastvid.tune.quality import compare, mean
 
 _LOG = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastvid.shard.units import count, duration, size, things
+from fastvid.runtime.units import count, duration, size, things
 from fastvid.tune.advice import Advice
 from fastvid.tune.study import Study
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from bench import __main__ as command
-from bench import contest, decode_charts, practice, report
-from bench.corpus import SAMPLINGS
-from bench.decoders import DALI_KNOBS, KNOBS, rival
-from bench.harness import machine_facts
+from bench import report
+from bench.common.corpus import SAMPLINGS
+from bench.common.harness import machine_facts
+from bench.decode import charts, contest, practice
+from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
 from fastvid.measure.clips import Corpus, choose, parse_sampling
 from fastvid.measure.planned import FastvidJob, fastvid
 from fastvid.measure.rounds import Contender, Timing, measure, ratio
@@ -153,10 +154,10 @@ def test_sliced_against_whole(vp9, tmp_path, monkeypatch):
     (footage / "v40.mp4").write_bytes(vp9.mp4s[0])
     (row,) = practice.sliced(footage, 1, tmp_path, 1, 1, 1)
     assert [one["name"] for one in row["contenders"]] == ["dali-cpu", "dali-whole"]
-    best = decode_charts.best_rival(row)
+    best = charts.best_rival(row)
     assert best["fastvid_is_faster_by"]["dali-cpu on planned packets"]["wall"] > 0
     assert row["packets_a_clip"]["planned"] <= row["packets_a_clip"]["from_keys"]
-    (chart,) = decode_charts.practice([row])
+    (chart,) = charts.practice([row])
     assert chart.rivals == ["dali-whole"]
     assert "vp9" in practice.table(row)
 
@@ -177,10 +178,10 @@ def test_today_everybody_gets_the_same_clips_in_other_encodings(corpus, videos, 
     rivals = [rival("pyav", corpora["default"], {"source": "memory", "ffmpeg_threads": 1}, 1, False)]
     row = practice.today(corpora, rivals, 1, 1)
     assert [one["settings"]["encoding"] for one in row["contenders"]] == ["default"] * 2 + ["compact"] * 2 + ["default"]
-    assert set(decode_charts.best_rival(row)["fastvid_is_faster_by"]) == {
+    assert set(charts.best_rival(row)["fastvid_is_faster_by"]) == {
         f"{product} of {name}" for product in ("rgb", "planes") for name in corpora
     }
-    (chart,) = decode_charts.practice([row])
+    (chart,) = charts.practice([row])
     assert chart.rivals == ["pyav on default"]
     lines = "\n".join(report._today(row))
     assert "`compact` against rivals on `default`" in lines

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import fastvid
-from bench import encodings
-from bench.encodings import TOLERANCE, equal_quality, search, ssim, videos
+from bench.decode import encodings
+from bench.decode.encodings import TOLERANCE, equal_quality, search, ssim, videos
 from fastvid.errors import UsageError
 from tests.datasets import make_clip
 

@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bench import launch, train_charts
-from bench.hosts import Hosts
+from bench.common.hosts import Hosts
+from bench.elastic import launch
+from bench.train import charts
 from fastvid.errors import JobError, UsageError
 
 needs_hosts = pytest.mark.skipif(
@@ -43,7 +44,7 @@ def test_a_job_passes_that_was_everywhere_lost_a_host_and_lost_nothing_else(chan
     record = RECORD | change
     assert launch.passed(record) == good
     assert ("passed" if good else "FAILED") in launch.text(record)
-    assert len(train_charts.launch(record)) == 2
+    assert len(charts.launch(record)) == 2
 
 
 @needs_hosts

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from bench import motion_kills
-from bench.motion_sync import lineage_of, repeated
+from bench.strategies import motion_kills
+from bench.strategies.motion_sync import lineage_of, repeated
 from fastvid.errors import WorkerError
 from fastvid.format.dataset import Dataset
-from fastvid.load.augment import CenterCrop
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
-from fastvid.load.sampling import Segments
-from fastvid.train.feed import Lineage
+from fastvid.train.parts.loader_protocol import Lineage
 from tests import datasets
 
 LINES = 60

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from bench import plan_picture
+from bench.decode import plan_picture
 from bench.report import BEGIN
-from fastvid.load.sampling import Segments
+from fastvid.load.clips.sampling import Segments
 from tests.datasets import REPOSITORY
 
 FILE = "docs/images/plan.svg"

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import predict, validation
-from bench.cluster import Cluster, Compute, Gradients, Strategy, Workload
-from bench.collectives import Link, Topology, ring
-from bench.model_file import load_model
-from bench.quantity import Quantity
-from bench.scaling import predict_step
+from bench.scaling import predict, validation
+from bench.scaling.cluster import Cluster, Compute, Gradients, Strategy, Workload
+from bench.scaling.collectives import Link, Topology, ring
+from bench.scaling.model_file import load_model
+from bench.scaling.quantity import Quantity
+from bench.scaling.scaling_model import predict_step
 from fastvid.errors import UsageError
 
 MODELS = Path(predict.__file__).parent / "models"

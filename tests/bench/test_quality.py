@@ -10,8 +10,9 @@ pytest.importorskip("torch")
 
 import fastvid
 from bench import __main__ as command
-from bench import quality, report
-from bench.quality import ARMS, ORIGINALS, cost
+from bench import report
+from bench.shard import quality
+from bench.shard.quality import ARMS, ORIGINALS, cost
 
 
 def test_cost_is_of_pairs():

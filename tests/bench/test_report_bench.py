@@ -13,8 +13,8 @@ pytest.importorskip("matplotlib")
 
 from bench import __main__ as command
 from bench import report
-from bench.charts import Bars, Lines, Table
-from bench.harness import RESULTS
+from bench.common.charts import Bars, Lines, Table
+from bench.common.harness import RESULTS
 from fastvid.errors import UsageError
 
 README = Path(__file__).parents[2] / "README.md"

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from bench import __main__ as command
-from bench import scale, scale_rank
-from bench.hosts import Hosts
+from bench.common.hosts import Hosts
+from bench.scaling import scale, scale_rank
 from fastvid.errors import UsageError
-from fastvid.load.world import World
-from fastvid.train import recipes
-from fastvid.train.elastic import Member
-from fastvid.train.sync.kavg import Kavg
+from fastvid.runtime.world import World
+from fastvid.train.config import recipes
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.strategies.kavg.strategy import Kavg
 from tests.datasets import make_clip, pack
-from tests.train.test_run import RECIPE
+from tests.train.run.test_run import RECIPE
 
 
 @pytest.fixture(scope="module")

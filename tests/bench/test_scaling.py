@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.cluster import Cluster, Compute, DataPath, Gradients, Strategy, Workload, expected_maximum
-from bench.collectives import ALGORITHMS, AllReducePoint, Link, Topology, all_reduce_seconds, fit_link, ring, tree
-from bench.scaling import calibrate, efficiency, predict_step, train_seconds
+from bench.scaling.cluster import Cluster, Compute, DataPath, Gradients, Strategy, Workload, expected_maximum
+from bench.scaling.collectives import (
+    ALGORITHMS,
+    AllReducePoint,
+    Link,
+    Topology,
+    all_reduce_seconds,
+    fit_link,
+    ring,
+    tree,
+)
+from bench.scaling.scaling_model import calibrate, efficiency, predict_step, train_seconds
 from fastvid.errors import UsageError
 
 DDP = Strategy("ddp")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.local_steps import Job, Link, Ranks
-from bench.sync import crossover, efficiency
+from bench.strategies.local_steps import Job, Link, Ranks
+from bench.strategies.sync import crossover, efficiency
 
 
 @given(t_comm=st.floats(0, 10), t_step=st.floats(0.001, 10), k=st.integers(1, 1000), rounds=st.integers(1, 50))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fastvid
-from bench.harness import machine_facts, write_json
+from bench.common.harness import machine_facts, write_json
 from tests.datasets import pack
 
 CLIPS = int(os.environ.get("FASTVID_SOAK_CLIPS", "200000"))

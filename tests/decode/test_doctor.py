@@ -18,9 +18,9 @@ from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Rgb
 from fastvid.errors import DecodeError
 from fastvid.format.schema import Codec, Range
-from fastvid.shard.ffmpeg import find_ffmpeg
-from fastvid.shard.self_test import self_test
-from tests.shard.shardtools import REPOSITORY, stub
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.sharding.verify.self_test import self_test
+from tests.sharding.shardtools import REPOSITORY, stub
 
 
 class OneFrameLate(PyAvDecoder):
@@ -92,7 +92,7 @@ def test_colours_are_compared_by_range(videos):
 def few(monkeypatch, videos):
     """Doctor with one clip that is there already."""
     monkeypatch.setattr(
-        "fastvid.shard.sample_clips.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
+        "fastvid.media.sample_clips.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
     )
 
 
@@ -216,7 +216,7 @@ def test_a_container_without_the_video_capability_is_named(monkeypatch):
 
 
 def test_sample_clips_are_what_they_say(tmp_path):
-    from fastvid.shard.sample_clips import make_sample_clips
+    from fastvid.media.sample_clips import make_sample_clips
 
     clips = make_sample_clips(tmp_path)
     assert {"h264 compact", "h264 intra", "mjpeg"} <= set(clips)

@@ -184,7 +184,7 @@ def test_claims_that_pods_mount_exist():
 
 
 def test_launch_files_train_recipes_that_exist():
-    recipes = pytest.importorskip("fastvid.train.recipes").names()
+    recipes = pytest.importorskip("fastvid.train.config.recipes").names()
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     command = compose["services"]["node0"]["command"]
     started = [command[command.index("fastvid.train") + 1].removeprefix("${RECIPE:-").removesuffix("}")]

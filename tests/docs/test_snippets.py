@@ -22,7 +22,7 @@ import pytest
 
 from bench.__main__ import BENCHES
 from fastvid.cli.main import COMMANDS
-from fastvid.train import recipes
+from fastvid.train.config import recipes
 from tests.datasets import make_clip
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from fastvid.format.bitstream import nal_length_size, nal_units, packet_flags
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
-from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
 from tests.makers import opened
 
 FFMPEG = find_ffmpeg().path

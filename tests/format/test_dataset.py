@@ -31,7 +31,7 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.schema import KEY_PATTERN, PKT_HEADER_DTYPE, StreamFlag, check_key
 from fastvid.format.shard import Shard, index_shard, sample_members, write_shard
 from fastvid.format.tar import read_members, wds2idx, write_tar
-from fastvid.shard.ffmpeg import find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
 
 FFMPEG = find_ffmpeg().path

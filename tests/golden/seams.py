@@ -19,12 +19,12 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, Rgb
 from fastvid.format.schema import Codec
 from fastvid.format.shard import sample_members, write_shard
-from fastvid.load.augment import Spatial
-from fastvid.load.draws import Draws
-from fastvid.shard.ffmpeg import find_ffmpeg
-from fastvid.shard.profiles import PROFILES
-from fastvid.train import views as trainers
-from fastvid.train.metrics import curve, read
+from fastvid.load.clips.augment import Spatial
+from fastvid.load.order.random_draws import Draws
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.train.records.metrics import curve, read
+from fastvid.train.run import eval_protocols as trainers
 from tests import datasets
 
 __all__ = ["PROFILES"]
@@ -104,7 +104,7 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in curve(read(run / "metrics.jsonl"))]
 
 
-RECIPE_IMPORTS = "from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig"
+RECIPE_IMPORTS = "from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig"
 
 
 # Views of a video, by the trainer and by `fastvid.Views`. Each gives the frames of the clips, int64 [N, T], and the

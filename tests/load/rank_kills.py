@@ -25,22 +25,22 @@ from pathlib import Path
 
 import torch
 
-from bench.elastic_model import net
-from bench.ports import reserved_port
+from bench.common.ports import reserved_port
+from bench.elastic.paced_model import net
 from fastvid.format.dataset import Dataset
-from fastvid.load.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
-from fastvid.load.sampling import Segments
-from fastvid.train import sync
-from fastvid.train.assemble import Labelled
-from fastvid.train.checkpoint import Checkpoints, decode
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
-from fastvid.train.elastic import join
-from fastvid.train.launch import read_state
-from fastvid.train.loop import Trainer
-from fastvid.train.optim import sgd
-from fastvid.train.replica import Replica
-from fastvid.train.schedule import Schedule
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.loop.loop import Trainer
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.optim import sgd
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks.elastic import join
+from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.run.assemble import Labelled
+from fastvid.train.run.launch import read_state
 
 BATCH = 8
 STEPS = 45  # of an epoch
@@ -122,7 +122,7 @@ def configure(folder, name):
             path=str(folder / "set"), frames=Segments(3), eval_frames=Segments(3), spatial=crops,
             eval_spatial=(CenterCrop(32),), global_batch_size=BATCH,
         ),
-        model=ModelConfig(name="bench.elastic_model:net", num_classes=2),
+        model=ModelConfig(name="bench.elastic.paced_model:net", num_classes=2),
         optim=OptimConfig(base_lr=0.05, base_batch_size=BATCH, warmup_epochs=0.5, decay="cosine", clip_norm=1.0),
         run=RunConfig(out=str(folder / name), epochs=EPOCHS, log_every_steps=1000, timeout_s=TIMEOUT_S),
     )  # fmt: skip
@@ -153,7 +153,7 @@ def train(config, notes, given, *, after, ahead):
             member,
             Replica(model, sgd(model, config.optim), schedule),
             NotingLoader(clips, notes, given, ahead),
-            sync.build("ddp", member, {}),
+            build_strategy("ddp", member, {}),
             checkpoints=Checkpoints(str(Path(config.run.out) / "checkpoints"), keep=100),
         )
         trainer.after = after

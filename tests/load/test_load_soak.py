@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.format.dataset import Dataset
-from fastvid.load.augment import HorizontalFlip, RandomResizedCrop
+from fastvid.load.clips.augment import HorizontalFlip, RandomResizedCrop
+from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
-from fastvid.load.sampling import Segments
 from tests.datasets import make_clip, pack
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]

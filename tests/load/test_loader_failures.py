@@ -6,15 +6,8 @@ from collections import Counter
 
 import pytest
 
-from fastvid.errors import (
-    ChecksumError,
-    DecodeError,
-    FastvidError,
-    MissingDependency,
-    UsageError,
-    WorkerError,
-)
-from fastvid.load import engine
+from fastvid.errors import ChecksumError, DecodeError, FastvidError, MissingDependency, UsageError, WorkerError
+from fastvid.load.workers import engine
 from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import epoch_of, fastvid_threads, make, rows

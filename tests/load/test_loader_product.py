@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD
-from fastvid.errors import (
-    UsageError,
-)
+from fastvid.errors import UsageError
 from tests.load.fakes import FakeDataset, fake, picture
 from tests.load.tools import make
 

@@ -11,10 +11,10 @@ pytest.importorskip("obstore", reason="obstore is not installed: the extra objec
 
 from fastvid.errors import ChecksumError, StorageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.augment import CenterCrop
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
-from fastvid.load.mixture import Mixture
-from fastvid.load.sampling import Segments
+from fastvid.load.order.mixture import Mixture
 from fastvid.storage import RemoteOptions, open_storage
 from tests.datasets import make_clip, pack
 from tests.load.tools import fastvid_threads, rows

@@ -11,10 +11,7 @@ import warnings
 
 import pytest
 
-from fastvid.errors import (
-    UsageError,
-    WorkerError,
-)
+from fastvid.errors import UsageError, WorkerError
 from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import fastvid_threads, make, until
@@ -130,9 +127,9 @@ def test_a_fork_during_an_iteration_is_told_so():
 
 SCRIPT = """
 import signal, sys, threading, time
-from fastvid.load.augment import CenterCrop
+from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.loader import ClipLoader
-from fastvid.load.sampling import Segments
+from fastvid.load.clips.sampling import Segments
 from tests.load.fakes import FakeDataset, HangingDecoder, RgbDecoder, fake
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits "ignored"

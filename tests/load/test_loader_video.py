@@ -14,9 +14,9 @@ from fastvid.errors import ChecksumError, StorageError
 from fastvid.format.dataset import Dataset, annotation_table
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
 from fastvid.format.shard import sample_members, write_shard
-from fastvid.load.augment import CenterCrop, HorizontalFlip, MultiScaleCrop, RandomCrop, RandomResizedCrop
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop, RandomCrop, RandomResizedCrop
+from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.loader import ClipLoader
-from fastvid.load.sampling import Dense, Segments, Uniform
 from fastvid.storage import LocalStorage
 from tests import forks
 from tests.makers import Videos, read_numbers

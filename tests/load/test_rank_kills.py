@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from bench.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import RESULTS, machine_facts, write_json
 from tests.datasets import REPOSITORY, make_clip, pack
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]

@@ -7,9 +7,9 @@ import time
 
 import torch
 
-from fastvid.load.augment import HorizontalFlip, RandomCrop
+from fastvid.load.clips.augment import HorizontalFlip, RandomCrop
+from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
-from fastvid.load.sampling import Segments
 from tests.load.fakes import fake
 
 SPATIAL = (RandomCrop(16), HorizontalFlip(0.5))

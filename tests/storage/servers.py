@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.ports import reserved_port
+from bench.common.ports import reserved_port
 
 START_SECONDS = 200
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
-from bench.ports import reserved_port
+from bench.common.ports import reserved_port
 from fastvid.errors import MissingDependency, StorageError, UsageError
 from fastvid.storage import RemoteOptions, objects, open_storage
 from tests.storage.faulty import FaultyServer

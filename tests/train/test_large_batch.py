@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
-from fastvid.load.world import World
-from fastvid.train import sync
-from fastvid.train.elastic import Member
+from fastvid.runtime.world import World
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.ranks.elastic import Member
 from tests.train import toy, toy_large
 from tests.train.test_worlds import difference
 
@@ -92,6 +92,6 @@ def test_every_part_learns(outcomes: dict[tuple[int, str], dict[str, Any]]) -> N
 
 def test_bf16_gradients_are_refused_where_gloo_would_fail() -> None:
     with pytest.raises(UsageError, match="gloo"):
-        sync.build("ddp", ALONE, {"gradients": "bf16"})
+        build_strategy("ddp", ALONE, {"gradients": "bf16"})
     with pytest.raises(UsageError, match="known are fp32, fp16, bf16"):
-        sync.build("ddp", ALONE, {"gradients": "fp8"})
+        build_strategy("ddp", ALONE, {"gradients": "fp8"})

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fastvid.load.world import World
-from fastvid.train import metrics
-from fastvid.train.checkpoint import Checkpoints, decode
-from fastvid.train.elastic import Member
+from fastvid.runtime.world import World
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.records import metrics
+from fastvid.train.records.checkpoint import Checkpoints, decode
 from tests.train import toy
 
 ALONE = Member(World(), torch.device("cpu"))

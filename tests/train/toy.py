@@ -15,25 +15,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.ports import reserved_port
-from fastvid.load.augment import CenterCrop
-from fastvid.load.batch import IGNORED_LABEL, Batch
-from fastvid.load.batches import Batches, Last
-from fastvid.load.order import Order
-from fastvid.load.sampling import Segments
-from fastvid.load.world import World
-from fastvid.train import sync
-from fastvid.train.checkpoint import Checkpoints
-from fastvid.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
-from fastvid.train.elastic import Member, StopSignal, join
-from fastvid.train.evaluate import Score, evaluate
-from fastvid.train.launch import read_state
-from fastvid.train.loop import EvalData, Trainer
-from fastvid.train.metrics import METRICS_FILE, Recorder
-from fastvid.train.optim import sgd
-from fastvid.train.replica import Replica
-from fastvid.train.schedule import Schedule
-from fastvid.train.sync.ddp import Ddp
+from bench.common.ports import reserved_port
+from fastvid.load.batch.batch import IGNORED_LABEL, Batch
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.load.order.batches import Batches, Last
+from fastvid.load.order.permutation import Order
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.loop.loop import EvalData, Trainer
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.evaluate import Score, evaluate
+from fastvid.train.parts.optim import sgd
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks.elastic import Member, StopSignal, join
+from fastvid.train.records.checkpoint import Checkpoints
+from fastvid.train.records.metrics import METRICS_FILE, Recorder
+from fastvid.train.run.launch import read_state
+from fastvid.train.strategies.ddp.strategy import Ddp
 from tests import forks
 
 CLASSES = 5
@@ -143,7 +143,7 @@ def trainer(
         member,
         Replica(model, sgd(model, config.optim), schedule),
         loader,
-        sync.build(config.sync, member, {}),
+        build_strategy(config.sync, member, {}),
         eval_data=EvalData(ToyLoader(member.world, size=7, last="keep"), NUM_SAMPLES),
         checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
         recorder=Recorder(folder / METRICS_FILE if member.leads else None),
@@ -219,7 +219,7 @@ def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
 
 
 def score(member: Member, *, bad: tuple[int, ...]) -> Score:
-    strategy = sync.build("ddp", member, {})
+    strategy = build_strategy("ddp", member, {})
     return evaluate(
         net(),
         ToyLoader(member.world, size=7, last="keep", bad=bad),

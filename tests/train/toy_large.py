@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from fastvid.models.ghost import use_ghost_norm
-from fastvid.train import sync
-from fastvid.train.config import Config, ModelConfig
-from fastvid.train.elastic import Member, join
-from fastvid.train.freeze import Freezer
-from fastvid.train.loop import EvalData, Trainer
-from fastvid.train.optim import make_optimizer
-from fastvid.train.replica import Replica
-from fastvid.train.schedule import Schedule
+from fastvid.train.config.config import Config, ModelConfig
+from fastvid.train.loop.loop import EvalData, Trainer
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.freeze import Freezer
+from fastvid.train.parts.optim import make_optimizer
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks.elastic import Member, join
 from tests.train import toy
 
 BATCH, GROUP = 30, 2  # in worlds of 2 and 5: shares of 14 and 16, and of 6
@@ -58,7 +58,7 @@ def trainer(config: Config, member: Member, *, norm: bool) -> Trainer:
         member,
         replica,
         toy.ToyLoader(member.world, size=BATCH, group=GROUP),
-        sync.build(config.sync, member, config.sync_options),
+        build_strategy(config.sync, member, config.sync_options),
         eval_data=EvalData(toy.ToyLoader(member.world, size=BATCH, last="keep"), toy.NUM_SAMPLES),
     )
 

@@ -13,15 +13,15 @@ import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.measure.clips import parse_sampling
-from fastvid.shard.ffmpeg import find_ffmpeg
-from fastvid.shard.limits import Limits
-from fastvid.shard.probe import open_source, probe
-from fastvid.shard.profiles import PROFILES
-from fastvid.shard.transcode import transcode
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.probe import open_source, probe
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.transcode import transcode
 from fastvid.tune.advice import recommend
 from fastvid.tune.quality import compare
 from fastvid.tune.study import Measured, Study, study
-from tests.shard.shardtools import make
+from tests.sharding.shardtools import make
 
 ONE = Measured("compact", 100, 1.0, 0.97, 40.0, 100.0, 10.0, 26.0, 99.0)
 

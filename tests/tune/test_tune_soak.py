@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import decode
-from bench.contest import Rivals
-from bench.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.decode import decode
+from bench.decode.contest import Rivals
 from fastvid.measure.clips import Corpus
-from fastvid.shard.job import run_job
-from fastvid.shard.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.job import run_job
 from fastvid.tune import page
 from fastvid.tune.advice import recommend
 from fastvid.tune.study import study

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench QUESTION` measures one thing."""

@@ -1,0 +1,1 @@
+"""What benchmarks share: facts of the machine, corpora, hosts, charts."""

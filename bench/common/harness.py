@@ -1,0 +1,86 @@
+"""What all benchmarks share: facts of the machine, and JSON.
+
+Contenders take turns (`fastvid.measure.rounds`); a ratio is the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from fastvid.errors import UsageError
+
+_HERE: Final = Path(__file__).parents[1]
+# Beside this file in a checkout; where the user stands when bench is a part of an installation.
+RESULTS: Final = _HERE / "results" if _HERE.parent.joinpath("pyproject.toml").exists() else Path("bench/results")
+
+_PACKAGES: Final = ("av", "decord", "numpy", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torch", "torchcodec")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a number depends on, as far as it can be read."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": _first("/proc/cpuinfo", "model name"),
+        "cores": cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "commit": _commit(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    """Of the checkout; None in an installation, which may lie inside somebody else's, and where there is no git."""
+    git = shutil.which("git")
+    if git is None or not _HERE.parent.joinpath(".git").exists():
+        return None
+    command = [git, "-C", str(_HERE), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def _first(file: str, field_name: str) -> str | None:
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field_name)), None)
+
+
+def measured_again(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
+    """A result of which one part is measured again, on a machine that may be another.
+
+    Raises:
+        UsageError: It was measured with other settings.
+    """
+    for key in now.keys() - {"machine"}:
+        if before.get(key) != now[key]:
+            raise UsageError(f"{key} was {before.get(key)!r} and is {now[key]!r}", hint="measure all parts again")
+    return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes a result with sorted keys and a newline at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")

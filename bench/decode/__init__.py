@@ -1,0 +1,1 @@
+"""Decoders against others on the same videos."""

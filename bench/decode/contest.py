@@ -1,0 +1,138 @@
+"""Contenders before they are timed: what each delivers is checked, and what can be set is set to its best."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
+
+from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
+from fastvid.errors import FastvidError
+from fastvid.measure.clips import Corpus
+from fastvid.measure.planned import FastvidJob
+from fastvid.measure.rounds import Contender, Timing, measure
+
+# Mean difference from fastvid's RGB, in levels. Converters differ by 1 to 2 (rounding, chroma); a wrong frame of a
+# moving scene by far more.
+_TOLERANCE: Final = 4.0
+_CHECKED: Final = 16
+
+UInt8Array = npt.NDArray[np.uint8]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Rivals:
+    """Rivals on one corpus.
+
+    Attributes:
+        best: Each at its best setting.
+        sweeps: All settings that were tried, by name.
+        refused: Why some do not run here, by name.
+    """
+
+    best: list[Contender] = field(default_factory=list)
+    sweeps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def at_their_best(names: Sequence[str], corpus: Corpus, workers: int, rounds: int) -> Rivals:
+    """Sweeps rivals over their settings; see `sweep`."""
+    found = Rivals()
+    for name in names:
+        try:
+            best, found.sweeps[name] = sweep(name, corpus, workers, rounds)
+            found.best.append(best)
+        except (ImportError, OSError) as error:
+            found.refused[name] = str(error)
+            _log.warning("%s does not run here: %s", name, error)
+    return found
+
+
+def sweep(name: str, corpus: Corpus, workers: int, rounds: int) -> tuple[Contender, list[dict[str, Any]]]:
+    """A rival at its best setting: one knob after the other is set to its fastest value, the rest being held.
+
+    Settings that deliver wrong frames are recorded and never chosen.
+
+    Returns:
+        The best, and all that were tried.
+    """
+    knobs: dict[str, tuple[Any, ...]] = {
+        "parallel": ((workers, False), (workers, True), (workers + 1, False), (max(1, workers // 2), False)),
+        **{**KNOBS, **DALI_KNOBS}[name],
+    }
+    chosen = {knob: values[0] for knob, values in knobs.items()}
+    tried: dict[tuple[tuple[str, Any], ...], tuple[float, Contender | None, dict[str, Any]]] = {}
+
+    def attempt(settings: dict[str, Any]) -> float:
+        place = tuple(settings.items())
+        if place not in tried:
+            options = {knob: value for knob, value in settings.items() if knob != "parallel"}
+            contender = rival(name, corpus, options, *settings["parallel"])
+            wrong = None if settings["parallel"][1] else check(contender, corpus)
+            rate = 0.0 if wrong else measure([contender], len(corpus.requests), rounds)[0].summary()["rate"]
+            _log.info("%s: %s", contender.label, wrong or f"{rate:.1f} clips/s")
+            tried[place] = (rate, contender, _settings(contender) | {"rate": rate, "wrong": wrong})
+        return tried[place][0]
+
+    for knob, values in reversed(knobs.items()):
+        chosen[knob] = max(values, key=lambda value: attempt(chosen | {knob: value}))
+    best = max(tried.values(), key=lambda found: found[0])
+    if best[1] is None or not best[0]:
+        raise FastvidError(f"{name} delivers wrong frames with every setting")
+    return best[1], [settings for _, _, settings in tried.values()]
+
+
+def check(contender: Contender, corpus: Corpus) -> str | None:
+    """Compares a contender's pictures with fastvid's, whose frames its own tests prove.
+
+    Returns:
+        None, or what is wrong. A frame passes when it is closer to the wanted frame than to its neighbours, unless they
+        hardly differ, and within the tolerance.
+    """
+    ours, theirs = FastvidJob(corpus, "rgb", "memory"), contender.open_job()
+    for task in range(min(_CHECKED, len(corpus.requests))):
+        found = _rgb(np.asarray(theirs(task))).astype(np.int16)
+        request = corpus.requests[task]
+        last = corpus.dataset[request.sample].num_frames - 1
+        distances = []
+        for shift in (0, -1, 1):
+            shifted = np.clip(request.frames + shift, 0, last)
+            wanted = np.asarray(ours.decode(replace(request, frames=shifted))).astype(np.int16)
+            distances.append(np.abs(found - wanted).mean(axis=(1, 2, 3)))
+        exact, *neighbours = distances
+        nearer = np.minimum(*neighbours) < exact - 0.2
+        if exact.max() > _TOLERANCE or nearer.any():
+            frame = int(request.frames[int(np.argmax(np.where(nearer, 255, exact)))])
+            key = corpus.dataset.key(request.sample)
+            return f"wrong picture for frame {frame} of {key}: {exact.max():.1f} levels off on average"
+    return None
+
+
+def entry(contender: Contender, timing: Timing) -> dict[str, Any]:
+    """A contender and its times, for a record."""
+    return _settings(contender) | timing.summary()
+
+
+def _rgb(pictures: UInt8Array) -> UInt8Array:
+    """Pictures [T, H, W, 3]; YUV 4:2:0 [T, H * 3 / 2, W] is converted."""
+    if pictures.ndim == 4:
+        return pictures
+    frames = [VideoFrame.from_ndarray(picture, format="yuv420p") for picture in pictures]
+    return np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+
+
+def _settings(contender: Contender) -> dict[str, Any]:
+    return {
+        "name": contender.name,
+        "label": contender.label,
+        "settings": dict(contender.settings),
+        "workers": contender.workers,
+        "processes": contender.processes,
+    }

@@ -1,0 +1,154 @@
+"""Clips a second of decoders on the same videos: sparse (TSN) and dense clips, RGB crops on the host.
+
+Before anything is timed, every contender must deliver the right frames. Rivals are swept over their settings, workers
+and threads, and run at their best; all then take turns, round by round. fastvid also has a row for YUV planes, which is
+what it hands to a device; it is not the same product, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.corpus import SAMPLINGS, shard
+from bench.common.harness import RESULTS, cores, machine_facts, write_json
+from bench.decode import practice
+from bench.decode.contest import Rivals, at_their_best, entry
+from bench.decode.decoders import KNOBS
+from bench.decode.encodings import DEFAULT, Encoding, equal_quality
+from bench.decode.floor import FloorJob
+from fastvid.errors import UsageError
+from fastvid.measure.clips import Corpus
+from fastvid.measure.planned import fastvid
+from fastvid.measure.rounds import Contender, measure, ratio
+
+SCHEMA: Final = "fastvid-bench-decode/1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``python -m bench decode``."""
+    parser.add_argument(
+        "--data", action="append", default=[], metavar="DIR", help="a dataset; may be given more than once"
+    )
+    parser.add_argument(
+        "--footage", type=Path, metavar="FOLDER", help="videos to shard as --profiles where no --data is given"
+    )
+    parser.add_argument(
+        "--profiles", nargs="+", default=["compact", "intra"], metavar="PROFILE", help="of --footage (compact intra)"
+    )
+    parser.add_argument(
+        "--equal-ssim",
+        action="store_true",
+        help="of --footage: x264's defaults too, and profiles at the CRF that gives the same SSIM within .005;"
+        " then fastvid on its profiles against everybody on x264's defaults, which is what people have",
+    )
+    parser.add_argument(
+        "--sliced",
+        type=int,
+        default=0,
+        metavar="VIDEOS",
+        help="of --footage: that many, for DALI on planned packets against DALI on whole videos (none)",
+    )
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="where datasets are made (%(default)s)")
+    parser.add_argument(
+        "--sampling", nargs="+", default=["tsn8", "dense16x4"], choices=list(SAMPLINGS), help="(tsn8 dense16x4)"
+    )
+    parser.add_argument("--rivals", nargs="*", default=list(KNOBS), choices=list(KNOBS), help="(all)")
+    parser.add_argument("--workers", type=int, default=cores(), help="cores to use (default: all, %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default %(default)s)")
+    parser.add_argument("--sweep-rounds", type=int, default=2, help="rounds of each setting of a sweep (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=2, help="clips of each video (default %(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "decode.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark."""
+    folders = [Path(folder) for folder in args.data]
+    if args.footage is None and (not folders or args.equal_ssim or args.sliced):
+        raise UsageError("nothing to decode", hint="give --data DIR, or --footage FOLDER to shard videos first")
+    encodings: list[Encoding] = []
+    if args.equal_ssim:
+        encodings = equal_quality(args.footage, args.profiles, args.cache)
+        folders += [encoding.folder for encoding in encodings]
+    elif not folders:
+        folders = [shard(args.footage, profile, args.cache) for profile in args.profiles]
+    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers, "rows": []}
+    record |= {"today": [], "sliced": []}
+    # The same frames and crops of the same videos in every encoding, whatever the order of its samples.
+    common = tuple(sorted(set.intersection(*(set(one.ssim) for one in encodings)))) if encodings else None
+    ours: dict[tuple[str, str], Corpus] = {}
+    today: dict[str, Rivals] = {}
+    for folder in folders:
+        encoding = next((one for one in encodings if one.folder == folder), None)
+        for sampling in args.sampling:
+            corpus = Corpus(str(folder), sampling, repeats=args.repeats, keys=None if encoding is None else common)
+            rivals = at_their_best(args.rivals, corpus, args.workers, args.sweep_rounds)
+            row = compare(corpus, rivals, args.workers, args.rounds)
+            if encoding is not None:
+                row["encoding"] = encoding.as_row()
+                ours[encoding.name, sampling] = corpus
+                if encoding.name == DEFAULT:
+                    today[sampling] = rivals
+            record["rows"].append(row)
+            print(table(row), flush=True)
+            write_json(args.json, record)
+    for sampling, rivals in today.items():
+        corpora = {name: corpus for (name, one), corpus in ours.items() if one == sampling}
+        record["today"].append(practice.today(corpora, rivals.best, args.workers, args.rounds))
+        print(practice.table(record["today"][-1]), flush=True)
+        write_json(args.json, record)
+    if args.sliced:
+        for row in practice.sliced(args.footage, args.sliced, args.cache, args.workers, args.rounds, args.sweep_rounds):
+            record["sliced"].append(row)
+            print(practice.table(row), flush=True)
+            write_json(args.json, record)
+    return 0
+
+
+def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[str, Any]:
+    """Times everyone in turn on one corpus."""
+    own = [fastvid(corpus, workers, product=p, source=s) for p in ("rgb", "planes") for s in ("memory", "disk")]
+    # What no decoder built on libavcodec can be faster than: its share is the speed reached, of the speed possible.
+    floor = Contender("libavcodec alone", {}, partial(FloorJob, corpus), workers)
+    *timings, limit = measure([*own, *rivals.best, floor], len(corpus.requests), rounds)
+    ours = dict(zip(own, timings, strict=False))
+    entries = [
+        entry(contender, timing) | {"share_of_floor": ratio(timing, limit)} for contender, timing in ours.items()
+    ]
+    entries.append(entry(floor, limit))
+    for contender, timing in zip(rivals.best, timings[len(own) :], strict=True):
+        times = {f"{c.settings['product']} from {c.settings['source']}": ratio(t, timing) for c, t in ours.items()}
+        entries.append(entry(contender, timing) | {"fastvid_is_faster_by": times})
+    return {
+        "dataset": Path(corpus.folder).name,
+        "profile": dict(corpus.dataset.generation.shards[0].profile),
+        "sampling": corpus.sampling,
+        "clips": len(corpus.requests),
+        "megabytes": round(sum(map(len, corpus.mp4s)) / 1e6, 2),
+        "packets_a_clip": corpus.packets_a_clip(),
+        "contenders": entries,
+        "sweeps": rivals.sweeps,
+        "refused": rivals.refused,
+    }
+
+
+def table(row: dict[str, Any]) -> str:
+    """A row's numbers for people."""
+    packets = row["packets_a_clip"]
+    lines = [
+        f"{row['dataset']} {row['sampling']}: {row['clips']} clips of {row['megabytes']} MB,"
+        f" {packets['planned']:.1f} of {packets['from_keys']:.1f} packets a clip"
+    ]
+    lines.append(f"  {'':58} {'clips/s':>8} {'min..max':>13} {'CPU ms':>7}")
+    for one in row["contenders"]:
+        spread = f"{one['rate_min']:.0f}..{one['rate_max']:.0f}"
+        lines.append(f"  {one['label']:58} {one['rate']:8.1f} {spread:>13} {one['cpu_ms']:7.2f}")
+        if "share_of_floor" in one:
+            share = one["share_of_floor"]
+            lines.append(f"      {share['wall']:.2f} of libavcodec alone   by CPU time {share['cpu']:.2f}")
+        for ours, times in one.get("fastvid_is_faster_by", {}).items():
+            lines.append(f"      fastvid, {ours:20} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x")
+    lines += [f"  {name} does not run here: {why}" for name, why in row["refused"].items()]
+    return "\n".join(lines)

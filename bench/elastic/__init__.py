@@ -1,0 +1,1 @@
+"""Training under accidents: nodes that join, leave, are killed and are cut off."""

@@ -1,0 +1,189 @@
+"""Elastic training under random accidents: nodes join, leave, are killed and are cut off the network.
+
+Each node is a network namespace of this machine with a torchrun agent of its own, joined by a switch, so the run needs
+root. The rendezvous' store stands outside the nodes, as an etcd would. A sequence is a run of one to three nodes with
+random accidents at random moments; afterwards the weights must equal those of an undisturbed run of one process up to
+the rounding of float64 sums, and the lineage must be the same, sample for sample.
+
+Accidents: ``join`` (another node starts), ``leave`` (SIGTERM to an agent), ``kill-worker`` (SIGKILL to a worker),
+``kill-node`` (SIGKILL to an agent and its worker), ``cut`` (the node's link goes down and stays down).
+
+Times: detection is from the accident until every survivor's worker of before has ended; recovery, until the first row
+of training that the group of afterwards writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common import harness
+from bench.elastic import training_job
+from bench.elastic.nodes import Node, network
+from fastvid.errors import JobError
+
+log = logging.getLogger(__name__)
+
+SCHEMA: Final = "fastvid-bench-elastic/1"
+ACCIDENTS: Final = ("join", "leave", "kill-worker", "kill-node", "cut")
+NODES: Final = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many sequences, and how long."""
+    parser.add_argument("--sequences", type=int, default=20, metavar="N", help="(default %(default)s)")
+    parser.add_argument("--accidents", type=int, default=4, metavar="N", help="of a sequence (default %(default)s)")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="sequences side by side (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=40, help="of a run, 4 steps each (default %(default)s)")
+    parser.add_argument("--pause", type=float, default=0.2, metavar="S", help="of a step (default %(default)s)")
+    parser.add_argument("--patience", type=float, default=240, metavar="S", help="for one recovery (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the sequences, prints, writes; exit code 1 when one ends wrongly."""
+    with tempfile.TemporaryDirectory(prefix="fastvid-elastic-") as folder:
+        here = Path(folder)
+        shards = training_job.make_dataset(here)
+        truth = training_job.train_alone(shards, here / "undisturbed", epochs=args.epochs)
+        sequences = []
+        with ThreadPoolExecutor(args.at_once) as pool:
+            running = [
+                pool.submit(_sequence, here / f"s{number}", shards, truth, args, args.seed + number)
+                for number in range(args.sequences)
+            ]
+            for number, sequence in enumerate(running):
+                found = sequence.result()
+                log.info("sequence %d: %s", number, json.dumps(found))
+                sequences.append(found)
+                record = summary(sequences) | {"at_once": args.at_once}
+                if args.json is not None:
+                    harness.write_json(args.json, {**record, "machine": harness.machine_facts()})
+    print(json.dumps({name: value for name, value in record.items() if name != "sequences"}, indent=1))
+    return 0 if record["passed"] == len(sequences) else 1
+
+
+def summary(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts, and detection and recovery by accident: median and worst."""
+    times: dict[str, dict[str, Any]] = {}
+    for kind in ACCIDENTS:
+        events = [event for one in sequences for event in one["accidents"] if event["kind"] == kind]
+        if events:
+            times[kind] = {"count": len(events)}
+            for what in ("detection_s", "recovery_s"):
+                values = [event[what] for event in events if event[what] is not None]
+                if values:
+                    times[kind][what] = {"median": round(statistics.median(values), 2), "worst": round(max(values), 2)}
+    return {
+        "schema": SCHEMA,
+        "sequences": list(sequences),
+        "passed": sum(one["passed"] for one in sequences),
+        "weights_differ_by_at_most": max(one["difference"] for one in sequences),
+        "timeout_s": training_job.TIMEOUT_S,
+        "accidents": times,
+    }
+
+
+def _sequence(out: Path, shards: Path, truth: dict[str, Any], args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    draws = random.Random(seed)
+    recipe = training_job.write_recipe(shards, out, epochs=args.epochs, pause_s=args.pause)
+    accidents: list[dict[str, Any]] = []
+    with network(NODES) as hosts:
+        nodes = [Node(hosts, number, recipe, NODES, out.parent) for number in range(NODES)]
+        try:
+            for node in nodes[: draws.randint(1, NODES)]:
+                node.start()
+            _wait_for_row(out, 0, nodes, args.patience)
+            for _ in range(args.accidents):
+                time.sleep(draws.uniform(0.5, 3.0))
+                if training_job.over(out):
+                    break
+                kind, node = _choose(nodes, draws)
+                accidents.append(_accident(kind, node, nodes, out, args.patience))
+            if not any(node.alive for node in nodes):
+                nodes[0].start()
+            _wait_until_over(out, nodes, args.patience + 4 * args.epochs * (args.pause + 0.2))
+        finally:
+            for node in nodes:
+                node.kill()
+    found = training_job.outcome(out)
+    difference = training_job.difference(truth["weights"], found["weights"])
+    worlds = [row["world_size"] for row in training_job.rows(out) if row["kind"] == "start"]
+    exact = found["lineage"] == truth["lineage"] and found["samples"] == truth["samples"]
+    return {
+        "seed": seed,
+        "worlds": worlds,
+        "accidents": accidents,
+        "difference": difference,
+        "lineage_exact": exact,
+        "passed": bool(exact and difference < training_job.LIMIT),
+    }
+
+
+def _choose(nodes: Sequence[Node], draws: random.Random) -> tuple[str, Node]:
+    """An accident that can happen now: something is left to go on, or can come back."""
+    alive, idle = [node for node in nodes if node.alive], [node for node in nodes if not node.alive and not node.cut]
+    kinds = ["kill-worker"]
+    if idle:
+        kinds += ["join", "join"]
+    if len(alive) > 1:
+        kinds += ["leave", "kill-node", "cut"]
+    kind = draws.choice(kinds)
+    return kind, draws.choice(idle if kind == "join" else alive)
+
+
+def _accident(kind: str, node: Node, nodes: Sequence[Node], out: Path, patience: float) -> dict[str, Any]:
+    starts = training_job.count(out, "start")
+    others = [other for other in nodes if other.alive and other is not node]
+    before = [pid for other in others for pid in other.workers()]
+    if kind == "kill-worker":
+        before = [pid for other in (*others, node) for pid in other.workers()]
+    log.info("%s of node %d; %d nodes", kind, node.number, len(others) + node.alive)
+    began = time.monotonic()
+    {
+        "join": node.start, "leave": node.leave, "kill-worker": node.kill_worker, "kill-node": node.kill,
+        "cut": node.cut_off,
+    }[kind]()  # fmt: skip
+    detected: float | None = None
+    deadline = began + patience
+    while time.monotonic() < deadline:
+        if detected is None and not any(Path(f"/proc/{pid}").exists() for pid in before):
+            detected = time.monotonic() - began
+        if training_job.over(out):
+            break
+        if training_job.count(out, "start") > starts and training_job.rows_after_start(out):
+            return {
+                "kind": kind,
+                "detection_s": detected,
+                "recovery_s": time.monotonic() - began,
+            }
+        time.sleep(0.1)
+    else:
+        raise JobError(f"no recovery from {kind} within {patience:g} s", file=out)
+    return {"kind": kind, "detection_s": detected, "recovery_s": None}
+
+
+def _wait_for_row(out: Path, rows: int, nodes: Sequence[Node], patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while training_job.count(out, "train") <= rows:
+        if time.monotonic() > deadline or not any(node.alive for node in nodes):
+            raise JobError("training did not begin", file=out, hint=str([str(node.log) for node in nodes]))
+        time.sleep(0.2)
+
+
+def _wait_until_over(out: Path, nodes: Sequence[Node], patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while not training_job.over(out):
+        if time.monotonic() > deadline or not any(node.alive for node in nodes):
+            raise JobError("training did not end", file=out, hint=str([str(node.log) for node in nodes]))
+        time.sleep(0.2)

@@ -1,0 +1,304 @@
+"""The launch script of the documentation on four hosts with a narrow wire: one loses its power, and comes back.
+
+Runs ``docker/slurm/train.sbatch`` as it stands. Each host is a network namespace of this machine with a host name of
+its own, joined to the others by a switch whose ports the kernel limits, so the run needs root. Of Slurm itself two
+commands are played: ``scontrol show hostnames`` says the names, and ``srun`` starts its words on every host.
+
+When a tenth of the run is done, the last host's cable is pulled and its processes are killed, as by a power cut: nobody
+is told. When the others train again, it comes back with the words that ``srun`` was given. Afterwards the samples must
+be those of an undisturbed run of one process, and the weights the same up to the rounding of float64 sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common import harness
+from bench.common.hosts import Hosts
+from bench.elastic import training_job
+from bench.elastic.nodes import children
+from fastvid.errors import JobError, UsageError
+
+log = logging.getLogger(__name__)
+
+SCHEMA: Final = "fastvid-bench-launch/1"
+ROOT: Final = Path(__file__).parents[2]
+SCRIPT: Final = ROOT / "docker" / "slurm" / "train.sbatch"
+_JOB: Final = "1000001"  # a number as Slurm gives it; the script makes the rendezvous' port of it
+_ENDING_S: Final = 60.0
+
+_SRUN: Final = """#!/bin/sh
+# Starts a command on every host and waits. Its own options say what to do about failures and are the driver's matter.
+while [ "${{1#--}}" != "$1" ]; do shift; done
+printf '%s\\n' "$@" > {here}/words
+for number in {numbers}; do
+    {here}/bin/node "$number" "$@" &
+done
+wait
+"""
+_NODE: Final = """#!/bin/sh
+# node NUMBER COMMAND...: the command as that host runs it. The process stays the same through every exec.
+number=$1
+shift
+echo $$ > {here}/pid-$number
+exec >> {here}/node-$number.log 2>&1
+case $number in
+{cases}
+esac
+"""
+_CASE: Final = (
+    "{number}) exec {prefix} unshare --uts --mount sh -c"
+    ' \'hostname "$0" && mount --bind {here}/hosts /etc/hosts && exec "$@"\' {name} "$@" ;;'
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many hosts, and how they are joined."""
+    parser.add_argument("--script", type=Path, default=SCRIPT, help="(docker/slurm/train.sbatch of the checkout)")
+    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="(default %(default)s)")
+    parser.add_argument("--network", type=float, default=50, metavar="MBIT", help="of each port (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=40, help="4 steps each (default %(default)s)")
+    parser.add_argument("--pause", type=float, default=0.2, metavar="S", help="of a step (default %(default)s)")
+    parser.add_argument("--patience", type=float, default=180, metavar="S", help="for each event (%(default)s)")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what the hosts say")
+    parser.add_argument("--json", type=Path, default=harness.RESULTS / "launch.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job, prints, writes; exit code 1 when it ends wrongly."""
+    if not args.script.is_file():
+        raise UsageError("there is no launch script", file=args.script, hint="name one of a checkout with --script")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fastvid-launch-") as folder:
+        here = Path(folder)
+        shards = training_job.make_dataset(here)
+        truth = training_job.train_alone(shards, here / "undisturbed", epochs=args.epochs)
+        out = here / "run"
+        recipe = training_job.write_recipe(shards, out, epochs=args.epochs, pause_s=args.pause)
+        with Hosts(args.nodes) as hosts:
+            hosts.limit(int(args.network * 1e6))
+            try:
+                with Job(hosts, args.script, [str(recipe)], here) as job:
+                    events = disturb(job, out, args)
+                received = [_received(hosts, number) for number in range(args.nodes)]
+            finally:
+                _keep(here, args.logs)
+        found = training_job.outcome(out)
+        starts = [row for row in training_job.rows(out) if row["kind"] == "start"]
+        record = {
+            "schema": SCHEMA,
+            "machine": harness.machine_facts(),
+            "script": args.script.name,
+            "command": [word.replace(str(recipe), "RECIPE") for word in job.words()],
+            "nodes": args.nodes,
+            "network_mbit": args.network,
+            "events": events,
+            "starts": [{"samples": row["samples"], "world_size": row["world_size"]} for row in starts],
+            "worlds": [row["world_size"] for row in starts],
+            "samples": found["samples"],
+            "lineage_exact": found["lineage"] == truth["lineage"] and found["samples"] == truth["samples"],
+            "weights_differ_by": training_job.difference(truth["weights"], found["weights"]),
+            "received_megabytes": received,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+    harness.write_json(args.json, record)
+    print(text(record))
+    return 0 if passed(record) else 1
+
+
+def passed(record: dict[str, Any]) -> bool:
+    """Whether the job ended as it must, having been on all hosts, on fewer, and on all again."""
+    worlds, nodes = record["worlds"], record["nodes"]
+    through = worlds[0] == worlds[-1] == nodes and nodes - 1 in worlds
+    return bool(through and record["lineage_exact"] and record["weights_differ_by"] < training_job.LIMIT)
+
+
+def text(record: dict[str, Any]) -> str:
+    """A record for people."""
+    lines = [f"{record['script']} on {record['nodes']} hosts, {record['network_mbit']:g} Mbit/s each"]
+    lines += [f"  {event['at']:50} {event['seconds']:6.1f} s, {event['nodes']} nodes" for event in record["events"]]
+    lines += [
+        f"  worlds {record['worlds']}; samples and their order {'equal' if record['lineage_exact'] else 'NOT EQUAL'}"
+        f" to those of one undisturbed process; weights differ by {record['weights_differ_by']:.1e}",
+        f"  megabytes received by each host: {', '.join(f'{one:.1f}' for one in record['received_megabytes'])}",
+        f"  {'passed' if passed(record) else 'FAILED'} in {record['seconds']:.0f} s",
+    ]
+    return "\n".join(lines)
+
+
+def disturb(job: Job, out: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What happens to the job, each with the seconds until it trains again, or has ended."""
+    last = args.nodes - 1
+    events: list[dict[str, Any]] = []
+
+    def timed(at: str, nodes: int, act: Callable[[], None], reached: Callable[[], bool]) -> None:
+        log.info("%s", at)
+        began = time.monotonic()
+        act()
+        job.until(reached, at, args.patience)
+        events.append({"at": at, "seconds": round(time.monotonic() - began, 1), "nodes": nodes})
+
+    def trained_by(nodes: int) -> Callable[[], bool]:
+        def reached() -> bool:
+            starts = [row for row in training_job.rows(out) if row["kind"] == "start"]
+            return bool(starts) and starts[-1]["world_size"] == nodes and training_job.rows_after_start(out) > 0
+
+        return reached
+
+    timed("the script starts, until the first step", args.nodes, job.start, trained_by(args.nodes))
+    tenth = args.epochs * training_job.STEPS_AN_EPOCH // 10
+    job.until(lambda: training_job.count(out, "train") >= tenth, "a tenth of the run", args.patience)
+    timed(f"{job.names[last]} loses its power", last, lambda: job.cut_power(last), trained_by(last))
+    timed(f"{job.names[last]} comes back", args.nodes, lambda: job.come_back(last), trained_by(args.nodes))
+    timed("the run goes to its end", args.nodes, lambda: None, lambda: training_job.over(out))
+    return events
+
+
+class Job:
+    """A launch script on hosts, with Slurm's commands played by scripts in a folder before PATH.
+
+    Args:
+        hosts: The network.
+        script: A batch script of Slurm.
+        words: Its arguments.
+        here: Folder for what the players write.
+    """
+
+    def __init__(self, hosts: Hosts, script: Path, words: list[str], here: Path) -> None:
+        self.hosts, self.script, self.arguments, self.here = hosts, script, words, here
+        self.names = [f"gpu{number + 1:02d}" for number in range(len(hosts.addresses))]
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Job:
+        lines = ["127.0.0.1 localhost"]
+        lines += [f"{address} {name}" for address, name in zip(self.hosts.addresses, self.names, strict=True)]
+        (self.here / "hosts").write_text("\n".join(lines) + "\n")
+        place, numbers = shlex.quote(str(self.here)), range(len(self.names))
+        cases = [
+            _CASE.format(number=number, prefix=shlex.join(self.hosts.prefixes[number]), here=place, name=name)
+            for number, name in enumerate(self.names)
+        ]
+        programs = {
+            "scontrol": "#!/bin/sh\nprintf '%s\\n' " + " ".join(self.names) + "\n",
+            "srun": _SRUN.format(here=place, numbers=" ".join(map(str, numbers))),
+            "node": _NODE.format(here=place, cases="\n".join(cases)),
+            "torchrun": f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"\n',
+        }
+        (self.here / "bin").mkdir()
+        for name, code in programs.items():
+            path = self.here / "bin" / name
+            path.write_text(code)
+            path.chmod(0o755)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            # The run is over; agents end by themselves.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                codes = [process.wait(_ENDING_S) for process in self._processes]
+                if any(codes):
+                    raise JobError(f"the launch script and the host that came back ended with codes {codes}")
+                return
+        for number in range(len(self.names)):
+            self._kill(number)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        if kind is None:
+            raise JobError(f"the launch script did not end within {_ENDING_S:g} s of the run's end", file=self.script)
+
+    def start(self) -> None:
+        """Runs the script, in the environment of a Slurm job whose nodes have one GPU each."""
+        environment = os.environ | {
+            "PATH": f"{self.here / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "SLURM_JOB_ID": _JOB,
+            "SLURM_JOB_NODELIST": f"gpu[01-{len(self.names):02d}]",
+            "SLURM_JOB_NUM_NODES": str(len(self.names)),
+            "SLURM_GPUS_ON_NODE": "1",
+        }
+        self._start(["bash", str(self.script), *self.arguments], environment)
+
+    def words(self) -> list[str]:
+        """What the script gave to srun."""
+        return (self.here / "words").read_text().splitlines()
+
+    def cut_power(self, number: int) -> None:
+        """Ends a host without a packet that says so."""
+        self.hosts.cut(number)
+        self._kill(number)
+
+    def come_back(self, number: int) -> None:
+        """Starts a host again, with the words and the environment that srun gave to the first one."""
+        pairs = Path(f"/proc/{self._agent(0)}/environ").read_text().split("\0")
+        self.hosts.join(number)
+        environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        self._start([str(self.here / "bin" / "node"), str(number), *self.words()], environment)
+
+    def until(self, reached: Callable[[], bool], what: str, patience: float) -> None:
+        """Waits.
+
+        Raises:
+            JobError: The script has ended, or the time is over.
+        """
+        deadline = time.monotonic() + patience
+        while not reached():
+            if self._processes[0].poll() is not None and not reached():
+                code = self._processes[0].returncode
+                raise JobError(f"the script ended with {code} before: {what}", hint=self._said())
+            if time.monotonic() > deadline:
+                raise JobError(f"not within {patience:g} s: {what}", hint=self._said())
+            time.sleep(0.1)
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> None:
+        self._processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL))
+
+    def _agent(self, number: int) -> int:
+        return int((self.here / f"pid-{number}").read_text())
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            agent = self._agent(number)
+            # A host that has ended may have left its number to another process.
+            if str(self.here).encode() in _environment(agent):
+                for pid in (agent, *children(agent)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+    def _said(self) -> str:
+        logs = sorted(self.here.glob("node-*.log"))
+        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in logs)
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _received(hosts: Hosts, number: int) -> float:
+    """Megabytes that a host's device has received, by the kernel's count."""
+    device = hosts.environment["GLOO_SOCKET_IFNAME"]
+    words = hosts.command(number, ["cat", f"/sys/class/net/{device}/statistics/rx_bytes"])
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return round(int(done.stdout) / 1e6, 2)
+
+
+def _keep(here: Path, logs: Path | None) -> None:
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+        for path in here.glob("node-*.log"):
+            (logs / path.name).write_bytes(path.read_bytes())

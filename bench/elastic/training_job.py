@@ -1,0 +1,136 @@
+"""The job that `bench.elastic.elastic` and `bench.elastic.launch` disturb: its videos, its recipe, and what it leaves.
+
+Its model is in float64, without batch norm and dropout, so the weights of any sequence of worlds are those of one
+process up to the rounding of sums.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from fastvid.errors import JobError
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.sharding.job.job import run_job
+from fastvid.train.records import metrics
+from fastvid.train.records.checkpoint import Checkpoints, decode
+
+ROOT: Final = Path(__file__).parents[2]
+VIDEOS: Final = 24
+STEPS_AN_EPOCH: Final = 4
+TIMEOUT_S: Final = 10.0  # run.timeout_s: after which a silent peer is dead
+LIMIT: Final = 1e-9  # of the difference of weights: the rounding of sums in float64, with room
+
+RECIPE: Final = """
+from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+
+def recipe():
+    return Config(
+        data=DataConfig(
+            path={data!r}, split=None, eval_split=None, frames=Segments(2), eval_frames=Segments(2, jitter=False),
+            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), global_batch_size={batch}, num_threads=1,
+        ),
+        model=ModelConfig(name="bench.elastic.paced_model:net", num_classes=4, options={{"pause_s": {pause}}}),
+        optim=OptimConfig(base_lr=0.01, base_batch_size=6, decay="cosine", warmup_epochs=1, clip_norm=5.0),
+        run=RunConfig(
+            out={out!r}, epochs={epochs}, log_every_steps=1, checkpoint_every_s=1.0, timeout_s={timeout},
+        ),
+    )
+"""
+
+
+def make_dataset(here: Path) -> Path:
+    """Small videos of four textures, sharded; the class is the folder.
+
+    Returns:
+        The dataset's folder.
+    """
+    sources = ("testsrc", "testsrc2", "smptebars", "rgbtestsrc")
+    for number in range(VIDEOS):
+        kind = sources[number % len(sources)]
+        path = here / "videos" / kind / f"v{number:02d}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [find_ffmpeg().path, "-v", "error", "-f", "lavfi", "-i", f"{kind}=size=64x48:rate=8:duration=2"]
+        command += ["-vf", f"hue=h={15 * number}", "-pix_fmt", "yuv420p", str(path)]
+        subprocess.run(command, check=True)
+    run_job([str(here / "videos")], here / "shards")
+    return here / "shards"
+
+
+def write_recipe(shards: Path, out: Path, *, epochs: int, pause_s: float) -> Path:
+    """A recipe for a run in `out`, beside that folder; each step takes `pause_s` seconds longer than it must."""
+    text = RECIPE.format(
+        data=str(shards), out=str(out), epochs=epochs, pause=pause_s, timeout=TIMEOUT_S, batch=VIDEOS // STEPS_AN_EPOCH
+    )
+    path = out.parent / f"{out.name}.py"
+    path.write_text(text)
+    return path
+
+
+def train_alone(shards: Path, out: Path, *, epochs: int) -> dict[str, Any]:
+    """The outcome of the same run in one process that nobody disturbs.
+
+    Raises:
+        JobError: It fails.
+    """
+    recipe = write_recipe(shards, out, epochs=epochs, pause_s=0.0)
+    command = [sys.executable, "-m", "fastvid.train", str(recipe), "run.log_every_steps=50"]
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    if result.returncode:
+        raise JobError(f"the undisturbed run failed: {shlex.join(command)}")
+    return outcome(out)
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    """What a run has written of itself so far."""
+    file = out / metrics.METRICS_FILE
+    return metrics.read(file) if file.exists() else []
+
+
+def count(out: Path, kind: str) -> int:
+    """Rows of a kind."""
+    return sum(row["kind"] == kind for row in rows(out))
+
+
+def rows_after_start(out: Path) -> int:
+    """Rows of training that the newest group of processes has written."""
+    kinds = [row["kind"] for row in rows(out)]
+    last = len(kinds) - 1 - kinds[::-1].index("start")
+    return kinds[last:].count("train")
+
+
+def over(out: Path) -> bool:
+    """Whether the run has reached its end."""
+    try:
+        return bool(json.loads((out / "summary.json").read_text())["over"])
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """Weights, lineage and samples of a run's newest checkpoint.
+
+    Raises:
+        JobError: There is none.
+    """
+    found = Checkpoints(str(out / "checkpoints")).newest()
+    if found is None:
+        raise JobError("run left no checkpoint", file=out)
+    state = decode(found.data, found.name)
+    return {
+        "weights": state["replica"]["model"],
+        "lineage": state["lineage"],
+        "samples": state["replica"]["samples"],
+    }
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference of two models' weights."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one)

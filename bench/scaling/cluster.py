@@ -1,0 +1,244 @@
+"""What the scaling model is told: the workload, the gradients, one GPU's computation, the data path, the strategy.
+
+Every number may be one float or an array of draws of shape [S]. Units are in the names.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.scaling.collectives import Topology, Value, require_not_negative, require_positive
+from fastvid.errors import UsageError
+
+INFINITE = math.inf
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained. Exactly one of the two batch sizes is above 0.
+
+    Args:
+        clips_per_epoch: Training clips.
+        epochs: Passes over them.
+        clips_per_gpu: Weak scaling: the batch of every GPU, so the global batch grows with n.
+        global_batch: Strong scaling: the batch of all GPUs together; no GPU gets more than the rounded-up share.
+    """
+
+    clips_per_epoch: Value
+    epochs: Value
+    clips_per_gpu: int = 0
+    global_batch: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive("clips_per_epoch", self.clips_per_epoch)
+        require_positive("epochs", self.epochs)
+        if (self.clips_per_gpu > 0) == (self.global_batch > 0) or min(self.clips_per_gpu, self.global_batch) < 0:
+            raise UsageError(
+                f"clips_per_gpu is {self.clips_per_gpu} and global_batch is {self.global_batch}; give exactly one"
+            )
+
+    def clips(self, gpus: int) -> tuple[int, int]:
+        """Clips per step of the fullest GPU, and of all GPUs."""
+        if self.clips_per_gpu:
+            return self.clips_per_gpu, self.clips_per_gpu * gpus
+        if gpus > self.global_batch:
+            raise UsageError(f"{gpus} GPUs cannot share a global batch of {self.global_batch} clips")
+        return -(-self.global_batch // gpus), self.global_batch
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What is sent.
+
+    Args:
+        parameters: Number of parameters.
+        bytes_per_parameter: 4 for float32, 2 for 16-bit gradients.
+        bucket_bytes: Size of a gradient bucket; DistributedDataParallel's default is 25 MiB.
+        first_bucket_bytes: Size of the first one; the default of torch.distributed is 1 MiB.
+        averaged_bytes_per_parameter: What K-AVG averages: 4 for the parameters alone, 8 with the momentum.
+    """
+
+    parameters: int
+    bytes_per_parameter: int = 4
+    bucket_bytes: int = 25 * 2**20
+    first_bucket_bytes: int = 2**20
+    averaged_bytes_per_parameter: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "bytes_per_parameter", "bucket_bytes", "first_bucket_bytes"):
+            require_positive(name, getattr(self, name))
+        require_positive("averaged_bytes_per_parameter", self.averaged_bytes_per_parameter)
+
+    def buckets(self) -> list[int]:
+        """Bytes of each bucket in the order in which the backward pass fills them."""
+        left = self.parameters * self.bytes_per_parameter
+        sizes: list[int] = []
+        while left > 0:
+            sizes.append(min(left, self.bucket_bytes if sizes else self.first_bucket_bytes))
+            left -= sizes[-1]
+        return sizes
+
+    @property
+    def averaged_bytes(self) -> int:
+        """Bytes that one K-AVG round all-reduces."""
+        return self.parameters * self.averaged_bytes_per_parameter
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Time of one step on one average GPU, without data and without communication.
+
+    Args:
+        seconds: Forward, backward and update of `clips` clips.
+        clips: The batch those seconds were measured with.
+        fixed_seconds: The part of `seconds` that does not shrink with the batch.
+        backward_fraction: Share of `seconds` in which gradients appear, (0, 1]. 2/3 when backward costs two forwards.
+        gpu_spread: Relative standard deviation of speed between GPUs that lasts the run, >= 0.
+        step_jitter: Relative standard deviation of one GPU's step time from step to step, >= 0.
+    """
+
+    seconds: Value
+    clips: int
+    fixed_seconds: Value = 0.0
+    backward_fraction: Value = 2 / 3
+    gpu_spread: Value = 0.0
+    step_jitter: Value = 0.0
+
+    def __post_init__(self) -> None:
+        require_not_negative("compute seconds", self.seconds)
+        require_positive("compute clips", self.clips)
+        for name in ("fixed_seconds", "gpu_spread", "step_jitter"):
+            require_not_negative(name, getattr(self, name))
+        require_positive("backward_fraction", self.backward_fraction)
+        if np.any(np.asarray(self.backward_fraction) > 1):
+            raise UsageError(f"backward_fraction is {np.max(self.backward_fraction)}, must be at most 1")
+
+    def step_seconds(self, clips: int) -> Value:
+        """Seconds of a step with `clips` clips."""
+        scaled = np.maximum(np.asarray(self.seconds) - self.fixed_seconds, 0.0)
+        return np.minimum(self.fixed_seconds, self.seconds) + scaled * (clips / self.clips)
+
+    def wait_fraction(self, gpus: int, k: int) -> Value:
+        """How much longer than the average the slowest of `gpus` GPUs takes over k steps without a barrier."""
+        spread = np.sqrt(np.asarray(self.gpu_spread) ** 2 + np.asarray(self.step_jitter) ** 2 / k)
+        return spread * expected_maximum(gpus)
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """What clips cost to read and decode. A rate that is not given is unlimited.
+
+    Args:
+        cores_per_node: CPU cores that decode.
+        clips_per_core_second: Clips one core decodes and finishes per second.
+        engines_per_gpu: NVDEC engines per GPU.
+        clips_per_engine_second: Clips one engine decodes per second.
+        bytes_per_clip: Bytes read for a clip.
+        requests_per_clip: Reads (files opened, or ranges of an object) for a clip.
+        node_bytes_per_second: Storage bandwidth of one node.
+        shared_bytes_per_second: Storage bandwidth of all nodes together.
+        shared_requests_per_second: Reads per second of all nodes together.
+        request_latency_seconds: Time from a read to its first byte.
+        requests_in_flight: Reads that a node keeps under way.
+    """
+
+    cores_per_node: int = 0
+    clips_per_core_second: Value = INFINITE
+    engines_per_gpu: int = 0
+    clips_per_engine_second: Value = INFINITE
+    bytes_per_clip: Value = 0.0
+    requests_per_clip: Value = 1.0
+    node_bytes_per_second: Value = INFINITE
+    shared_bytes_per_second: Value = INFINITE
+    shared_requests_per_second: Value = INFINITE
+    request_latency_seconds: Value = 0.0
+    requests_in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("cores_per_node", "engines_per_gpu", "bytes_per_clip", "request_latency_seconds"):
+            require_not_negative(name, getattr(self, name))
+        for name in ("clips_per_core_second", "clips_per_engine_second", "requests_per_clip", "requests_in_flight"):
+            require_positive(name, getattr(self, name))
+        for name in ("node_bytes_per_second", "shared_bytes_per_second", "shared_requests_per_second"):
+            require_positive(name, getattr(self, name))
+
+    def seconds(self, node_clips: float, all_clips: float, node_gpus: int) -> dict[str, Value]:
+        """Seconds that each part needs for one step; the parts work at the same time, so the largest counts.
+
+        Args:
+            node_clips: Clips of one node per step.
+            all_clips: Clips of all nodes per step.
+            node_gpus: GPUs of one node, for their decoding engines.
+        """
+        parts: dict[str, Value] = {
+            "node_bandwidth": node_clips * np.asarray(self.bytes_per_clip) / self.node_bytes_per_second,
+            "shared_bandwidth": all_clips * np.asarray(self.bytes_per_clip) / self.shared_bytes_per_second,
+            "shared_requests": all_clips * np.asarray(self.requests_per_clip) / self.shared_requests_per_second,
+            "latency": node_clips
+            * np.asarray(self.requests_per_clip)
+            * self.request_latency_seconds
+            / self.requests_in_flight,
+        }
+        if self.cores_per_node or self.engines_per_gpu:
+            rate = _times(self.cores_per_node, self.clips_per_core_second)
+            rate = rate + _times(self.engines_per_gpu * node_gpus, self.clips_per_engine_second)
+            parts["decode"] = node_clips / rate
+        return parts
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How replicas agree: ``ddp``, or ``kavg`` with K local steps between averages."""
+
+    name: str
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        if self.name not in ("ddp", "kavg") or self.k < 1 or (self.name == "ddp" and self.k != 1):
+            raise UsageError(f"strategy {self} is unknown; known are ddp and kavg:K with K of 1 or more")
+
+    @classmethod
+    def parse(cls, text: str) -> Strategy:
+        """``ddp`` or ``kavg:8``."""
+        name, _, k = text.partition(":")
+        if k and not k.isdecimal():
+            raise UsageError(f"strategy {text!r}: {k!r} is not a number of steps")
+        return cls(name, int(k) if k else 1)
+
+    def __str__(self) -> str:
+        return self.name if self.name == "ddp" else f"{self.name}:{self.k}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Everything the model knows."""
+
+    workload: Workload
+    gradients: Gradients
+    compute: Compute
+    topology: Topology
+    data: DataPath = DataPath()
+
+
+@functools.cache
+def expected_maximum(count: int) -> float:
+    """Expected maximum of `count` independent standard normal numbers: 0 for 1, 1.27 for 6, 3.36 for 1,536.
+
+    It is the integral of 1 - F^n over x > 0 less that of F^n over x < 0, F being the normal distribution function.
+    """
+    if count == 1:
+        return 0.0
+    step = 0.001
+    grid = np.arange(0.0, 9.0 + step, step)  # F is 0 or 1 to double precision beyond 9
+    below = np.array([0.5 * math.erfc(x / math.sqrt(2.0)) for x in grid]) ** count
+    above = 1.0 - np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in grid]) ** count
+    tail = above - below
+    return float(step * (tail.sum() - (tail[0] + tail[-1]) / 2))
+
+
+def _times(count: int, rate: Value) -> Value:
+    return count * np.asarray(rate) if count else np.asarray(0.0)  # 0 times an unlimited rate is no rate

@@ -1,0 +1,252 @@
+"""Predicts throughput, efficiency and time to train on up to thousands of GPUs from a model file.
+
+Uncertain inputs are drawn many times with a fixed seed; a result is the mean, the median and the 5 % and 95 % quantiles
+of the draws. Nothing here is measured: every row says "predicted".
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.common.charts import Chart, Lines, Table
+from bench.scaling import validation
+from bench.scaling.cluster import Cluster, Strategy
+from bench.scaling.collectives import Value
+from bench.scaling.model_file import ModelFile, load_model
+from bench.scaling.scaling_model import predict_step, train_seconds
+from fastvid.errors import UsageError
+
+SCHEMA: Final = "fastvid-scaling-prediction/1"
+QUANTILES: Final = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
+BOTTLENECKS: Final = ("data", "communication", "compute")
+_PARTS: Final = ("step", "compute", "wait", "exposed", "data_stall")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``python -m bench scale --model``."""
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--model", type=Path, metavar="FILE.toml", help="measured parts of a cluster, to predict from")
+    what.add_argument("--validate", type=Path, metavar="FILE.json", help="measured runs, to compare predictions with")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write inputs and predictions here")
+    parser.add_argument("--draws", type=int, default=2000, help="draws of the uncertain inputs (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default %(default)s)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="replace an input, such as workload.epochs=50"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the table, writes the JSON; returns 0."""
+    report, text = _validation(args.validate) if args.validate else _prediction(args)
+    print(text)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _validation(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        report = validation.validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"cannot read the measurements: {error.strerror}", file=path) from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"not valid JSON: {error}", file=path) from error
+    return report, validation.table(report)
+
+
+def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    changes: dict[str, str] = {}
+    for change in args.set:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise UsageError(f"--set {change!r} is not NAME=VALUE")
+        changes[name] = value
+    if args.draws < 1:
+        raise UsageError(f"--draws is {args.draws}, must be at least 1")
+    model = load_model(args.model, changes)
+    try:
+        report = predict(model, draws=args.draws, seed=args.seed)
+    except UsageError as error:
+        raise error.at(file=args.model) from None
+    report["model_file"] = {"name": args.model.name, "sha256": hashlib.sha256(args.model.read_bytes()).hexdigest()}
+    report["changes"] = changes
+    return report, table(report)
+
+
+def predict(model: ModelFile, *, draws: int = 2000, seed: int = 0) -> dict[str, Any]:
+    """Predictions for every number of GPUs, strategy and all-reduce algorithm that the model file asks for.
+
+    Returns:
+        A JSON object: ``rows``, one a combination, each number as ``{"mean", "p05", "p50", "p95"}``; ``references``,
+        the prediction beside each published result with its error; ``inputs``, the model file as read.
+    """
+    cluster = model.cluster(seed, draws)
+    rows = [
+        _row(cluster, gpus, strategy, algorithm)
+        for algorithm in model.algorithms
+        for strategy in model.strategies
+        for gpus in model.gpus
+    ]
+    references = []
+    for reference in model.references:
+        row = _row(cluster, reference.gpus, reference.strategy, model.algorithms[0])
+        predicted = row[reference.quantity]
+        references.append(
+            {
+                "label": "predicted",
+                "gpus": reference.gpus,
+                "strategy": str(reference.strategy),
+                "quantity": reference.quantity,
+                "predicted": predicted,
+                "reference": reference.value,
+                "relative_error": predicted["p50"] / reference.value - 1,
+                "inside_interval": predicted["p05"] <= reference.value <= predicted["p95"],
+                "source": reference.source,
+            }
+        )
+    return {
+        "schema": SCHEMA,
+        "label": "predicted",
+        "name": model.name,
+        "note": model.note,
+        "draws": draws,
+        "seed": seed,
+        "quantiles": QUANTILES,
+        "rows": rows,
+        "references": references,
+        "inputs": model.raw,
+    }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report as text: one line a row, then the references."""
+    lines = [
+        f"PREDICTED, not measured: {report['name']}, {report['draws']} draws, seed {report['seed']}; "
+        "median [5 %, 95 %] of the draws",
+        "last columns: means in ms, step = compute + wait for the slowest GPU + exposed communication + data stall",
+        f"{'GPUs':>6} {'sync':8} {'all-reduce':12} {'clips/s':>26} {'against one node':>21} {'to train':>30} "
+        f"{'step':>8} {'compute':>8} {'wait':>8} {'exposed':>8} {'data':>8}  costs most",
+    ]
+    lines += [
+        f"{row['gpus']:>6} {row['strategy']:8} {row['algorithm']:12} "
+        f"{_interval(row['clips_per_second'], _count):>26} {_interval(row['efficiency_node'], _percent):>21} "
+        f"{_interval(row['train_seconds'], _duration):>30} "
+        + " ".join(f"{1000 * row[f'{part}_seconds']['mean']:8.1f}" for part in _PARTS)
+        + f"  {row['costs_most']}"
+        for row in report["rows"]
+    ]
+    for reference in report["references"]:
+        form = _FORMS[reference["quantity"]]
+        lines.append(
+            f"reference: {reference['quantity']} on {reference['gpus']} GPUs ({reference['strategy']}): predicted "
+            f"{_interval(reference['predicted'], form)}, reference {form(reference['reference'])}, "
+            f"error {100 * reference['relative_error']:+.1f} %, "
+            f"{'inside' if reference['inside_interval'] else 'outside'} the interval; {reference['source']}"
+        )
+    return "\n".join(lines)
+
+
+def charts(report: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows: see `bench.report`."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in report["rows"]:
+        name = f"{row['strategy']}, {row['algorithm']}"
+        series.setdefault(name, []).append((row["gpus"], 100 * row["efficiency_node"]["p50"]))
+    rows = [
+        (
+            f"{reference['quantity']} on {reference['gpus']} GPUs ({reference['strategy']})",
+            _interval(reference["predicted"], _FORMS[reference["quantity"]]),
+            _FORMS[reference["quantity"]](reference["reference"]),
+            f"{100 * reference['relative_error']:+.1f} %",
+        )
+        for reference in report["references"]
+    ]
+    found: list[Chart] = [
+        Lines(
+            f"Predicted, not measured: {report['name']}", "GPUs", "efficiency against one node, %", series,
+            list(series), log_x=True, note=report["note"],
+        )
+    ]  # fmt: skip
+    if rows:
+        heads = ("predicted from the parts alone", "median [5 %, 95 %]", "published", "error")
+        found.append(Table(f"{report['name']}: beside what was published", heads, rows))
+    return found
+
+
+def _row(cluster: Cluster, gpus: int, strategy: Strategy, algorithm: str) -> dict[str, Any]:
+    step = predict_step(cluster, gpus, strategy, algorithm)
+    per_gpu = step.clips_per_second / gpus
+    node = cluster.topology.gpus_per_node
+    base = {n: predict_step(cluster, n, strategy, algorithm).clips_per_second / n for n in (1, node)}
+    numbers: dict[str, Value] = {
+        "clips_per_second": step.clips_per_second,
+        "efficiency_node": per_gpu / base[node],
+        "efficiency_gpu": per_gpu / base[1],
+        "train_seconds": train_seconds(cluster, step),
+        "step_seconds": step.seconds,
+        "data_seconds": step.data,
+        "data_stall_seconds": step.data_stall,
+        "compute_seconds": step.compute,
+        "wait_seconds": step.wait,
+        "communication_seconds": step.communication,
+        "exposed_seconds": step.exposed,
+    }
+    numbers |= {f"speedup_without_{name}": step.seconds / step.seconds_without(name) for name in BOTTLENECKS}
+    summary: dict[str, Any] = {
+        "label": "predicted",
+        "gpus": gpus,
+        "nodes": cluster.topology.nodes(gpus),
+        "strategy": str(strategy),
+        "algorithm": algorithm,
+        "clips_per_step": step.clips,
+    }
+    summary |= {name: quantiles(value) for name, value in numbers.items()}
+    # What keeps a step from taking the average GPU's computation alone.
+    lost = {
+        "data": summary["data_stall_seconds"]["mean"],
+        "communication": summary["exposed_seconds"]["mean"],
+        "stragglers": summary["wait_seconds"]["mean"],
+    }
+    worst = max(lost, key=lambda name: lost[name])
+    return summary | {"costs_most": worst if lost[worst] > 0 else "-"}
+
+
+def quantiles(value: Value) -> dict[str, float]:
+    """Mean and quantiles of the draws; an exact number is all of them."""
+    drawn = np.atleast_1d(np.asarray(value, dtype=np.float64))
+    found = {name: float(np.quantile(drawn, share)) for name, share in QUANTILES.items()}
+    return found | {"mean": float(drawn.mean())}
+
+
+def _interval(number: Mapping[str, float], form: Callable[[float], str]) -> str:
+    return f"{form(number['p50'])} [{form(number['p05'])}, {form(number['p95'])}]"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+_FORMS: Final[dict[str, Callable[[float], str]]] = {
+    "train_seconds": _duration,
+    "clips_per_second": _count,
+    "efficiency_node": _percent,
+    "efficiency_gpu": _percent,
+    "step_seconds": "{:.4g} s".format,
+}

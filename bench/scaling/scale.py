@@ -1,0 +1,264 @@
+"""Training on more and more ranks: measured part by part here, or predicted for a cluster from measured parts.
+
+Measured, with the recipe's own loader, model and optimiser:
+
+    python -m bench scale RECIPE [key=value ...] --ranks 1 2 4              starts torchrun for each number of ranks
+    python -m bench scale RECIPE --ranks 2 4 --network 200                  each rank on a host of its own, 200 Mbit/s
+    torchrun ... -m bench scale RECIPE [key=value ...] --json w64.json      one size of a cluster, any launcher
+    python -m bench scale --join w8.json w64.json --json cluster.json       puts such files together
+
+Each prints throughput, efficiency against one rank, what data, communication and computation cost, and the slowest
+rank; a file of several sizes also what the scaling model, told the parts, predicts for the whole.
+
+Predicted: ``--model FILE.toml``, from one GPU to ten thousand; see bench/scaling/model_file.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.charts import Chart, Lines, Table
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.hosts import Hosts
+from bench.scaling import predict, validation
+from bench.scaling.cluster import Strategy
+from fastvid.errors import UsageError, WorkerError
+
+SCHEMA: Final = "fastvid-bench-scale/1"
+_ROOT: Final = Path(__file__).parents[2]
+_TIMEOUT_S: Final = 900.0
+# Of a step, in the order in which they are added up; bench/scaling/scale_rank.py says what they are.
+PARTS: Final = ("compute", "sharing", "stragglers", "communication", "data")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``python -m bench scale``."""
+    parser.add_argument("recipe", nargs="?", help="recipe to measure, a name or a file")
+    parser.add_argument("changes", nargs="*", metavar="key=value", help="overrides of the recipe")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks (1 2)")
+    parser.add_argument("--network", type=float, metavar="MBIT", help="each rank on a host of its own; 0 is unlimited")
+    parser.add_argument("--clips", type=int, default=8, help="clips of each rank's share of a batch (8)")
+    parser.add_argument("--steps", type=int, default=24, help="timed steps of each part (24)")
+    parser.add_argument("--sync", nargs="+", default=["ddp", "kavg:8"], help="strategies (ddp kavg:8)")
+    parser.add_argument("--join", nargs="+", type=Path, metavar="FILE", help="put measured files together")
+    predict.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, joins, predicts or validates; returns 0."""
+    if args.model or args.validate:
+        if args.recipe or args.join:
+            raise UsageError("--model and --validate take no recipe")
+        return predict.run(args)
+    if args.join:
+        record = joined(args.join)
+    elif args.recipe is None:
+        raise UsageError("nothing to do", hint="give a recipe, --join or --model")
+    elif "RANK" in os.environ:
+        return _rank(args)
+    else:
+        record = _drive(args)
+    print(table(record))
+    write_json(args.json or RESULTS / "scale.json", record)
+    return 0
+
+
+def _rank(args: argparse.Namespace) -> int:
+    """One process of many that torchrun started."""
+    from bench.scaling.scale_rank import Plan, analyse, measure
+    from fastvid.train.config import recipes
+
+    strategies = tuple(Strategy.parse(text) for text in args.sync)
+    found = measure(recipes.load(args.recipe, args.changes), Plan(args.clips, args.steps, strategies=strategies))
+    if found is not None:
+        world = {**found, "machine": machine_facts(), "analysis": analyse(found), "network_mbit": args.network}
+        record = complete({"schema": SCHEMA, "recipe": args.recipe, "changes": args.changes, "worlds": [world]})
+        print(table(record), file=sys.stderr)
+        if args.json:
+            write_json(args.json, record)
+    return 0
+
+
+def _drive(args: argparse.Namespace) -> dict[str, Any]:
+    """Starts torchrun for each number of ranks."""
+    files = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in args.ranks:
+            files.append(Path(folder, f"{size}.json"))
+            command = [
+                "-m", "bench", "scale", args.recipe, *args.changes, "--clips", str(args.clips),
+                "--steps", str(args.steps), "--sync", *args.sync, "--json", str(files[-1]),
+            ]  # fmt: skip
+            with _launched(size, args.network) as launch:
+                launch([*command, "--network", str(args.network)] if args.network is not None else command)
+        return joined(files)
+
+
+@contextlib.contextmanager
+def _launched(size: int, mbit: float | None) -> Iterator[Any]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    if mbit is None or size == 1:
+        local = [*torchrun, "--standalone", "--nproc-per-node", str(size)]
+        yield lambda words: _wait([_start([*local, *words], {})])
+        return
+    with Hosts(size) as hosts:
+        hosts.limit(int(mbit * 1e6))
+        node = [
+            *torchrun, "--nnodes", str(size), "--nproc-per-node", "1", "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", f"{hosts.addresses[0]}:29400", "--rdzv-id", "scale",
+        ]  # fmt: skip
+
+        def launch(words: Sequence[str]) -> None:
+            processes = []
+            for number, address in enumerate(hosts.addresses):
+                # torchrun knows its own machine by the name, which all hosts here have, not by the address.
+                own = ["--local-addr", address, "--rdzv-conf", f"is_host={int(not number)}"]
+                processes.append(_start(hosts.command(number, [*node, *own, *words]), dict(hosts.environment)))
+            _wait(processes)
+
+        yield launch
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    # One thread of arithmetic a rank at every number of ranks, as torchrun sets it beyond one.
+    return subprocess.Popen(command, cwd=_ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment))
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    try:
+        codes = [process.wait(_TIMEOUT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(codes):
+        raise WorkerError(f"torchrun ended with code {max(codes)}", hint="its messages stand above")
+
+
+def joined(files: Sequence[Path]) -> dict[str, Any]:
+    """One record of several, sorted by ranks.
+
+    Raises:
+        UsageError: A file is none of this bench's, or they measured different things.
+    """
+    records = []
+    for file in files:
+        try:
+            records.append(json.loads(file.read_text()))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read the measurement: {error}", file=file) from error
+        if not isinstance(records[-1], dict) or records[-1].get("schema") != SCHEMA:
+            raise UsageError(f"schema is not {SCHEMA}", file=file)
+    first = records[0]
+    for file, record in zip(files, records, strict=True):
+        for key in ("recipe", "changes"):
+            if record[key] != first[key]:
+                raise UsageError(f"{key} is {record[key]!r}, in {files[0]} it is {first[key]!r}", file=file)
+    worlds = sorted((world for record in records for world in record["worlds"]), key=lambda world: world["world_size"])
+    return complete({key: first[key] for key in ("schema", "recipe", "changes")} | {"worlds": worlds})
+
+
+def complete(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the scaling model's predictions where there is something to predict."""
+    measured = measurements(record)
+    return record | {"prediction": validation.validate(measured) if measured["all_reduces"] else None}
+
+
+def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as the scaling model reads it, see models/measurements.schema.json: parts and, apart from them, runs."""
+    worlds = record["worlds"]
+    local = max(max(rank["local_world_size"] for rank in world["ranks"]) for world in worlds)
+    found: dict[str, Any] = {
+        "schema": validation.MEASUREMENTS,
+        "machine": worlds[0]["machine"],
+        "workload": {"clips_per_rank": worlds[0]["clips_per_rank"], "parameters": worlds[0]["parameters"]},
+        "ranks_per_node": local,
+        "local_steps": [], "all_reduces": [], "loaders": [], "runs": [],
+    }  # fmt: skip
+    for world in worlds:
+        size, ranks = world["world_size"], world["ranks"]
+        # Of the slowest rank, which the others wait for; their spread over time is its own.
+        slowest = max((rank["step_seconds"] for rank in ranks), key=statistics.median)
+        found["local_steps"].append({"ranks": size, "seconds": slowest})
+        rate = sum(rank["load"]["clips_per_second"] for rank in ranks)
+        found["loaders"].append({"ranks": size, "clips_per_second": rate})
+        for entry in ranks[0]["all_reduces"]:
+            link = "intra" if ranks[0]["local_world_size"] > 1 else "inter"
+            found["all_reduces"].append({"link": link, "ranks": size, **entry})
+        for name in ranks[0]["strategies"]:
+            seconds = [rank["strategies"][name]["train_seconds"] for rank in ranks]
+            found["runs"].append(
+                {"ranks": size, "strategy": name, "seconds_per_step": max(seconds, key=statistics.median)}
+            )
+    return found
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows: see `bench.report`."""
+    worlds = record["worlds"]
+    measured: dict[str, list[tuple[float, float]]] = {}
+    for world in worlds:
+        for row in world["analysis"]["rows"]:
+            measured.setdefault(row["strategy"], []).append((world["world_size"], row["clips_per_second"]))
+    predicted: dict[str, list[tuple[float, float]]] = {}
+    for row in (record["prediction"] or {"rows": []})["rows"]:
+        point = (row["ranks"], row["predicted_clips_per_second"])
+        predicted.setdefault(f"{row['strategy']}, predicted", []).append(point)
+    name = Path(record["recipe"]).stem
+    mbit = worlds[-1]["network_mbit"]
+    wire = "" if mbit is None else f", hosts joined at {mbit:g} Mbit/s" if mbit else ", hosts joined without a limit"
+    found: list[Chart] = [
+        Lines(
+            f"Training {name} on more ranks{wire}", "ranks", "clips/s", {**measured, **predicted}, list(predicted),
+            note="Dashed: what the scaling model says, told the parts and not the runs.",
+        )
+    ]  # fmt: skip
+    heads = ("ranks, strategy", "of ideal", "step, ms", *PARTS)
+    rows = [
+        (
+            f"{world['world_size']}, {row['strategy']}", f"{row['efficiency']:.1%}", f"{1e3 * row['step_seconds']:.1f}",
+            *(f"{1e3 * row['parts_seconds'][part]:.1f}" for part in PARTS),
+        )
+        for world in worlds
+        for row in world["analysis"]["rows"]
+    ]  # fmt: skip
+    note = "Ideal is one rank alone, times the ranks. The parts add up to the step; noise can make one negative."
+    found.append(Table(f"Where a step of {name} goes{wire}", heads, rows, note))
+    return found
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """A record for people."""
+    lines = [
+        f"{record['recipe']} {' '.join(record['changes'])}".rstrip(),
+        f"{'ranks':>5} {'sync':8} {'clips/s':>8} {'of ideal':>9}   ms a step: compute + sharing + stragglers +"
+        " communication + data",
+    ]
+    for world in record["worlds"]:
+        analysis = world["analysis"]
+        for row in analysis["rows"]:
+            parts = " + ".join(f"{1e3 * row['parts_seconds'][part]:.1f}" for part in PARTS)
+            lines.append(
+                f"{world['world_size']:>5} {row['strategy']:8} {row['clips_per_second']:8.1f} {row['efficiency']:9.1%}"
+                f"   {1e3 * row['step_seconds']:.1f} = {parts}"
+            )
+        slow = analysis["slowest"]
+        if world["world_size"] > 1:
+            lines.append(
+                f"      loaders alone {analysis['load_clips_per_second']:.0f} clips/s, compute alone"
+                f" {analysis['compute_clips_per_second']:.0f}; slowest is rank {slow['rank']} on {slow['host']},"
+                f" {slow['behind_the_average']:.1%} behind the average"
+            )
+    if record["prediction"]:
+        lines += ["predicted from the parts, beside what was measured:", validation.table(record["prediction"])]
+    return "\n".join(lines)

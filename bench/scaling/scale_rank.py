@@ -1,0 +1,315 @@
+"""One rank of ``python -m bench scale`` under torchrun: every part of training, alone and together, one by one.
+
+Parts of a rank, each timed while all ranks do the same, and those marked * also by rank 0 while the others stand still:
+
+    load *          the loader with nothing to feed; its own counters split it into fetch, decode and finish
+    step *          a step on a batch that is in memory, nothing synchronised
+    all-reduce      the gradient buckets of the model, and two sizes that tell latency from bandwidth
+    cached          steps on the batch in memory, replicas agreeing as the strategy says
+    train *         the loader, the step and the strategy: training as it is
+
+All use the recipe's own loader, model, optimiser and strategies. A barrier precedes each part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from bench.scaling.cluster import Gradients, Strategy
+from fastvid.load.batch.batch import Batch
+from fastvid.load.order.batches import World
+from fastvid.train.config.config import Config
+from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member, join
+from fastvid.train.run import assemble
+
+# One that latency rules and one that bandwidth rules, beside the model's own buckets.
+_PROBES: Final = (64 * 2**10, 8 * 2**20)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure.
+
+    Attributes:
+        clips: Of each rank's share of a batch.
+        steps: Timed steps of a part.
+        warmup: Steps before them.
+        strategies: How replicas agree.
+    """
+
+    clips: int = 8
+    steps: int = 24
+    warmup: int = 4
+    strategies: tuple[Strategy, ...] = (Strategy("ddp"), Strategy("kavg", 8))
+
+
+def measure(config: Config, plan: Plan) -> dict[str, Any] | None:
+    """All parts on this rank.
+
+    Args:
+        config: The recipe.
+        plan: How long.
+
+    Returns:
+        On rank 0 what all ranks found, a JSON object; None on the others.
+    """
+    with join(config.run.timeout_s) as member:
+        found = _Rank(config, plan, member).run()
+        everyone = _gather(found, member)
+    if not member.leads:
+        return None
+    shared = {key: everyone[0].pop(key) for key in ("parameters", "bucket_bytes", "alone")}
+    for other in everyone[1:]:
+        for key in shared:
+            other.pop(key)
+    return {"world_size": member.world.size, "clips_per_rank": plan.clips, "device": member.device.type, **shared,
+            "ranks": everyone}  # fmt: skip
+
+
+class _Rank:
+    def __init__(self, config: Config, plan: Plan, member: Member) -> None:
+        self.plan, self.member = plan, member
+        self.local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.lone = Member(World(), member.device)
+        threads = config.data.num_threads or max(1, len(os.sched_getaffinity(0)) // self.local)
+        data = replace(config.data, num_threads=threads, eval_split=None)
+        config, self.dataset, _ = assemble.datasets(replace(config, data=data), None, member)
+        self.config = config
+        self.torch_threads = torch.get_num_threads()
+
+    def run(self) -> dict[str, Any]:
+        """Everything, in the order of this file's docstring."""
+        batch = self._first_batch()
+        replica = self._replica(self.lone)
+        parameters = sum(parameter.numel() for parameter in replica.model.parameters())
+        buckets = Gradients(parameters).buckets()
+        alone = self._alone(batch)
+        found: dict[str, Any] = {
+            "rank": self.member.world.rank,
+            "host": socket.gethostname(),
+            "local_world_size": self.local,
+            "torch_threads": self.torch_threads,
+            "decode_threads": self.config.data.num_threads,
+            "parameters": parameters,
+            "bucket_bytes": buckets,
+            "alone": alone,
+            "load": self._together(lambda: self._load(self.member)),
+            "step_seconds": self._together(lambda: self._steps(self.lone, Strategy("ddp"), itertools.repeat(batch))),
+            "all_reduces": [
+                {"bytes": size, "seconds": self._together(lambda size=size: self._all_reduce(size))}
+                for size in sorted({*_PROBES, *buckets})
+            ]
+            if self.member.world.size > 1
+            else [],
+            "strategies": {},
+        }
+        for strategy in self.plan.strategies:
+            found["strategies"][str(strategy)] = {
+                "cached_seconds": self._together(
+                    lambda strategy=strategy: self._steps(self.member, strategy, itertools.repeat(batch))
+                ),
+                "train_seconds": self._together(lambda strategy=strategy: self._train(self.member, strategy)),
+            }
+        return found
+
+    def _alone(self, batch: Batch) -> dict[str, Any] | None:
+        """Rank 0's parts while the others wait."""
+        found = None
+        if self.member.leads:
+            found = {
+                "load": self._load(self.lone),
+                "step_seconds": self._steps(self.lone, Strategy("ddp"), itertools.repeat(batch)),
+                "train_seconds": self._train(self.lone, Strategy("ddp")),
+            }
+        self._barrier()
+        return found
+
+    def _together(self, part: Callable[[], Any]) -> Any:
+        self._barrier()
+        return part()
+
+    def _barrier(self) -> None:
+        if self.member.world.size > 1:
+            dist.barrier()
+
+    def _loader(self, member: Member) -> assemble.Labelled:
+        size = self.plan.clips * member.world.size
+        data = replace(self.config.data, global_batch_size=size, last="drop")
+        return assemble.train_loader(replace(self.config, data=data), self.dataset, member)
+
+    def _first_batch(self) -> Batch:
+        loader = self._loader(self.member)
+        try:
+            return next(iter(loader))
+        finally:
+            loader.clips.close()
+
+    def _load(self, member: Member) -> dict[str, float]:
+        """Clips a second of this rank's loader, and thread-seconds a clip of its stages."""
+        loader = self._loader(member)
+        try:
+            batches = _forever(loader)
+            for _ in range(self.plan.warmup):
+                next(batches)
+            before = loader.clips.stats.total.as_dict()
+            began = time.perf_counter()
+            for _ in range(self.plan.steps):
+                next(batches)
+            seconds = time.perf_counter() - began
+            after = loader.clips.stats.total.as_dict()
+        finally:
+            loader.clips.close()
+        clips = after["clips"] - before["clips"]
+        per_clip = {
+            f"{stage}_seconds": (after[f"{stage}_seconds"] - before[f"{stage}_seconds"]) / clips
+            for stage in ("fetch", "decode", "finish")
+        }
+        return {
+            "clips_per_second": self.plan.steps * self.plan.clips / seconds,
+            "bytes_per_clip": (after["bytes_read"] - before["bytes_read"]) / clips,
+            **per_clip,
+        }
+
+    def _replica(self, member: Member) -> Replica:
+        return assemble.make_replica(self.config, max(1, len(self.dataset)), member)
+
+    def _steps(self, member: Member, strategy: Strategy, batches: Iterator[Batch]) -> list[float]:
+        """Seconds of each step; of the mean step of a round where replicas agree once a round."""
+        replica = self._replica(member)
+        options = {"period": strategy.k} if strategy.name == "kavg" else {}
+        agreed = build_strategy(strategy.name, member, options)
+        agreed.prepare(replica)
+        # As the trainer does it: a strategy sees the batches go by, and begins its rounds with them.
+        stepped = iter(next(agreed.rounds(replica, _Feed(batches), 1)).batches)
+        stepper = Stepper(self.config.optim, self.config.run, member, agreed)
+        rounds = -(-self.plan.steps // strategy.k)
+        found = []
+        warmup = -(-self.plan.warmup // strategy.k)
+        for number in range(-warmup, rounds):
+            began = time.perf_counter()
+            for _ in range(strategy.k):
+                batch = next(stepped)
+                stepper.step(replica, batch)
+                replica.samples += batch.stop - batch.start
+            self._finished()
+            if number >= 0:
+                found.append((time.perf_counter() - began) / strategy.k)
+        return found
+
+    def _train(self, member: Member, strategy: Strategy) -> list[float]:
+        loader = self._loader(member)
+        try:
+            return self._steps(member, strategy, _forever(loader))
+        finally:
+            loader.clips.close()
+
+    def _all_reduce(self, size: int) -> list[float]:
+        buffer = torch.zeros(size // 4, device=self.member.device)
+        found = []
+        for number in range(-2, max(3, self.plan.steps // 3)):
+            began = time.perf_counter()
+            dist.all_reduce(buffer)
+            self._finished()
+            if number >= 0:
+                found.append(time.perf_counter() - began)
+        return found
+
+    def _finished(self) -> None:
+        if self.member.device.type == "cuda":
+            torch.cuda.synchronize(self.member.device)
+
+
+@dataclass
+class _Feed:
+    """Batches without end, as the one epoch of a loader."""
+
+    batches: Iterator[Batch]
+    epoch: int = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches
+
+
+def _forever(loader: assemble.Labelled) -> Iterator[Batch]:
+    while True:
+        yield from loader
+
+
+def _gather(value: dict[str, Any], member: Member) -> list[dict[str, Any]]:
+    """Every rank's value, in order of ranks, on every rank."""
+    if member.world.size == 1:
+        return [value]
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(member.world.size)]
+    dist.all_gather(sizes, torch.tensor([len(data)]))
+    most = max(int(size) for size in sizes)
+    padded = torch.cat([data, torch.zeros(most - len(data), dtype=torch.uint8)])
+    parts = [torch.zeros(most, dtype=torch.uint8) for _ in range(member.world.size)]
+    dist.all_gather(parts, padded)
+    return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+
+def analyse(found: dict[str, Any]) -> dict[str, Any]:
+    """What all ranks found, put together: rates, efficiency, what each bottleneck costs, and who is slow.
+
+    A step of a strategy is split so that its parts add up:
+
+        compute         a step on one rank while the others stand still
+        sharing         what a step of the average rank takes longer when all work: shared cores, memory, power
+        stragglers      what the slowest rank's step takes longer than the average one's
+        communication   what steps on batches in memory take longer with the strategy than the slowest rank's alone
+        data            what training takes longer than steps on batches in memory
+
+    Noise can make a part negative; it is left as measured.
+    """
+    ranks: Sequence[dict[str, Any]] = found["ranks"]
+    size, clips = found["world_size"], found["clips_per_rank"]
+    steps = [statistics.median(rank["step_seconds"]) for rank in ranks]
+    alone = {name: statistics.median(found["alone"][name]) for name in ("step_seconds", "train_seconds")}
+    average, slowest = statistics.mean(steps), max(steps)
+    slow = ranks[steps.index(slowest)]
+    rows = []
+    for name in ranks[0]["strategies"]:
+        own = [rank["strategies"][name] for rank in ranks]
+        cached, train = (
+            max(statistics.median(rank[f"{part}_seconds"]) for rank in own) for part in ("cached", "train")
+        )
+        rows.append(
+            {
+                "strategy": name,
+                "clips_per_second": size * clips / train,
+                "step_seconds": train,
+                "efficiency": alone["train_seconds"] / train,
+                "parts_seconds": {
+                    "compute": alone["step_seconds"],
+                    "sharing": average - alone["step_seconds"],
+                    "stragglers": slowest - average,
+                    "communication": cached - slowest,
+                    "data": train - cached,
+                },
+            }
+        )
+    return {
+        "load_clips_per_second": sum(rank["load"]["clips_per_second"] for rank in ranks),
+        "load_alone_clips_per_second": found["alone"]["load"]["clips_per_second"],
+        "compute_clips_per_second": size * clips / slowest,
+        "alone_clips_per_second": clips / alone["train_seconds"],
+        "slowest": {
+            "rank": slow["rank"], "host": slow["host"], "behind_the_average": slowest / average - 1,
+        },
+        "rows": rows,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What sharding costs in time, and encoding in quality."""

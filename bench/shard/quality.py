@@ -1,0 +1,278 @@
+"""What an encoding costs in accuracy: the same training on the originals, on `compact` and on `intra`.
+
+The demo's motion videos, whose label no single frame tells, are nearly lossless; `copy` keeps them as they are. Every
+arm has the same net, budget and seeds, so that its runs are paired: the same samples in the same order, from the same
+weights. Each trained net is scored on held-out videos of its own encoding and on the held-out originals. `coarse` is
+encoded far worse than anybody would, to show that the comparison sees a loss where there is one; one seed tells.
+
+With --footage also the SSIM of each encoding of real videos against the scaled source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.charts import Bars, Chart
+from bench.common.corpus import shard
+from bench.common.harness import RESULTS, cores, machine_facts, write_json
+from bench.decode.encodings import DEFAULT, default_dataset, ssim, videos
+from fastvid.decode.access import open as open_dataset
+from fastvid.demo import motion
+from fastvid.errors import JobError
+from fastvid.tune.quality import mean
+
+SCHEMA: Final = "fastvid-bench-quality/1"
+RECIPE: Final = "motion_tsm"
+ORIGINALS: Final = "originals"
+COARSE: Final = "coarse"
+# Held-out textures are cheap to score and make the smallest difference that shows: a video of 256 is 0.4 points.
+INSTANCES: Final = {"train": 6, "test": 4}
+
+_SIDE: Final = ("--short-side", str(motion.SIDE))
+_COARSE_CRF: Final = 45
+_WARMUP_EPOCHS: Final = 3  # the recipe's; a shorter run has fewer
+_JUDGED: Final = 64  # motion videos whose SSIM is measured
+_SCORES: Final = ("top1_percent", "on_originals_percent")
+_FOOTAGE_PROFILES: Final = ("compact", "intra")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """How the videos are kept.
+
+    Attributes:
+        profile: Encode profile.
+        options: Further options of ``fastvid shard``.
+    """
+
+    profile: str
+    options: tuple[str, ...] = ()
+
+
+ARMS: Final = {
+    ORIGINALS: Arm("copy"),
+    "compact": Arm("compact", _SIDE),
+    "intra": Arm("intra", _SIDE),
+    COARSE: Arm("compact", (*_SIDE, "--crf", str(_COARSE_CRF))),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``python -m bench quality``."""
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="(all)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each arm (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=24, metavar="N", help="of each run (default %(default)s)")
+    parser.add_argument("--textures", type=int, metavar="N", help="of each kind, to train on (default 6)")
+    parser.add_argument("--parallel", type=int, default=cores(), help="runs at once (default: cores, %(default)s)")
+    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="real videos, for SSIM")
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="where datasets are made (%(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "quality.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the datasets, trains, records."""
+    instances = INSTANCES | ({"train": args.textures} if args.textures else {})
+    folder = args.cache / f"motion-{instances['train']}-{instances['test']}"
+    made = datasets(folder, instances, args.arms)
+    sources = videos(folder / "videos", "*.mp4")
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "machine": machine_facts(),
+        "recipe": RECIPE,
+        "epochs": args.epochs,
+        "chance_percent": 100 / len(motion.DIRECTIONS),
+        "videos": {split: count * len(motion.TEXTURES) * len(motion.DIRECTIONS) for split, count in instances.items()},
+        "arms": {name: encoding(ARMS[name], made[name], sources) for name in args.arms},
+        "footage": similarity(args.footage, args.cache) if args.footage else [],
+    }
+    runs: list[tuple[str, int]] = [
+        (name, seed) for seed in range(args.seeds) for name in args.arms if name != COARSE or not seed
+    ]
+    with ThreadPoolExecutor(args.parallel) as pool:
+        found = pool.map(lambda one: train(made, one[0], one[1], args.epochs), runs)
+        for (name, seed), scores in zip(runs, found, strict=True):
+            _log.info("%s, seed %d: %s", name, seed, scores)
+            for key, value in scores.items():
+                record["arms"][name].setdefault(key, []).append(value)
+            # Under another name, as half a result is none.
+            write_json(args.json.with_suffix(".partial"), record)
+    record["costs"] = costs(record["arms"])
+    args.json.with_suffix(".partial").unlink(missing_ok=True)
+    write_json(args.json, record)
+    print(table(record))
+    return 0
+
+
+def datasets(folder: Path, instances: Mapping[str, int], arms: Sequence[str]) -> dict[str, Path]:
+    """The motion videos, made on first use, in every arm's encoding."""
+    annotations = folder / "videos" / "annotations.csv"
+    if not annotations.exists():
+        motion.make_videos(folder / "videos", motion.plan_videos(dict(instances)))
+    return {
+        name: shard(
+            folder / "videos",
+            ARMS[name].profile,
+            folder,
+            options=("--annotations", f"csv:{annotations}", *ARMS[name].options),
+            name=name,
+        )
+        for name in arms
+    }
+
+
+def encoding(arm: Arm, folder: Path, sources: Mapping[str, Path]) -> dict[str, Any]:
+    """What an arm's dataset is."""
+    dataset = open_dataset(str(folder))
+    profile = dict(dataset.generation.shards[0].profile)
+    return {
+        "profile": profile,
+        "megabytes": round(sum(one.bytes for one in dataset.generation.shards) / 1e6, 2),
+        "ssim": None if arm.profile == "copy" else round(mean(list(ssim(folder, sources, most=_JUDGED).values())), 4),
+    }
+
+
+def similarity(footage: Path, cache: Path) -> list[dict[str, Any]]:
+    """Mean SSIM and size of real videos by encoding: x264's defaults, and the profiles as they are."""
+    sources = videos(footage)
+    folders = {DEFAULT: default_dataset(footage, cache)}
+    folders |= {profile: shard(footage, profile, cache) for profile in _FOOTAGE_PROFILES}
+    rows = []
+    for name, folder in folders.items():
+        found = list(ssim(folder, sources).values())
+        size = sum(one.bytes for one in open_dataset(str(folder)).generation.shards)
+        rows.append(
+            {
+                "encoding": name,
+                "videos": len(found),
+                "megabytes": round(size / 1e6, 2),
+                "ssim": round(mean(found), 4),
+                "ssim_min": round(min(found), 4),
+                "ssim_max": round(max(found), 4),
+            }
+        )
+    return rows
+
+
+def train(made: Mapping[str, Path], name: str, seed: int, epochs: int) -> dict[str, float]:
+    """One run: top-1 in percent and loss on held-out videos of its own encoding, and on the held-out originals."""
+    with tempfile.TemporaryDirectory(prefix="fastvid-quality-") as out:
+        shared = [RECIPE, f"run.out={out}", f"run.seed={seed}", f"run.epochs={epochs}", "data.num_threads=1"]
+        shared.append(f"optim.warmup_epochs={min(_WARMUP_EPOCHS, epochs - 1)}")
+        summary = _command("fastvid.train", *shared, f"data.path={made[name]}", f"run.eval_every_epochs={epochs}")
+        scores = {"own": summary["eval"]}
+        scores["originals"] = scores["own"]
+        if name != ORIGINALS and ORIGINALS in made:
+            scores["originals"] = _command("fastvid", "eval", *shared, f"data.path={made[ORIGINALS]}")
+    return {
+        "top1_percent": scores["own"]["top1_percent"],
+        "loss": scores["own"]["loss"],
+        "on_originals_percent": scores["originals"]["top1_percent"],
+        "on_originals_loss": scores["originals"]["loss"],
+    }
+
+
+def _command(module: str, *words: str) -> dict[str, Any]:
+    # One thread a run: there are as many runs at once as cores, and the sums stay the same.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True, env=environment, check=False
+    )
+    if done.returncode:
+        raise JobError(f"`{' '.join((module, *words))}` ended with exit code {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def costs(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """What each arm costs against the originals, in points of top-1, seed by seed; below 0 it is better."""
+    if ORIGINALS not in arms:
+        return {}
+    wanted = arms[ORIGINALS]["top1_percent"]
+    return {
+        name: {key: cost(wanted[: len(arm[key])], arm[key]) for key in _SCORES}
+        for name, arm in arms.items()
+        if name != ORIGINALS
+    }
+
+
+def cost(wanted: Sequence[float], found: Sequence[float]) -> dict[str, float | None]:
+    """Mean of the differences of paired runs, and its standard error, which one pair has none of."""
+    pairs = [a - b for a, b in zip(wanted, found, strict=True)]
+    error = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
+    return {"mean": statistics.fmean(pairs), "standard_error": error, "least": min(pairs), "greatest": max(pairs)}
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The numbers for people."""
+    lines = [
+        f"{record['recipe']}, {record['epochs']} epochs, {record['videos']['test']} held-out videos,"
+        f" {_seeds(record)} seeds; top-1 in percent",
+        f"  {'trained on':10} {'MB':>6} {'SSIM':>7} {'own':>6} {'originals':>9}   cost of both in points (error)",
+    ]
+    for name, arm in record["arms"].items():
+        own, other = (statistics.fmean(arm[key]) for key in _SCORES)
+        similar = "-" if arm["ssim"] is None else f"{arm['ssim']:.4f}"
+        costs = "   ".join(_said(record["costs"][name][key]) for key in _SCORES) if name in record["costs"] else ""
+        lines.append(f"  {name:10} {arm['megabytes']:6.1f} {similar:>7} {own:6.2f} {other:9.2f}   {costs}".rstrip())
+    lines += [
+        f"  {row['encoding']} of {row['videos']} real videos: SSIM {row['ssim']:.4f}"
+        f" ({row['ssim_min']:.4f} to {row['ssim_max']:.4f}), {row['megabytes']:.1f} MB"
+        for row in record["footage"]
+    ]
+    return "\n".join(lines)
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """What a result shows: see `bench.report`."""
+    arms = record["arms"]
+    found: list[Chart] = []
+    for key, tested in zip(_SCORES, ("its own encoding", "the originals"), strict=True):
+        said = "; ".join(f"{name} costs {_said(one[key])} points" for name, one in record["costs"].items())
+        found.append(
+            Bars(
+                f"Trained on an encoding, tested on {tested}",
+                "top-1, %",
+                {name: statistics.fmean(arm[key]) for name, arm in arms.items()},
+                {name: (min(arm[key]), max(arm[key])) for name, arm in arms.items()},
+                [name for name in arms if name == ORIGINALS],
+                f"{record['recipe']}, {record['epochs']} epochs, {record['videos']['test']} held-out motion videos,"
+                f" {_seeds(record)} paired seeds. {said}.",
+            )
+        )
+    rows = {row["encoding"]: row for row in record["footage"]}
+    if rows:
+        found.append(
+            Bars(
+                "SSIM of real videos against the scaled source",
+                "mean SSIM",
+                {name: row["ssim"] for name, row in rows.items()},
+                {name: (row["ssim_min"], row["ssim_max"]) for name, row in rows.items()},
+                [DEFAULT],
+                "; ".join(f"{name} {row['megabytes']:.1f} MB" for name, row in rows.items()) + ".",
+            )
+        )
+    return found
+
+
+def _seeds(record: Mapping[str, Any]) -> int:
+    return max(len(arm[_SCORES[0]]) for arm in record["arms"].values())
+
+
+def _said(cost: Mapping[str, float | None]) -> str:
+    error = cost["standard_error"]
+    return f"{cost['mean']:+.2f}" + ("" if error is None else f" ({error:.2f})")

@@ -1,0 +1,276 @@
+"""What ``fastvid shard`` costs on top of ffmpeg: against the very same ffmpeg commands run by ``xargs -P``.
+
+The rival gets its commands ready made: nothing of what finding, probing and planning costs is counted against it, and
+nothing checks what it writes. fastvid is timed as a user calls it, from the interpreter's start to the last byte of the
+dataset, with verification on. Before anything is timed, both must have written the same MP4s. They take turns, and a
+ratio is the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import resource
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.harness import RESULTS, cores, machine_facts, write_json
+from fastvid.decode.access import open as open_dataset
+from fastvid.errors import FastvidError, UsageError
+from fastvid.format.tar import read_members
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.probe import open_source, probe
+from fastvid.sharding.encode.check_encoded import verify
+from fastvid.sharding.encode.profiles import build_command, get_profile
+from fastvid.sharding.job.ledger import read_ledger
+from fastvid.sharding.work.encode_source import plan_parts
+from fastvid.storage import open_storage
+
+SCHEMA: Final = "fastvid-bench-shard/1"
+_SHARDS: Final = 10
+_LONGER: Final = 600.0  # seconds; a longer video is split by fastvid, and is left out here
+
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``python -m bench shard``."""
+    parser.add_argument("--footage", type=Path, required=True, nargs="+", metavar="FOLDER", help="videos, at any depth")
+    parser.add_argument("--files", type=int, metavar="N", help="take N of them, small and large ones (default: all)")
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=3,
+        metavar="N",
+        help="take each file N times: jobs are long, and their start of a second is not what is measured (%(default)s)",
+    )
+    parser.add_argument("--profile", default="compact", help="(default %(default)s)")
+    parser.add_argument("--workers", type=int, default=cores(), help="cores to use (default: all, %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default %(default)s)")
+    parser.add_argument("--scratch", type=Path, default=Path("runs/bench/shard"), help="(%(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "shard.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark."""
+    for folder in args.footage:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder")
+    args.scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.scratch) as name:
+        record = compare(args, Path(name).resolve())
+    print(table(record))
+    write_json(args.json, record)
+    return 0
+
+
+@dataclass
+class Cost:
+    """Rounds of one contender: seconds by the wall clock, and CPU seconds of all its processes."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def measure(self, command: Sequence[str], *, stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> None:
+        """Runs a command and adds what it cost."""
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        done = subprocess.run(command, input=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        if done.returncode not in allowed:
+            raise FastvidError(f"{command[0]} exits with {done.returncode}: {done.stderr[-300:].decode()}")
+        self.wall.append(wall)
+        self.cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+    def summary(self) -> dict[str, float]:
+        """Medians and spread."""
+        return {
+            "wall": statistics.median(self.wall),
+            "wall_min": min(self.wall),
+            "wall_max": max(self.wall),
+            "cpu": statistics.median(self.cpu),
+            "cpu_min": min(self.cpu),
+            "cpu_max": max(self.cpu),
+        }
+
+
+def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Measures; gives the record for the JSON file."""
+    raw, plain = scratch / "raw", scratch / "plain"
+    raw.mkdir()
+    plain.mkdir()
+    chosen = packed(choose(args.footage, args.files), args, scratch) * args.times
+    lines = commands(chosen, plain, args.profile)
+    copy_all(chosen, raw)
+    ours = [sys.executable, "-m", "fastvid", "shard", str(raw), "--profile", args.profile]
+    # As many shards as a dataset has: the last one is packed when all encoding is done.
+    ours += ["--samples-per-shard", str(-(-len(chosen) // _SHARDS)), "--workers", str(args.workers), "--out"]
+    theirs = ["xargs", "-P", str(args.workers), "-d", "\n", "-n", "1", "sh", "-c"]
+    fastvid, xargs = Cost(), Cost()
+    for number in range(-1, args.rounds):  # the first is not counted: files come into the page cache
+        out = str(scratch / f"out-{number}")
+        turns = [(fastvid, [*ours, out], b""), (xargs, theirs, "\n".join(lines).encode())]
+        for cost, command, stdin in turns if number % 2 else reversed(turns):
+            cost.measure(command, stdin=stdin)
+            _log.info("%s: %.1f s, CPU %.1f s", command[-1][-20:], cost.wall[-1], cost.cpu[-1])
+        if number < 0:
+            fastvid, xargs, kept = Cost(), Cost(), out
+            check(Path(out), plain, len(chosen))
+        else:
+            shutil.rmtree(out)
+    frames, checked = verification(Path(kept), args.profile)
+    summary = fastvid.summary()
+    walls = [b / a for a, b in zip(fastvid.wall, xargs.wall, strict=True)]
+    cpus = [b / a for a, b in zip(fastvid.cpu, xargs.cpu, strict=True)]
+    return {
+        "schema": SCHEMA,
+        "machine": machine_facts(),
+        "ffmpeg": find_ffmpeg().identity(),
+        "profile": args.profile,
+        "workers": args.workers,
+        "rounds": args.rounds,
+        "footage": [folder.name for folder in args.footage],
+        "files": len(chosen),
+        "times": args.times,
+        "megabytes": round(sum(path.stat().st_size for path in chosen) / 1e6, 2),
+        "frames": frames,
+        "fastvid": summary,
+        "xargs": xargs.summary(),
+        "throughput_of_xargs": {
+            "wall": statistics.median(walls),
+            "cpu": statistics.median(cpus),
+            # Who came first alternates, so a machine that becomes slower or faster shows here.
+            "wall_rounds": walls,
+            "cpu_rounds": cpus,
+        },
+        "verification": {
+            "cpu_seconds": checked,
+            "part_of_cpu": checked / summary["cpu"],
+            "ms_a_frame": 1e3 * checked / frames,
+        },
+    }
+
+
+def choose(footage: Sequence[Path], count: int | None) -> list[Path]:
+    """Videos that fastvid takes whole, by name; of `count` as many of each size as there are."""
+    found = []
+    for path in sorted(path for folder in footage for path in folder.rglob("*") if path.is_file()):
+        try:
+            with open_source(str(path)) as source:
+                timing = probe(source, Limits()).timing
+        except FastvidError as error:
+            _log.info("left out: %s: %s", path.name, error)
+            continue
+        if timing.frames / timing.rate <= _LONGER:
+            found.append(path)
+    if not found:
+        raise UsageError(f"no video in {', '.join(map(str, footage))}")
+    if count is None or count >= len(found):
+        return found
+    found.sort(key=lambda path: path.stat().st_size)
+    return sorted(found[number * len(found) // count] for number in range(count))
+
+
+def packed(paths: Sequence[Path], args: argparse.Namespace, scratch: Path) -> list[Path]:
+    """Those of the videos that a job packs: what it rejects the rival would only be charged for."""
+    raw, out = scratch / "tried", scratch / "tried-out"
+    raw.mkdir()
+    copy_all(paths, raw)
+    command = [sys.executable, "-m", "fastvid", "shard", str(raw), "--profile", args.profile, "--out", str(out)]
+    Cost().measure([*command, "--workers", str(args.workers)], allowed=(0, 3))
+    rows = read_ledger(open_storage(str(out)))[0].to_pylist()
+    taken = {int(Path(row["source_id"]).stem) for row in rows if row["status"] == "packed"}
+    for number in sorted(set(range(len(paths))) - taken):
+        _log.info("left out: %s: rejected", paths[number].name)
+    shutil.rmtree(raw)
+    shutil.rmtree(out)
+    return [paths[number] for number in sorted(taken)]
+
+
+def copy_all(paths: Sequence[Path], folder: Path) -> None:
+    """Copies videos into a folder, named by their place."""
+    for number, path in enumerate(paths):
+        shutil.copyfile(path, folder / f"{number:04d}{path.suffix}")
+
+
+def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
+    """A shell line for each video: what fastvid runs for it, on names instead of descriptors."""
+    build, chosen, limits, lines = find_ffmpeg(), get_profile(profile), Limits(), []
+    for number, path in enumerate(paths):
+        with open_source(str(path)) as source:
+            info = probe(source, limits)
+        (part,) = plan_parts(info, None, None, _LONGER)
+        target_url = f"file:{target}/{number:04d}.mp4"
+        command = build_command(build, chosen, info, f"file:{path.resolve()}", [(target_url, part)], limits)
+        lines.append(f"exec {shlex.join(command)} 2>/dev/null")
+    return lines
+
+
+def check(dataset: Path, plain: Path, files: int) -> None:
+    """Compares the MP4s of both.
+
+    Raises:
+        FastvidError: One is missing or differs.
+    """
+    seen = 0
+    for tar in sorted(dataset.glob("*.tar")):
+        data = memoryview(tar.read_bytes())
+        for member in read_members(data):
+            if member.suffix == "mp4":
+                seen += 1
+                other = (plain / f"{member.key[:4]}.mp4").read_bytes()
+                if data[member.offset : member.offset + member.size] != other:
+                    raise FastvidError("the same command has written another MP4", key=member.key)
+    if seen != files:
+        raise FastvidError(f"{seen} of {files} files were packed")
+
+
+def verification(folder: Path, profile: str) -> tuple[int, float]:
+    """Frames of a dataset, and the CPU seconds that verifying all of its samples takes."""
+    dataset, chosen = open_dataset(str(folder)), get_profile(profile)
+    frames, seconds = 0, 0.0
+    for number in range(len(dataset)):
+        shards, rows = dataset.locate([number])
+        shard = dataset.shard(int(shards[0]))
+        start, size = shard.member(int(rows[0]))
+        data = bytearray(size)
+        shard.storage.read_into(shard.tar, [(start, memoryview(data))])
+        count = dataset[number].num_frames
+        started = time.process_time()
+        verify(bytes(data), chosen, frames=(count, count))
+        seconds += time.process_time() - started
+        frames += count
+    return frames, seconds
+
+
+def table(record: dict[str, Any]) -> str:
+    """The numbers for people."""
+    lines = [
+        f"{record['files']} files, {record['megabytes']} MB, {record['frames']} frames, {record['profile']},"
+        f" {record['workers']} at a time",
+        f"  {'':22} {'wall s':>8} {'min..max':>15} {'CPU s':>8}",
+    ]
+    for name in ("fastvid", "xargs"):
+        row = record[name]
+        spread = f"{row['wall_min']:.1f}..{row['wall_max']:.1f}"
+        label = "fastvid shard" if name == "fastvid" else f"xargs -P {record['workers']} ffmpeg"
+        lines.append(f"  {label:22} {row['wall']:8.1f} {spread:>15} {row['cpu']:8.1f}")
+    ratios, checked = record["throughput_of_xargs"], record["verification"]
+    rounds = ", ".join(f"{ratio:.1%}" for ratio in ratios["wall_rounds"])
+    lines.append(
+        f"  fastvid has {ratios['wall']:.1%} of the throughput of xargs ({rounds}); by CPU time {ratios['cpu']:.1%}"
+    )
+    lines.append(
+        f"  of fastvid's CPU time verification takes {checked['part_of_cpu']:.1%}:"
+        f" {checked['cpu_seconds']:.2f} s, {checked['ms_a_frame']:.2f} ms a frame"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What the ways in which replicas agree gain and lose."""

@@ -1,0 +1,85 @@
+"""What becomes of Adam under K-step averaging: moments that stay local, travel, or are reset at each average.
+
+Four ranks learn the task of `bench.strategies.local_steps` for the same number of steps at the same learning rate; the
+loss over the training clips and the accuracy on held-out ones are compared with Adam and SGD whose gradients are
+averaged in every step. Then the learning rate is varied, since an optimum found for one is not that of the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.strategies.local_steps import Job, Ranks
+
+SCHEMA: Final = "fastvid-bench-moments/1"
+RANKS: Final = 4
+PERIODS: Final = (1, 2, 8, 32)
+MOMENTS: Final = ("local", "average", "reset")
+RATE: Final = 2e-3
+RATES: Final = (1e-3, 4e-3)
+SWEPT_PERIOD: Final = 8
+SGD: Final = {"base_lr": 0.05}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``python -m bench moments``."""
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=320, help="of each run (default %(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "moments.json", help="result file (%(default)s)")
+
+
+def contenders() -> list[tuple[str, Job]]:
+    """Names and runs."""
+    adam = {"name": "adam", "base_lr": RATE}
+    found = [("ddp adam", Job("ddp", optim=adam)), ("ddp sgd", Job("ddp", optim=SGD))]
+    found += [
+        (f"kavg adam {moments} K={k}", Job("kavg", {"period": k, "moments": moments}, adam))
+        for moments in MOMENTS
+        for k in PERIODS
+    ]
+    found += [(f"kavg sgd local K={SWEPT_PERIOD}", Job("kavg", {"period": SWEPT_PERIOD}, SGD))]
+    for rate in RATES:
+        optim = {**adam, "base_lr": rate}
+        found.append((f"ddp adam lr={rate:g}", Job("ddp", optim=optim)))
+        found.append((f"kavg adam local K={SWEPT_PERIOD} lr={rate:g}", Job("kavg", {"period": SWEPT_PERIOD}, optim)))
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark."""
+    record: dict[str, Any] = {
+        "schema": SCHEMA, "machine": machine_facts(), "ranks": RANKS, "steps": args.steps, "seeds": args.seeds,
+        "adam_lr": RATE, "sgd": dict(SGD), "rows": [],
+    }  # fmt: skip
+    with Ranks(RANKS) as ranks:
+        for name, job in contenders():
+            plan = replace(job, steps=args.steps, look_every=args.steps)
+            row = _row(name, [ranks.run(replace(plan, seed=seed))[0] for seed in range(args.seeds)])
+            record["rows"].append(row)
+            print(_line(row), flush=True)
+            write_json(args.json, record)
+    return 0
+
+
+def _row(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "contender": name,
+        "train_loss": statistics.mean(run["train_loss"] for run in runs),
+        "train_losses": [run["train_loss"] for run in runs],
+        "accuracy": statistics.mean(run["accuracy"] for run in runs),
+        "all_reduces": runs[0]["messages"],
+        "all_reduced_mb": runs[0]["message_bytes"] / 1e6,
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['contender']:32} train loss {row['train_loss']:.3f}  accuracy {row['accuracy']:.3f}"
+        f"  {row['all_reduces']:4d} all-reduces, {row['all_reduced_mb']:6.1f} MB"
+    )

@@ -1,0 +1,327 @@
+"""The demo's motion dataset from scratch by each way of agreeing, with the sample budget of ddp.
+
+    python -m bench motion_sync asgd --data runs/demo/shards --seeds 3
+    python -m bench motion_sync asgd --data runs/demo/shards --kills 3
+
+kavg and asgd train the recipe ``motion_tsm``, relay the three models of ``motion_sweep``; "kavg_at_once" shows what
+rounds of 8 steps cost that begin with the first step. A run that is in its folder goes on, and one that is over is
+recorded as it is. Relay needs a dataset of at least two shards.
+
+With --kills, random participants are killed with SIGKILL, one after the other, in the second half of the run. The
+server and the clients of asgd are jobs of their own then: a client that dies is followed by a new one, and after the
+server's death all go on from its newest checkpoint. The others are started again by torchrun.
+
+What is recorded of the samples:
+
+    each_sample_once     whether the run's lineage is that of the dataset, position by position and epoch by epoch; of a
+                         sweep, whether each model has made each visit of each epoch once
+    starts               samples done, or a sweep's visits, where the run began and where it went on
+    repeated             samples (visits) that were trained on again, because a kill lost the work after a checkpoint
+    acknowledged, returned, lost    of asgd's server: positions done, positions that came back from clients that died,
+                         and such clients; what had been pushed of a position that came back is in the weights twice. A
+                         server that dies forgets what it counted after its newest checkpoint
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.ports import reserved_port
+from bench.strategies import motion_kills
+from fastvid.errors import UsageError, WorkerError
+from fastvid.train.config import recipes
+from fastvid.train.records import metrics
+from fastvid.train.records.checkpoint import Checkpoints, decode
+
+_log = logging.getLogger(__name__)
+
+SCHEMA: Final = "fastvid-bench-motion-sync/2"
+TARGET_PERCENT: Final = 95.0
+STALENESS: Final = 1.0
+"""Updates by which asgd's gradients are late in the mean, at least: else it would be plain SGD."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run.
+
+    Attributes:
+        recipe: Its recipe.
+        ranks: Processes.
+        changes: Of the recipe.
+        must: Whether it must reach the target.
+    """
+
+    recipe: str
+    ranks: int
+    changes: tuple[str, ...] = ()
+    must: bool = True
+
+
+PLANS: Final = {
+    "ddp": Plan("motion_tsm", 2, ("sync=ddp",)),
+    # Post-local: rounds of 8 steps after four epochs of averaged gradients, which is past the warm-up of the rate.
+    "kavg": Plan("motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "sync_options.local_after=4")),
+    # Half the rate, which is the best of 0.01, 0.015, 0.02 and 0.03.
+    "kavg_at_once": Plan("motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "optim.base_lr=0.015"), must=False),
+    # A warm start, then gradients about three updates old; less momentum, because asynchrony acts like some.
+    "asgd": Plan(
+        "motion_tsm", 4,
+        ("sync=asgd", "sync_options.warm_up=290", "sync_options.lease_batches=4", "optim.momentum=0.85",
+         "data.num_threads=1"),
+    ),
+    "relay": Plan("motion_sweep", 2),
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``python -m bench motion_sync``."""
+    parser.add_argument("sync", choices=list(PLANS), help="how replicas agree")
+    parser.add_argument("--data", type=Path, required=True, help="the dataset that fastvid demo makes")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs, with seeds 0 to N-1 (%(default)s)")
+    parser.add_argument("--kills", type=int, default=0, metavar="N", help="participants to kill in each run (none)")
+    parser.add_argument(
+        "--change", action="append", default=[], metavar="KEY=VALUE", help="of the recipe, over the plan's own"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-motion-sync"), help="folder of runs (%(default)s)")
+    parser.add_argument(
+        "--json", type=Path, help="result file (default: motion_SYNC.json or motion_SYNC_kills.json among the results)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, records, and returns 1 where a run misses what it must reach."""
+    plan = PLANS[args.sync]
+    # A key that is given again has the later value.
+    own = [
+        f"{key}={value}" for key, value in dict(item.split("=", 1) for item in (*plan.changes, *args.change)).items()
+    ]
+    name = f"motion_{args.sync}{'_kills' if args.kills else ''}.json"
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "sync": args.sync,
+        "recipe": plan.recipe,
+        "ranks": plan.ranks,
+        "changes": own,
+        "target_percent": TARGET_PERCENT,
+        "runs": [],
+    }
+    # So that no process of a run is left when this is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for seed in range(args.seeds):
+        out = args.out / args.sync / f"{'kills' if args.kills else 'seed'}-{seed}"
+        changes = [*own, f"data.path={args.data}", f"run.seed={seed}"]
+        began = time.monotonic()
+        if args.kills:
+            killed = _train_killed(plan, args.sync, out, changes, args.kills, seed)
+        else:
+            _train(plan, out, changes)
+            killed = []
+        seconds = time.monotonic() - began
+        found = (sweep if args.sync == "relay" else single)(out, plan, changes)
+        record["runs"].append({"seed": seed, "seconds": round(seconds, 1), "kills": killed, **found})
+        write_json(args.json or RESULTS / name, {**record, "machine": machine_facts()})
+        print(line(args.sync, record["runs"][-1]), flush=True)
+    return 0 if all(passed(found, plan) for found in record["runs"]) else 1
+
+
+def passed(found: Mapping[str, Any], plan: Plan) -> bool:
+    """Whether a run reached what it must reach."""
+    top1 = min(model["top1_percent"] for model in found["models"])
+    # Whoever is killed makes the others' gradients fresher, so only undisturbed runs must be stale.
+    stale = bool(found["kills"]) or found.get("staleness_mean", STALENESS) >= STALENESS
+    return bool(found["each_sample_once"] and stale and (top1 >= TARGET_PERCENT or not plan.must))
+
+
+def line(sync: str, found: Mapping[str, Any]) -> str:
+    """A run for people."""
+    top1 = ", ".join(f"{model['top1_percent']:.2f} %" for model in found["models"])
+    parts = [f"{sync}, seed {found['seed']}: {top1} of {found['scored']} held-out videos in {found['seconds']:.0f} s"]
+    if "staleness_mean" in found:
+        parts.append(f"staleness {found['staleness_mean']:.2f}")
+    if found["kills"]:
+        parts.append("killed " + " and ".join(kill["killed"] for kill in found["kills"]))
+        parts.append(", ".join(f"{found[key]} {key}" for key in ("repeated", "returned", "lost") if key in found))
+    parts.append("each sample once" if found["each_sample_once"] else "NOT each sample once")
+    return "; ".join(parts)
+
+
+def _train(plan: Plan, out: Path, changes: Sequence[str]) -> None:
+    done = subprocess.run(
+        _torchrun(plan, out, changes, restarts=0), env=_environment(), stdout=subprocess.DEVNULL, check=False
+    )
+    if done.returncode:
+        raise WorkerError(f"training ended with exit code {done.returncode}", file=out)
+
+
+def _train_killed(
+    plan: Plan, sync: str, out: Path, changes: Sequence[str], kills: int, seed: int
+) -> list[dict[str, Any]]:
+    if (out / metrics.METRICS_FILE).exists():
+        raise UsageError("there is a run already, and nobody to kill in it", file=out, hint="choose another --out")
+    # Every step has its line, so that what is repeated can be counted.
+    changes = [*changes, "run.log_every_steps=1"]
+    commands: dict[str, Sequence[str]]
+    with reserved_port() as port:
+        if sync == "asgd":
+            job = [sys.executable, "-m", "fastvid.train", plan.recipe, *changes]
+            commands = {"server": [*job, f"run.out={out}", f"sync_options.port={port}"]}
+            for number in range(2, plan.ranks + 1):
+                place = [f"run.out={out / f'client-{number}'}", f"sync_options.server=127.0.0.1:{port}"]
+                commands[f"client {number}"] = [*job, *place]
+        else:
+            commands = {"torchrun": _torchrun(plan, out, changes, restarts=kills)}
+        share = _share(plan, out, changes)
+        return motion_kills.run(commands, share, kills=kills, seed=seed, environment=_environment())
+
+
+def _torchrun(plan: Plan, out: Path, changes: Sequence[str], *, restarts: int) -> list[str]:
+    command = [sys.executable, "-m", motion_kills.TORCHRUN, "--standalone", "--nproc-per-node", str(plan.ranks)]
+    command += ["--max-restarts", str(restarts)]
+    return [*command, "-m", "fastvid.train", plan.recipe, *changes, f"run.out={out}"]
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+
+
+def _share(plan: Plan, out: Path, changes: Sequence[str]) -> Callable[[], float]:
+    """A function that gives the share of a run that is done: samples, or of a sweep visits."""
+    configs = recipes.load_all(plan.recipe, list(changes))
+    if len(configs) > 1:
+        total = len(configs) * configs[0].run.epochs * plan.ranks
+    else:
+        total = _samples_per_epoch(configs[0]) * configs[0].run.epochs
+
+    def share() -> float:
+        path = out / metrics.METRICS_FILE
+        rows = metrics.read(path) if path.exists() else []
+        if len(configs) > 1:
+            return len(_visits(rows)) / total
+        return next((row["samples"] / total for row in reversed(rows) if row["kind"] in ("train", "start")), 0.0)
+
+    return share
+
+
+def _samples_per_epoch(config: Any) -> int:
+    from fastvid.format.dataset import Dataset
+
+    size = config.data.global_batch_size
+    return len(Dataset(config.data.path, split=config.data.split)) // size * size
+
+
+def single(out: Path, plan: Plan, changes: Sequence[str]) -> dict[str, Any]:
+    """What a run of one model left."""
+    rows = metrics.read(out / metrics.METRICS_FILE)
+    scores = metrics.curve(rows, "eval")
+    found = Checkpoints(str(out / "checkpoints")).newest()
+    assert found is not None
+    state = decode(found.data, found.name)
+    (config,) = recipes.load_all(plan.recipe, list(changes))
+    facts: dict[str, Any] = {
+        "samples": state["replica"]["samples"],
+        "samples_by_epoch": [entry["samples"] for entry in state["lineage"]],
+        "each_sample_once": state["lineage"] == lineage_of(config),
+        "starts": [row["samples"] for row in rows if row["kind"] == "start"],
+        "repeated": repeated(rows),
+        "scored": scores[-1]["scored"],
+        "models": [{"top1_percent": scores[-1]["top1_percent"]}],
+        "curve": [[row["samples"], row["top1_percent"]] for row in scores],
+    }
+    servers = state["strategy"]["state"].get("servers") if state["strategy"]["name"] == "asgd" else None
+    return facts | (_server(servers[0]) if servers else {})
+
+
+def lineage_of(config: Any) -> list[dict[str, int | str]]:
+    """The lineage of a run that trains on each sample of each epoch once, at its place; computed from keys alone."""
+    import numpy as np
+    import torch
+
+    from fastvid.format.dataset import Dataset
+    from fastvid.load.order.permutation import Order
+    from fastvid.train.parts.loader_protocol import Lineage
+
+    keys = Dataset(config.data.path, split=config.data.split).keys.to_pylist()
+    positions = np.arange(_samples_per_epoch(config))
+    whole = Lineage()
+    for epoch in range(config.run.epochs):
+        samples = Order(len(keys), config.run.seed, epoch).ids(positions)
+        batch: Any = SimpleNamespace(position=torch.from_numpy(positions), key=[keys[sample] for sample in samples])
+        whole.add(epoch, *Lineage.of(batch))
+    return whole.state_dict()
+
+
+def repeated(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Samples that lines of metrics say were trained on after the checkpoint from which the run went on."""
+    total = reached = 0
+    for row in rows:
+        if row["kind"] == "start":
+            total += max(0, reached - row["samples"])
+            reached = row["samples"]
+        elif row["kind"] == "train":
+            reached = row["samples"]
+    return total
+
+
+def _server(head: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {int(staleness): int(times) for staleness, times in head["staleness"].items()}
+    return {
+        "acknowledged": head["leases"]["acknowledged"],
+        "returned": head["leases"]["returned"],
+        "lost": head["lost"],
+        "updates": sum(counts.values()),
+        "staleness_mean": sum(staleness * times for staleness, times in counts.items()) / sum(counts.values()),
+        "staleness": {str(staleness): counts[staleness] for staleness in sorted(counts)},
+        "pushes_by_client": {str(number): client["pushes"] for number, client in head["clients"].items()},
+    }
+
+
+def _visits(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int, int], Mapping[str, Any]]:
+    return {(row["model"], row["epoch"], row["partition"]): row for row in rows if row["kind"] == "visit"}
+
+
+def sweep(out: Path, plan: Plan, changes: Sequence[str]) -> dict[str, Any]:
+    """What a sweep left."""
+    results = json.loads((out / "results.json").read_text())
+    rows = metrics.read(out / metrics.METRICS_FILE)
+    visits = _visits(rows)
+    epochs = recipes.load_all(plan.recipe, list(changes))[0].run.epochs
+    every = {(m["model"], e, p) for m in results["models"] for e in range(epochs) for p in range(results["partitions"])}
+    made = [len(model["visits"]) for model in results["models"]]
+    once = visits.keys() == every and made == [len(every) // len(made)] * len(made)
+    return {
+        "scored": next(row["scored"] for row in reversed(rows) if row["kind"] == "eval"),
+        "each_sample_once": once,
+        "starts": [row["visits"] for row in rows if row["kind"] == "start"],
+        "repeated": sum(row["kind"] == "visit" for row in rows) - len(visits),
+        "partitions": results["partitions"],
+        "order": results["order"],
+        # Of the last start.
+        "dataset_bytes": results["dataset_bytes"],
+        "lost": len(results["lost"]),
+        "models": [
+            {
+                "model": model["model"],
+                "top1_percent": model["score"],
+                "scores": model["scores"],
+                "settings": model["settings"],
+                "visits": len(model["visits"]),
+                "samples": sum(row["samples"] for (number, _, _), row in visits.items() if number == model["model"]),
+            }
+            for model in results["models"]
+        ],
+        "epochs": epochs,
+    }

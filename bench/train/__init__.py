@@ -1,0 +1,1 @@
+"""The trainer's own cost, and what models learn."""

@@ -1,0 +1,110 @@
+"""What each kind of model learns of motion: videos of eight directions that no single frame tells apart.
+
+TSM and I3D see time and must learn it, TSN averages frames and must stay at chance; TSM that shifts in place must end
+at the weights of TSM that copies. All train on the demo's shards (`fastvid demo` makes them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common import harness
+from fastvid.errors import JobError
+from fastvid.train.records.checkpoint import Checkpoints, decode
+
+SCHEMA: Final = "fastvid-bench-motion/1"
+CHANCE: Final = 12.5
+MODELS: Final = {
+    "tsm": ("motion_tsm",),
+    "tsn": ("motion_tsm", "model.name=tsn-r18", "model.options.shift_div=none"),
+    "i3d": ("motion_i3d",),
+}
+"""Recipe and changes of each."""
+
+_SHORT_EPOCHS: Final = 2  # of the comparison of weights
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The shards and which models."""
+    parser.add_argument("--data", type=Path, default=Path("runs/demo/shards"), metavar="DIR", help="%(default)s")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each model (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="ranks of a run (default %(default)s)")
+    parser.add_argument("--only", choices=[*MODELS, "inplace"], help="one of them; the others are taken from --json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, prints, writes; exit code 1 when a model does not do what it must."""
+    record: dict[str, Any] = {}
+    if args.json is not None and args.json.exists():
+        record = json.loads(args.json.read_text())
+    record.setdefault("top1_percent", {})
+    for name, (recipe, *changes) in MODELS.items():
+        if args.only in (None, name):
+            record["top1_percent"][name] = [_top1(args, recipe, changes, seed) for seed in range(args.seeds)]
+            print(name, record["top1_percent"][name])
+            _write(args, record)
+    if args.only in (None, "inplace"):
+        record["inplace_weights_differ_by"] = _inplace(args)
+        print("in place and copied differ by", record["inplace_weights_differ_by"])
+        _write(args, record)
+    return 0 if verdict(record) else 1
+
+
+def verdict(record: dict[str, Any]) -> bool:
+    """Whether all that was measured is as it must be."""
+    top1 = record["top1_percent"]
+    learned = all(score >= 95 for name in ("tsm", "i3d") for score in top1.get(name, ()))
+    # Chance of 128 held-out clips: three standard deviations of sqrt(0.125 * 0.875 / 128) are 8.8 %.
+    blind = all(abs(score - CHANCE) <= 8.8 for score in top1.get("tsn", ()))
+    return learned and blind and record.get("inplace_weights_differ_by", 0.0) == 0.0
+
+
+def _write(args: argparse.Namespace, record: dict[str, Any]) -> None:
+    if args.json is not None:
+        harness.write_json(
+            args.json, {**record, "schema": SCHEMA, "chance_percent": CHANCE, "machine": harness.machine_facts()}
+        )
+
+
+def _top1(args: argparse.Namespace, recipe: str, changes: Sequence[str], seed: int) -> float:
+    with tempfile.TemporaryDirectory() as out:
+        summary = _train(args, out, recipe, [*changes, f"run.seed={seed}", "run.eval_every_epochs=1000"])
+        return float(summary["eval"]["top1_percent"])
+
+
+def _inplace(args: argparse.Namespace) -> float:
+    states = []
+    for inplace in ("false", "true"):
+        with tempfile.TemporaryDirectory() as out:
+            _train(
+                args,
+                out,
+                "motion_tsm",
+                [f"model.options.shift_inplace={inplace}", f"run.epochs={_SHORT_EPOCHS}", "data.eval_split=none",
+                 "optim.warmup_epochs=1"],
+            )  # fmt: skip
+            found = Checkpoints(f"{out}/checkpoints").newest()
+            assert found is not None
+            states.append(decode(found.data, found.name)["replica"]["model"])
+    one, other = states
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+def _train(args: argparse.Namespace, out: str, recipe: str, changes: Sequence[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.processes)]
+    command += ["-m", "fastvid.train", recipe, f"data.path={args.data}", f"run.out={out}", *changes]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    if result.returncode:
+        raise JobError(f"training ended with exit code {result.returncode}", file=out)
+    summary: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return summary

@@ -1,0 +1,229 @@
+"""What the trainer costs over a bare PyTorch loop: the same model, optimiser and batches, which are ready in memory.
+
+The bare loop is what a tutorial writes: forward, loss, backward, clip, step. The trainer does that, and seeds dropout,
+weighs and counts clips, keeps the lineage, sets the rate, logs every 20 steps and asks for signals. Both take turns,
+a block of steps each, begun by the other one in each round; a ratio is the median over rounds. Before anything is
+timed, both must end at the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bench.common import harness
+from fastvid.load.batch.batch import Batch
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.models import zoo
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.loop.loop import Trainer
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.optim import sgd
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.records.metrics import METRICS_FILE, Recorder
+
+SCHEMA: Final = "fastvid-bench-train/1"
+CLASSES: Final = 10
+LIMIT: Final = 1.02
+_CHECKED: Final = 4  # steps before which weights are compared
+
+
+class Ready:
+    """A loader whose batches are there."""
+
+    def __init__(self, config: Config, steps: int, side: int) -> None:
+        self.epoch, self.position, self.steps = 0, 0, steps
+        size, frames = config.data.global_batch_size, config.data.frames.num_frames
+        generator = torch.Generator().manual_seed(0)
+        self.video = [torch.randn(size, 3, frames, side, side, generator=generator) for _ in range(4)]
+        self.label = torch.arange(size) % CLASSES
+        self.global_batch_size = size
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self.position < self.steps:
+            start = self.position * self.global_batch_size
+            self.position += 1
+            yield self.batch(self.position - 1, start)
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def batch(self, step: int, start: int) -> Batch:
+        size = self.global_batch_size
+        return Batch(
+            video=self.video[step % len(self.video)],
+            label=self.label,
+            weight=torch.full((size,), 1 / size),
+            valid=torch.ones(size, dtype=torch.bool),
+            key=tuple(f"clip{row}" for row in range(size)),
+            frame_index=torch.zeros(size, 1, dtype=torch.int64),
+            sample=torch.arange(size),
+            position=torch.arange(start, start + size),
+            epoch=self.epoch,
+            start=start,
+            stop=start + size,
+        )
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def set_batch_size(self, global_batch_size: int) -> None:
+        self.global_batch_size = global_batch_size
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"version": 1, "fingerprint": {}, "seed": 0, "epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Size of the model and of the measurement."""
+    parser.add_argument("--model", default="tsm-r18", help="a name of the zoo (default %(default)s)")
+    parser.add_argument("--width", type=int, default=16, help="channels of its stem (default %(default)s)")
+    parser.add_argument("--side", type=int, default=64, help="pixels (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="clips of a step (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a block (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="blocks of each (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks, measures, prints; exit code 1 when weights differ or the trainer costs more than 2 %."""
+    logging.getLogger("fastvid").setLevel(logging.WARNING)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        record = measure(args, Path(folder))
+    record |= {"schema": SCHEMA, "machine": harness.machine_facts()}
+    for name in ("cpu", "wall"):
+        ratio = record["ratio"][name]
+        print(f"{name}: {ratio['median']:.4f} of the bare loop ({ratio['low']:.4f} to {ratio['high']:.4f})")
+    print(f"bare step {record['bare_step_ms']['cpu']:.1f} ms of CPU time, weights differ by {record['difference']:g}")
+    if args.json is not None:
+        harness.write_json(args.json, record)
+    return 0 if record["ratio"]["cpu"]["median"] <= LIMIT and record["difference"] == 0 else 1
+
+
+def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The comparison, and the numbers of each round."""
+    config = _config(args, folder)
+    difference = _difference(args, config)
+    spent: dict[str, list[tuple[float, float]]] = {"trainer": [], "bare": []}
+    trainer, bare = _Trainer(config, args), _Bare(config, args)
+    for number in range(-1, args.rounds):
+        order = (trainer, bare) if number % 2 else (bare, trainer)
+        for one in order:
+            cost = _timed(one)
+            if number >= 0:
+                spent[one.name].append(cost)
+    ratios = [
+        [ours[kind] / theirs[kind] for ours, theirs in zip(spent["trainer"], spent["bare"], strict=True)]
+        for kind in (0, 1)
+    ]
+    return {
+        "model": f"{args.model} width {args.width}, {args.batch} clips of 8x{args.side}x{args.side}, 1 thread",
+        "steps_a_block": args.steps,
+        "rounds": args.rounds,
+        "difference": difference,
+        "bare_step_ms": {
+            name: 1e3 * statistics.median(cost[kind] for cost in spent["bare"]) / args.steps
+            for kind, name in enumerate(("cpu", "wall"))
+        },
+        "ratio": {
+            name: {"median": statistics.median(values), "low": min(values), "high": max(values), "rounds": values}
+            for name, values in zip(("cpu", "wall"), ratios, strict=True)
+        },
+        "limit": LIMIT,
+    }
+
+
+def _timed(one: _Trainer | _Bare) -> tuple[float, float]:
+    before, began = os.times(), time.perf_counter()
+    one.block()
+    after, wall = os.times(), time.perf_counter() - began
+    return after.user + after.system - before.user - before.system, wall
+
+
+class _Trainer:
+    name = "trainer"
+
+    def __init__(self, config: Config, args: argparse.Namespace) -> None:
+        self.config, self.args, self.epochs = config, args, 0
+        member = Member(World(), torch.device("cpu"))
+        self.model = _model(args)
+        self.loader = Ready(config, args.steps, args.side)
+        samples = args.steps * args.batch
+        schedule = Schedule.of(config.optim, epochs=1000, samples_per_epoch=samples, global_batch_size=args.batch)
+        recorder = Recorder(Path(config.run.out) / METRICS_FILE)
+        replica = Replica(self.model, sgd(self.model, config.optim), schedule)
+        self.trainer = Trainer(
+            config, member, replica, self.loader, build_strategy("ddp", member, {}), recorder=recorder
+        )
+        self._rounds = self.trainer.strategy.rounds
+
+    def block(self) -> None:
+        """An epoch of the loader through the trainer's own loop."""
+        self.epochs += 1
+        self.trainer.strategy.rounds = lambda replica, loader, _: self._rounds(replica, loader, self.epochs)  # type: ignore[method-assign]
+        self.trainer.fit()
+
+
+class _Bare:
+    name = "bare"
+
+    def __init__(self, config: Config, args: argparse.Namespace) -> None:
+        self.config, self.model = config, _model(args)
+        self.loader = Ready(config, args.steps, args.side)
+        self.optimizer = sgd(self.model, config.optim)
+
+    def block(self) -> None:
+        for batch in self.loader:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = functional.cross_entropy(self.model(batch.video), batch.label)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self.model.parameters(), 20.0)
+            self.optimizer.step()
+
+
+def _difference(args: argparse.Namespace, config: Config) -> float:
+    """Largest difference of the weights of both after some steps; the loss is a weighted sum in one, a mean in the
+    other, so the comparison is in float64 and rounded to what float64 can promise."""
+    short = argparse.Namespace(**{**vars(args), "steps": _CHECKED})
+    ours, theirs = _Trainer(config, short), _Bare(config, short)
+    for one in (ours, theirs):
+        one.model.double()
+        one.loader.video = [video.double() for video in one.loader.video]
+        one.block()
+    pairs = zip(ours.model.state_dict().values(), theirs.model.state_dict().values(), strict=True)
+    return round(max(float((a.double() - b.double()).abs().max()) for a, b in pairs), 9)
+
+
+def _model(args: argparse.Namespace) -> nn.Module:
+    torch.manual_seed(0)
+    return zoo.build(args.model, CLASSES, 8, width=args.width, dropout=0.0)
+
+
+def _config(args: argparse.Namespace, folder: Path) -> Config:
+    crop = (CenterCrop(args.side),)
+    return Config(
+        data=DataConfig(
+            path="", frames=Segments(8), eval_frames=Segments(8), spatial=crop, eval_spatial=crop,
+            global_batch_size=args.batch,
+        ),
+        model=ModelConfig(name=args.model),
+        optim=OptimConfig(base_lr=0.01, base_batch_size=args.batch, decay="constant", clip_norm=20.0),
+        run=RunConfig(out=str(folder), epochs=1000, log_every_steps=20),
+    )  # fmt: skip

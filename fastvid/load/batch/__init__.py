@@ -1,0 +1,1 @@
+"""From decoded clips to the batch that a step sees."""

@@ -1,0 +1,320 @@
+"""Which part of a video is shown: one crop, one output size and one flip for all frames of a clip.
+
+Everything is decided here, before decoding, from the video's size and the clip's random numbers. Crops are frozen
+dataclasses; their repr is part of a loader's fingerprint.
+
+Rules that hold for every crop:
+- Sides and corners of a crop are even, because 4:2:0 frames are cut at even pixels; sizes are rounded down to even
+  unless said otherwise. The last row or column of a video with an odd side is never shown.
+- The output always has the asked size. A crop of another size is resized to it: so a video smaller than the crop
+  gives its largest region of the crop's shape, enlarged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from fastvid.decode.request import Box
+from fastvid.errors import UsageError
+from fastvid.load.order.random_draws import Draws, Purpose
+
+Size = tuple[int, int]
+
+# Tries before RandomResizedCrop takes the central region, as in torchvision.
+_TRIES: Final = 10
+# MultiScaleCrop takes the output size itself where a scale comes this near to it, as in the TSN code: no resize then.
+_SNAP: Final = 3
+
+
+class View(NamedTuple):
+    """What a clip shows of its video.
+
+    Attributes:
+        box: The crop.
+        size: Output height and width.
+        flip: Mirror left and right after the crop.
+    """
+
+    box: Box
+    size: Size
+    flip: bool
+
+
+class Crop(Protocol):
+    """What a loader asks of a crop."""
+
+    @property
+    def output(self) -> Size:
+        """Height and width of every clip, in pixels."""
+        ...
+
+    def draw(self, height: int, width: int, draws: Draws, /) -> Box:
+        """A crop inside a video of that size, at least 2x2 pixels."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Sized:
+    size: int | Size
+
+    def __post_init__(self) -> None:
+        pair = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
+        if len(pair) != 2 or min(pair) < 1:
+            raise UsageError(f"size is {self.size!r}, expected one positive number of pixels or (height, width)")
+        # One spelling, so that 224 and (224, 224) have one fingerprint.
+        object.__setattr__(self, "size", pair)
+
+    @property
+    def output(self) -> Size:
+        """Height and width of every clip, in pixels."""
+        assert isinstance(self.size, tuple)
+        return self.size
+
+
+@dataclass(frozen=True)
+class CenterCrop(_Sized):
+    """The middle of the video.
+
+    Args:
+        size: Output side, or (height, width), in pixels.
+        short_side: Cut as if the video were first resized to this short side; None cuts the video as it is stored.
+
+    Raises:
+        UsageError: An argument is not positive.
+    """
+
+    short_side: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_short_side(self.short_side)
+
+    def draw(self, height: int, width: int, _draws: Draws, /) -> Box:
+        """The central crop; nothing is drawn."""
+        h, w = _region(self.output, height, width, self.short_side)
+        return Box(_even((height - h) / 2), _even((width - w) / 2), h, w)
+
+
+@dataclass(frozen=True)
+class RandomCrop(_Sized):
+    """A uniformly placed region, not resized unless the video is too small for it.
+
+    Args:
+        size: Output side, or (height, width), in pixels.
+        short_side: Cut as if the video were first resized to this short side; None cuts the video as it is stored.
+
+    Raises:
+        UsageError: An argument is not positive.
+    """
+
+    short_side: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_short_side(self.short_side)
+
+    def draw(self, height: int, width: int, draws: Draws) -> Box:
+        """A crop whose corner is uniform over the even pixels where it fits."""
+        h, w = _region(self.output, height, width, self.short_side)
+        v, u = draws.uniform(Purpose.CROP, 2)
+        return Box(_place(v, height, h), _place(u, width, w), h, w)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(_Sized):
+    """A region of random area and shape, resized: the Inception crop as torchvision defines it.
+
+    Ten tries draw an area (uniform) and an aspect ratio (log-uniform) until the region fits; then the largest central
+    region whose ratio is allowed. Sides are rounded to the nearest even number.
+
+    Args:
+        size: Output side, or (height, width), in pixels.
+        scale: Bounds of the region's share of the video's area, 0 < low <= high <= 1.
+        ratio: Bounds of width over height of the region, 0 < low <= high.
+
+    Raises:
+        UsageError: An argument is out of range.
+
+    Source:
+        torchvision.transforms.RandomResizedCrop.get_params; Szegedy et al., CVPR 2015, section 6.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UsageError(f"scale is {self.scale}, expected 0 < low <= high <= 1")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise UsageError(f"ratio is {self.ratio}, expected 0 < low <= high")
+
+    def draw(self, height: int, width: int, draws: Draws) -> Box:
+        """A crop of drawn area, shape and place."""
+        height, width = _even(height), _even(width)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for attempt in range(_TRIES):
+            size, shape, v, u = draws.uniform(Purpose.CROP, 4, first=4 * attempt)
+            area = height * width * (self.scale[0] + size * (self.scale[1] - self.scale[0]))
+            aspect = math.exp(low + shape * (high - low))
+            h, w = _nearest_even(math.sqrt(area / aspect)), _nearest_even(math.sqrt(area * aspect))
+            if h <= height and w <= width:
+                return Box(_place(v, height, h), _place(u, width, w), h, w)
+        h = min(height, _nearest_even(width / self.ratio[0]))
+        w = min(width, _nearest_even(height * self.ratio[1]))
+        return Box(_even((height - h) / 2), _even((width - w) / 2), h, w)
+
+
+@dataclass(frozen=True)
+class MultiScaleCrop(_Sized):
+    """TSN's crop: sides are scales of the short side, corners are fixed places, then resized.
+
+    Height and width each take a scale, at most `max_distort` steps apart in the list, each pair equally likely; the
+    region lies at one of the corners, the middle, and with `more_fix_crop` the middles of the sides and the quarters
+    (13 places in all), each equally likely.
+
+    Args:
+        size: Output side, or (height, width), in pixels.
+        scales: Shares of the short side, each 0 < s <= 1.
+        max_distort: Steps between the scales of height and width, >= 0.
+        more_fix_crop: 13 places instead of 5.
+
+    Raises:
+        UsageError: An argument is out of range.
+
+    Source:
+        Wang et al., Temporal Segment Networks, ECCV 2016; mit-han-lab/temporal-shift-module ops/transforms.py
+        (GroupMultiScaleCrop).
+    """
+
+    scales: tuple[float, ...] = (1.0, 0.875, 0.75, 0.66)
+    max_distort: int = 1
+    more_fix_crop: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "scales", tuple(float(scale) for scale in self.scales))
+        if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
+            raise UsageError(f"scales are {self.scales}, expected at least one, each 0 < scale <= 1")
+        if self.max_distort < 0:
+            raise UsageError(f"max_distort is {self.max_distort}, expected at least 0")
+
+    def draw(self, height: int, width: int, draws: Draws) -> Box:
+        """A crop of drawn scales and place."""
+        sides = [int(min(height, width) * scale) for scale in self.scales]
+        heights, widths = ([out if abs(side - out) < _SNAP else side for side in sides] for out in self.output)
+        pairs = [
+            (min(max(2, h), height), min(max(2, w), width))
+            for i, h in enumerate(heights)
+            for j, w in enumerate(widths)
+            if abs(i - j) <= self.max_distort
+        ]
+        which, where = draws.uniform(Purpose.CROP, 2)
+        h, w = pairs[int(which * len(pairs))]
+        places = _PLACES if self.more_fix_crop else _PLACES[:5]
+        down, right = places[int(where * len(places))]
+        return Box(_even(down * ((height - h) // 4)), _even(right * ((width - w) // 4)), _even(h), _even(w))
+
+
+# Quarters of the free height and width: corners, middle; then middles of the sides and quarters.
+_PLACES: Final = (
+    *((0, 0), (0, 4), (4, 0), (4, 4), (2, 2)),
+    *((2, 0), (2, 4), (4, 2), (0, 2), (1, 1), (1, 3), (3, 1), (3, 3)),
+)
+
+
+@dataclass(frozen=True)
+class HorizontalFlip:
+    """Mirrors left and right.
+
+    Args:
+        p: Probability, 0 <= p <= 1.
+
+    Raises:
+        UsageError: The probability is out of range.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise UsageError(f"p is {self.p}, expected 0 <= p <= 1")
+
+    def draw(self, draws: Draws) -> bool:
+        """Whether this clip is mirrored."""
+        return bool(draws.uniform(Purpose.FLIP, 1)[0] < self.p)
+
+
+Transform = Crop | HorizontalFlip
+
+
+@dataclass(frozen=True)
+class Spatial:
+    """One crop and at most one flip, as a loader uses them.
+
+    Attributes:
+        crop: The crop.
+        flip: The flip, or None: nothing is flipped unasked.
+    """
+
+    crop: Crop
+    flip: HorizontalFlip | None = None
+
+    @classmethod
+    def of(cls, transforms: Sequence[Transform] | Transform) -> Spatial:
+        """Sorts a user's list into crop and flip.
+
+        Raises:
+            UsageError: There is no crop, a second crop or flip, or something else.
+        """
+        listed = list(transforms) if isinstance(transforms, Sequence) else [transforms]
+        flips = [transform for transform in listed if isinstance(transform, HorizontalFlip)]
+        crops = [transform for transform in listed if not isinstance(transform, HorizontalFlip)]
+        if any(not hasattr(crop, "draw") or not hasattr(crop, "output") for crop in crops):
+            raise UsageError(f"spatial holds something that is neither crop nor flip: {listed}")
+        if len(crops) != 1 or len(flips) > 1:
+            raise UsageError(
+                f"spatial must hold one crop and at most one HorizontalFlip, got {listed}",
+                hint="clips of a batch need one size: add CenterCrop(224), RandomCrop(224) or another crop",
+            )
+        return cls(crops[0], flips[0] if flips else None)
+
+    def draw(self, height: int, width: int, draws: Draws) -> View:
+        """What a clip shows of a video of that size.
+
+        Raises:
+            UsageError: The video has a side of one pixel, so nothing even can be cut.
+        """
+        if min(height, width) < 2:
+            raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
+        flip = self.flip is not None and self.flip.draw(draws)
+        return View(self.crop.draw(height, width, draws), self.crop.output, flip)
+
+
+def _even(pixels: float) -> int:
+    return int(pixels) & ~1
+
+
+def _nearest_even(pixels: float) -> int:
+    return max(2, 2 * int(pixels / 2 + 0.5))
+
+
+def _place(number: float, whole: int, part: int) -> int:
+    """An even corner, uniform over those where `part` fits into `whole`; 0 <= number < 1."""
+    return 2 * int(number * ((whole - part) // 2 + 1))
+
+
+def _region(output: Size, height: int, width: int, short_side: int | None) -> Size:
+    """Even sides of the region that becomes `output`: of its shape, and no larger than the video."""
+    scale = min(height, width) / short_side if short_side else 1.0
+    scale = min(scale, height / output[0], width / output[1])
+    # A scale that is exactly one must give exactly the output, whatever rounding the divisions did.
+    return max(2, _even(output[0] * scale + 1e-6)), max(2, _even(output[1] * scale + 1e-6))
+
+
+def _check_short_side(short_side: int | None) -> None:
+    if short_side is not None and short_side < 1:
+        raise UsageError(f"short_side is {short_side}, expected at least 1 pixel")

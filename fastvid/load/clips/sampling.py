@@ -1,0 +1,184 @@
+"""Which frames of a video make a clip: pure functions of the frame count and the clip's random numbers.
+
+A sampler is a frozen dataclass with `num_frames`, the length T of its clips, and `draw(num_frames, draws)`, which gives
+int64 [T]. Its repr is part of a loader's fingerprint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import UsageError
+from fastvid.load.order.random_draws import Draws, Purpose
+
+IntArray = npt.NDArray[np.int64]
+Short = Literal["loop", "clamp"]
+
+
+class Sampler(Protocol):
+    """What a loader asks of a sampler."""
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a clip, T."""
+        ...
+
+    def draw(self, num_frames: int, draws: Draws, /) -> IntArray:
+        """Frame indices of a clip from a video of `num_frames` >= 1 frames, int64 [T], each 0 <= i < num_frames."""
+        ...
+
+
+@dataclass(frozen=True)
+class Segments:
+    """TSN's sparse sampling: the video is cut into equal segments, and one place is taken in each.
+
+    With F frames, T segments and L frames taken at each place, n = F - L + 1 places exist.
+
+    Training (`jitter=True`): segment i covers d = n // T places, and the place is i*d plus a uniform number below d.
+    A video with fewer places than segments (d = 0) gives sorted uniform places when F > T, else place 0 every time.
+
+    Evaluation (`jitter=False`): the middle of segment i, int(n/T/2 + n/T*i).
+
+    Args:
+        num_segments: T >= 1.
+        jitter: Take random places, for training.
+        length: Consecutive frames L taken from each place, >= 1; the clip has T*L frames. At the end of a video
+            shorter than L its last frame is repeated.
+
+    Raises:
+        UsageError: An argument is out of range.
+
+    Source:
+        Wang et al., Temporal Segment Networks, ECCV 2016; formulas of mit-han-lab/temporal-shift-module
+        ops/dataset.py (_sample_indices, _get_test_indices).
+    """
+
+    num_segments: int
+    jitter: bool = True
+    length: int = 1
+
+    def __post_init__(self) -> None:
+        _positive(num_segments=self.num_segments, length=self.length)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a clip."""
+        return self.num_segments * self.length
+
+    def draw(self, num_frames: int, draws: Draws) -> IntArray:
+        """Frame indices, int64 [T*L], each segment's frames together."""
+        segments = self.num_segments
+        places = max(1, num_frames - self.length + 1)
+        if not self.jitter:
+            tick = places / segments
+            starts = (tick / 2 + tick * np.arange(segments)).astype(np.int64)
+        elif places >= segments:
+            step = places // segments
+            starts = np.arange(segments) * step + np.array(
+                draws.integers(Purpose.FRAMES, step, segments), dtype=np.int64
+            )
+        elif num_frames > segments:
+            starts = np.sort(np.array(draws.integers(Purpose.FRAMES, places, segments), dtype=np.int64))
+        else:
+            starts = np.zeros(segments, dtype=np.int64)
+        if self.length == 1:
+            return starts
+        return self._consecutive(starts, num_frames)
+
+    def spread(self, num_frames: int, num_clips: int) -> IntArray:
+        """Frame indices of several clips, int64 [num_clips, T*L]: clip c takes the place at (c + 1/2) / num_clips of
+        each segment, so that one clip alone is that of `draw` without jitter."""
+        places = max(1, num_frames - self.length + 1)
+        tick = places / self.num_segments
+        starts = [
+            (tick * ((2 * clip + 1) / (2 * num_clips)) + tick * np.arange(self.num_segments)).astype(np.int64)
+            for clip in range(num_clips)
+        ]
+        return np.stack([self._consecutive(start, num_frames) for start in starts])
+
+    def _consecutive(self, starts: IntArray, num_frames: int) -> IntArray:
+        frames: IntArray = np.minimum(starts[:, None] + np.arange(self.length), num_frames - 1).reshape(-1)
+        return frames
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Consecutive frames at a stride, as I3D and SlowFast take them.
+
+    The clip spans (T-1)*stride + 1 frames. In training it starts uniformly at any place where it fits, otherwise in
+    the middle. A video shorter than the span starts at frame 0, and `short` says what follows its end.
+
+    Args:
+        num_frames: T >= 1.
+        stride: Frames from one taken frame to the next, >= 1.
+        jitter: Start at random, for training.
+        short: "loop" goes on at frame 0 (indices modulo F, as in TSM's dense sampling); "clamp" repeats the last frame.
+
+    Raises:
+        UsageError: An argument is out of range.
+    """
+
+    num_frames: int
+    stride: int
+    jitter: bool = True
+    short: Short = "loop"
+
+    def __post_init__(self) -> None:
+        _positive(num_frames=self.num_frames, stride=self.stride)
+        if self.short not in get_args(Short):
+            raise UsageError(f"short is {self.short!r}", hint=f"known are {', '.join(get_args(Short))}")
+
+    def draw(self, num_frames: int, draws: Draws) -> IntArray:
+        """Frame indices, int64 [T]."""
+        spare = self._spare(num_frames)
+        return self._from(draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2, num_frames)
+
+    def spread(self, num_frames: int, num_clips: int) -> IntArray:
+        """Frame indices of several clips, int64 [num_clips, T]: starts lie evenly from the first place where a clip
+        fits to the last, both included; one clip alone starts in the middle."""
+        spare = self._spare(num_frames)
+        starts = [spare * clip // (num_clips - 1) for clip in range(num_clips)] if num_clips > 1 else [spare // 2]
+        return np.stack([self._from(start, num_frames) for start in starts])
+
+    def _spare(self, num_frames: int) -> int:
+        return max(0, num_frames - ((self.num_frames - 1) * self.stride + 1))
+
+    def _from(self, start: int, num_frames: int) -> IntArray:
+        frames = start + np.arange(self.num_frames, dtype=np.int64) * self.stride
+        return frames % num_frames if self.short == "loop" else np.minimum(frames, num_frames - 1)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Frames spread evenly from the first to the last, both included, the same in every epoch.
+
+    Frame i is i*(F-1)/(T-1), rounded half up; one frame alone is the middle one. A video shorter than T repeats frames.
+
+    Args:
+        num_frames: T >= 1.
+
+    Raises:
+        UsageError: The argument is out of range.
+    """
+
+    num_frames: int
+
+    def __post_init__(self) -> None:
+        _positive(num_frames=self.num_frames)
+
+    def draw(self, num_frames: int, _draws: Draws, /) -> IntArray:
+        """Frame indices, int64 [T], ascending."""
+        steps = self.num_frames - 1
+        if not steps:
+            return np.array([(num_frames - 1) // 2], dtype=np.int64)
+        return (2 * np.arange(self.num_frames, dtype=np.int64) * (num_frames - 1) + steps) // (2 * steps)
+
+
+def _positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise UsageError(f"{name} is {value}, expected at least 1")

@@ -1,0 +1,108 @@
+"""How an epoch is cut into global batches, and a global batch into the shares of the ranks. Pure arithmetic.
+
+A global batch is a range of positions of the epoch's order. It does not depend on the world, so ranks may come and go
+between batches, and the batch size may change at any position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import UsageError
+from fastvid.runtime.world import World
+
+IntArray = npt.NDArray[np.int64]
+Last = Literal["drop", "mask", "keep"]
+
+MASKED = -1
+"""Position of a row that holds no sample."""
+
+
+def rank_slice(batch: int, rank: int, world: int, group: int = 1) -> tuple[int, int]:
+    """Rows [start, stop) of a global batch that belong to a rank.
+
+    Over all ranks the slices cover the batch in order, and their sizes differ by at most one group of rows.
+    """
+    groups = batch // group
+    return rank * groups // world * group, (rank + 1) * groups // world * group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """One rank's rows of one global batch.
+
+    Attributes:
+        start: The global batch's first position.
+        stop: One past its last position.
+        positions: Positions of this rank's rows, int64 [b], b >= 1; MASKED where a row holds no sample.
+    """
+
+    start: int
+    stop: int
+    positions: IntArray
+
+    @property
+    def weight(self) -> float:
+        """Weight of each sample, so that weights of all ranks add up to one."""
+        return 1.0 / (self.stop - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The batches of an epoch.
+
+    Attributes:
+        num_samples: Samples of the epoch.
+        size: Samples of a global batch.
+        last: What becomes of the samples left at the end: "drop" leaves them out; "mask" fills the batch with masked
+            rows, so that every batch has the same shape; "keep" makes a smaller batch, of which every rank has at
+            least one row, masked where there are fewer samples than ranks.
+        world: The rank and how many there are.
+        group: Rows that stay together on one rank; it divides `size`, and with more than one row `last` is "drop".
+    """
+
+    num_samples: int
+    size: int
+    last: Last
+    world: World
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        if self.last not in get_args(Last):
+            raise UsageError(f"last is {self.last!r}", hint=f"known are {', '.join(get_args(Last))}")
+        if self.group < 1 or self.size % self.group or (self.group > 1 and self.last != "drop"):
+            raise UsageError(
+                f"group_size is {self.group} with global_batch_size {self.size} and last={self.last!r}",
+                hint="a group divides the global batch, and batches that are not full are dropped",
+            )
+        if self.size // self.group < self.world.size:
+            groups = f" in groups of {self.group}" if self.group > 1 else ""
+            raise UsageError(
+                f"global_batch_size {self.size}{groups} is smaller than the world of {self.world.size}",
+                hint=f"every rank needs at least one {'clip' if self.group == 1 else 'group'} of each batch",
+            )
+        if not self.count(0):
+            raise UsageError(
+                f"{self.num_samples} samples give no batch of {self.size} with last='drop'",
+                hint="use a smaller global_batch_size, or last='mask'",
+            )
+
+    def count(self, position: int) -> int:
+        """Batches from `position` to the end of the epoch."""
+        left = max(0, self.num_samples - position)
+        return left // self.size if self.last == "drop" else -(-left // self.size)
+
+    def share(self, position: int) -> Share:
+        """This rank's rows of the global batch that starts at `position`, which must lie inside the epoch."""
+        stop = min(position + self.size, self.num_samples)
+        assert 0 <= position < stop, position
+        rows = stop - position if self.last == "keep" else self.size
+        first, end = rank_slice(rows, self.world.rank, self.world.size, self.group)
+        positions = np.arange(position + first, position + max(end, first + 1), dtype=np.int64)
+        # An empty share of a kept batch gets one row, which must not be the first row of the next rank.
+        positions[(positions >= stop) | (np.arange(len(positions)) >= end - first)] = MASKED
+        return Share(position, stop, positions)

@@ -1,0 +1,180 @@
+"""Which sample each position of an epoch visits: the one place that puts order, shares and repeats together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.order.blocks import BLOCKS_VERSION, BlockOrder, BlockShuffle
+from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.permutation import ORDER_VERSION, IntArray, Order
+from fastvid.load.order.shares import GROUPED_VERSION, GroupedOrder, Members, apportion
+
+_SMALL_SET: Final = 2**32
+
+
+class EpochOrder(Protocol):
+    """The order of one epoch."""
+
+    seed: int
+    epoch: int
+
+    @property
+    def num_samples(self) -> int:
+        """Positions of the epoch."""
+        ...
+
+    def ids(self, positions: npt.ArrayLike, /) -> IntArray:
+        """The samples at some positions, int64 [N]."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClassBalanced:
+    """Classes get shares of an epoch that do not follow how many videos they have.
+
+    A class with n samples gets a share in proportion to n**power: 0 makes classes equal, 0.5 is the square-root rule, 1
+    leaves them as they are. Samples without a label are left out. Shares are exact in every epoch; within a class every
+    sample comes once before any comes again, also from epoch to epoch.
+
+    Args:
+        power: 0 to 1.
+        num_samples: Positions of an epoch; by default the labelled samples of the dataset.
+
+    Raises:
+        UsageError: An argument is out of range.
+
+    Source:
+        Kang et al., Decoupling representation and classifier for long-tailed recognition, ICLR 2020, section 3.1.
+    """
+
+    power: float = 0.0
+    num_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.power <= 1:
+            raise UsageError(f"power is {self.power}, expected 0 (equal classes) to 1 (as many as there are)")
+        if self.num_samples is not None and self.num_samples < 1:
+            raise UsageError(f"num_samples is {self.num_samples}, expected at least 1")
+
+
+@dataclass(frozen=True)
+class _Groups:
+    sizes: list[int]
+    counts: list[int]
+    members: Members
+
+
+class Visits:
+    """How epochs of a loader visit a dataset.
+
+    Args:
+        dataset: The samples.
+        shuffle: True for a uniform order, a `BlockShuffle`, or False for the samples as they lie.
+        balance: Shares by class.
+        repeats: Positions in a row that visit the same sample (repeated augmentation).
+
+    Raises:
+        UsageError: The arguments contradict each other, or no sample has a label to balance by.
+
+    Attributes:
+        num_samples: Positions of an epoch.
+        text: What decides the order besides seed and epoch, for a loader's fingerprint.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Mixture,
+        *,
+        shuffle: bool | BlockShuffle = True,
+        balance: ClassBalanced | None = None,
+        repeats: int = 1,
+    ) -> None:
+        if repeats < 1:
+            raise UsageError(f"repeats is {repeats}, expected at least 1")
+        mixture = dataset if isinstance(dataset, Mixture) and dataset.weights is not None else None
+        if (balance or mixture) and shuffle is not True:
+            raise UsageError(
+                f"shuffle={shuffle} has no meaning for {'classes in shares' if balance else 'a weighted mixture'}",
+                hint="their order is always random; for evaluation leave the shares away",
+            )
+        if balance and mixture:
+            raise UsageError("a mixture has weights already", hint="use balance= or weights=, not both")
+        self._dataset, self._shuffle, self._repeats = dataset, shuffle, repeats
+        self._groups: _Groups | None = None
+        self.text = f"{ORDER_VERSION} shuffle={shuffle}"
+        if mixture is not None:
+            self._groups = _by_dataset(mixture)
+            self.text += f" {GROUPED_VERSION} weights={mixture.weights} num_samples={mixture.num_samples}"
+        elif balance is not None:
+            self._groups = _by_class(dataset.labels, balance)
+            self.text += f" {GROUPED_VERSION} {balance}"
+        elif isinstance(shuffle, BlockShuffle):
+            self._shard_sizes = dataset.shard_sizes
+            self.text += f" {BLOCKS_VERSION}"
+        if repeats > 1:
+            self.text += f" repeats={repeats}"
+        base = sum(self._groups.counts) if self._groups else len(dataset)
+        self.num_samples = base * repeats
+
+    def order(self, seed: int, epoch: int) -> EpochOrder:
+        """The order of one epoch."""
+        base: EpochOrder
+        if self._groups is not None:
+            base = GroupedOrder(self._groups.sizes, self._groups.counts, self._groups.members, seed, epoch)
+        elif isinstance(self._shuffle, BlockShuffle):
+            base = BlockOrder(self._shard_sizes, self._shuffle.window, seed, epoch)
+        else:
+            base = Order(len(self._dataset), seed, epoch, shuffle=self._shuffle)
+        return base if self._repeats == 1 else _Repeated(base, self._repeats)
+
+
+class _Repeated:
+    """Visits each sample of another order several times in a row."""
+
+    def __init__(self, base: EpochOrder, repeats: int) -> None:
+        self.seed, self.epoch = base.seed, base.epoch
+        self._base, self._repeats = base, repeats
+
+    @property
+    def num_samples(self) -> int:
+        return self._base.num_samples * self._repeats
+
+    def ids(self, positions: npt.ArrayLike, /) -> IntArray:
+        return self._base.ids(np.atleast_1d(np.asarray(positions, dtype=np.int64)) // self._repeats)
+
+
+def _by_dataset(mixture: Mixture) -> _Groups:
+    assert mixture.weights is not None
+    starts = np.asarray(mixture.starts, dtype=np.int64)
+
+    def members(groups: IntArray, indices: IntArray) -> IntArray:
+        return starts[groups] + indices
+
+    sizes = [len(dataset) for dataset in mixture.datasets]
+    return _Groups(sizes, apportion(mixture.num_samples, mixture.weights), members)
+
+
+def _by_class(labels: IntArray, balance: ClassBalanced) -> _Groups:
+    # Four bytes a sample where they suffice: this index is the price of shares by class.
+    kind = np.uint32 if len(labels) < _SMALL_SET else np.int64
+    by_class = np.argsort(labels, kind="stable").astype(kind)
+    by_class = by_class[np.count_nonzero(labels < 0) :]
+    if not len(by_class):
+        raise UsageError("no sample has a label, so classes cannot be balanced")
+    counts = np.bincount(labels[labels >= 0])
+    counts = counts[counts > 0]
+    starts = np.cumsum(counts) - counts
+
+    def members(groups: IntArray, indices: IntArray) -> IntArray:
+        samples: IntArray = by_class[starts[groups] + indices].astype(np.int64)
+        return samples
+
+    sizes = counts.tolist()
+    shares = apportion(balance.num_samples or len(by_class), [size**balance.power for size in sizes])
+    return _Groups(sizes, shares, members)

@@ -1,0 +1,1 @@
+"""The threads and processes that fetch and decode clips, what they skip and where time goes."""

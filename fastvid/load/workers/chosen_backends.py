@@ -1,0 +1,156 @@
+"""What serves a loader's clips: the back-ends, their lanes, and who makes batches of what they write."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fastvid.decode.backends import Backend
+from fastvid.decode.request import Planes, Rgb
+from fastvid.errors import UsageError
+from fastvid.load.batch.canvases import DeviceFinisher, Finisher, HybridFinisher, PlanesFinisher, Product, RgbFinisher
+from fastvid.load.batch.flow import FlowFinisher, FlowProduct, StreamsFinisher
+from fastvid.load.batch.joint_canvas import TogetherFinisher
+from fastvid.load.clips.clip import Row, decided
+from fastvid.load.clips.views import Views
+from fastvid.load.memory.arena import Arena
+from fastvid.load.memory.buffers import BufferPool
+from fastvid.load.workers import auto
+from fastvid.load.workers.lanes import AUTO, Lanes, choose_backends, merge, on_device, split_lanes
+from fastvid.runtime.world import World
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """What a batch consists of.
+
+    Attributes:
+        product: A clip's tensor.
+        dtype: Of its values, for optical flow.
+        streams: The streams of each sample.
+        flow_stack: Flow pictures of each frame.
+        views: Several clips of each video, or None.
+        repeats: Clips in a row of each sample.
+    """
+
+    product: Product
+    dtype: torch.dtype
+    streams: tuple[str, ...]
+    flow_stack: int
+    views: Views | None
+    repeats: int
+
+    @property
+    def needs_planes(self) -> bool:
+        """Whether only decoders that write planes can serve it."""
+        return "flow" in self.streams or self.views is not None
+
+
+class Served:
+    """Back-ends in use, once they are known.
+
+    Args:
+        shape: What a batch consists of.
+        num_threads: Threads that decode on the CPU.
+        prefetch: Batches made ahead.
+        device_lanes: Lanes of each back-end that decodes on a GPU; by default as many as suit the device.
+        clip_timeout: Seconds after which a worker process that gets nowhere is killed; None decodes in this process.
+
+    Attributes:
+        backend: Those in use as one; `AUTO` before any is.
+        chosen: Whether they were chosen by trying.
+        join: Whether clips that show one sample are cut out of planes that are decoded once.
+        lanes: Where each decode thread takes its decoder.
+        finisher: Makes the batches' memory.
+    """
+
+    def __init__(
+        self,
+        shape: BatchShape,
+        num_threads: int,
+        prefetch: int,
+        device_lanes: int | None,
+        clip_timeout: float | None = None,
+    ) -> None:
+        self.backend, self.chosen, self.join = AUTO, False, False
+        self.lanes: list[Lanes] = []
+        self.finisher: Finisher
+        self._shape, self._num_threads = shape, num_threads
+        self._prefetch, self._device_lanes, self._clip_timeout = prefetch, device_lanes, clip_timeout or 0.0
+        # Free batches that are kept for later ones.
+        self._arena = None if clip_timeout is None else Arena(prefetch + 1)
+
+    @property
+    def decides(self) -> bool:
+        """Whether worker processes can decide clips: each row is decoded by itself, and into its batch."""
+        return self._arena is not None and isinstance(self.finisher, RgbFinisher)
+
+    def use(self, chosen: Sequence[Backend]) -> None:
+        """Takes these back-ends from now on.
+
+        Raises:
+            UsageError: They do not write what a batch needs.
+        """
+        shape, name = self._shape, merge(chosen).name
+        planes = all(Planes in one.load().outputs for one in chosen)
+        if shape.needs_planes and not planes:
+            what = "to cut views from" if shape.views else "in which flow lies"
+            raise UsageError(f"decoder {name!r} gives no planes {what}", hint="use 'pyav'")
+        device = shape.product.device
+        if any(one.device != device.type for one in chosen if on_device(one)):
+            raise UsageError(f"decoder {name!r} leaves frames on a GPU, the loader's device is {str(device)!r}")
+        finishers = [self._flow() if stream == "flow" else self._rgb(chosen) for stream in shape.streams]
+        self.finisher = finishers[0] if len(finishers) == 1 else StreamsFinisher(finishers)
+        self.join = shape.repeats > 1 and shape.streams == ("rgb",) and planes
+        if shape.views is not None or self.join:
+            num_views = shape.views.num_views if shape.views else 1
+            self.finisher = TogetherFinisher(self.finisher, num_views=num_views, threads=self._num_threads)
+        self.lanes = split_lanes(chosen, self._num_threads, self._device_lanes, self._clip_timeout, self._arena)
+        self.backend = merge(chosen)
+
+    def decide(self, rows: Sequence[Row | None], world: World) -> None:
+        """Takes what decodes these clips fastest; all ranks take the same. See `fastvid.load.workers.auto.agree`."""
+        clips = [clip for clip in decided(rows) if clip is not None]
+        kinds: frozenset[type] = frozenset({Planes}) if self._shape.needs_planes else frozenset()
+        verdict = auto.agree(clips, world, self._shape.product.device, self._num_threads, kinds)
+        _log.info("decoder %s: %s", verdict.name, verdict.reason)
+        self.use(choose_backends(verdict.name))
+        self.chosen = True
+
+    def restore(self, name: str) -> None:
+        """Takes the back-ends that were chosen before, where they run here; otherwise they are chosen again."""
+        if auto.check(name):
+            self.use(choose_backends(name))
+            self.chosen = True
+
+    def close(self) -> None:
+        """Closes the decoders."""
+        for lanes in self.lanes:
+            lanes.close()
+
+    def _flow(self) -> Finisher:
+        shape, product = self._shape, self._shape.product
+        numbers = shape.dtype if shape.dtype.is_floating_point else torch.float32
+        layout, device = product.layout, product.device
+        return FlowFinisher(FlowProduct(product.num_frames, shape.flow_stack, product.size, layout, numbers, device))
+
+    def _rgb(self, chosen: Sequence[Backend]) -> Finisher:
+        product = self._shape.product
+        on_host = [one for one in chosen if not on_device(one)]
+        if not on_host:
+            return DeviceFinisher(product)
+        outputs = frozenset.intersection(*(frozenset(one.load().outputs) for one in on_host))
+        # On the host the decoder's thread converts best, from its cache; a device converts planes faster than it
+        # would receive RGB.
+        host: Finisher
+        if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
+            host = PlanesFinisher(product)
+        else:
+            batches = self._arena or BufferPool(self._prefetch + 1)
+            host = RgbFinisher(product, batches, threads=len(on_host) * self._num_threads)
+        return host if len(on_host) == len(chosen) else HybridFinisher(host, DeviceFinisher(product))

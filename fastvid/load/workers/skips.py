@@ -1,0 +1,101 @@
+"""What becomes of clips that fail: an error, or a row that is masked, counted by reason and bounded by a rate."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Final, Literal, get_args
+
+from fastvid.errors import FastvidError, UsageError
+from fastvid.load.workers.stats import Counters
+
+_log = logging.getLogger(__name__)
+
+OnError = Literal["raise", "skip"]
+Workers = Literal["thread", "process"]
+
+SKIP_SLACK: Final = 5
+"""Skipped clips that are forgiven on top of the allowed rate, so that two bad clips among the first ten do not end a
+run. At half the allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
+
+
+class Skips:
+    """A loader's rule for clips that fail.
+
+    Args:
+        on_error: "raise" or "skip".
+        max_rate: Share of clips that may be skipped, 0 to 1.
+
+    Raises:
+        UsageError: An argument is out of range.
+    """
+
+    def __init__(self, on_error: OnError, max_rate: float) -> None:
+        check_choice("on_error", on_error, get_args(OnError))
+        if not 0 <= max_rate <= 1:
+            raise UsageError(f"max_skip_rate is {max_rate}, expected 0 to 1")
+        self._on_error, self._max_rate = on_error, max_rate
+
+    def take(self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters) -> dict[int, Exception]:
+        """Counts the clips of a batch that failed.
+
+        Args:
+            errors: By row; rows beyond the batch's are those of further streams.
+            rows: Rows of the batch.
+            step: Where this batch is counted.
+            total: All batches before.
+
+        Returns:
+            The first error of each row that is masked.
+
+        Raises:
+            FastvidError: Errors are raised, or too many clips were skipped.
+            Exception: The fault is not a clip's.
+        """
+        first: dict[int, Exception] = {}
+        for row in sorted(errors):
+            # A clip of which one stream fails fails as a whole.
+            first.setdefault(row % rows, errors[row])
+        for error in first.values():
+            # What is wrong with the caller's arguments or with fastvid is no fault of the clip.
+            if self._on_error == "raise" or isinstance(error, UsageError) or not isinstance(error, FastvidError):
+                raise error
+            step.skips[type(error).__name__] += 1
+            _log.warning("clip skipped: %s", error)
+        step.clips -= len(first)
+        if first:
+            self._check(first, step, total)
+        return first
+
+    def _check(self, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
+        skips = total.skips + step.skips
+        skipped = skips.total()
+        seen = total.clips + step.clips + skipped
+        if skipped > SKIP_SLACK + self._max_rate * seen:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
+            raise FastvidError(
+                f"{skipped} of {seen} clips had to be skipped ({reasons}),"
+                f" more than max_skip_rate={self._max_rate} allows",
+                hint="`fastvid verify` finds what is damaged; where= leaves it out",
+            ) from errors[max(errors)]
+
+
+def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuses a value that is not one of some."""
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}", hint=f"known are {', '.join(known)}")
+
+
+def check_numbers(**counts: int | None) -> None:
+    """Refuses counts below one; None is fine."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}, expected at least 1")
+
+
+def check_seconds(**seconds: float) -> None:
+    """Refuses what is no time to wait."""
+    for name, value in seconds.items():
+        if not 0 < value < math.inf:
+            raise UsageError(f"{name} is {value}, expected a positive number of seconds")

@@ -1,0 +1,352 @@
+"""What a source is: its container, stream, size, colour, orientation and timing. Reads packets, decodes one frame.
+
+The file is hostile: native code parses it here. Call this in a process that may die and that has limits
+(`fastvid.sharding.engines.local_engine`), never in one that holds something of value.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from statistics import median_low
+from typing import Any, Final
+
+import av
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from fastvid.errors import SourceError
+from fastvid.media.containers import HEAD_BYTES, sniff
+from fastvid.media.demuxer import fraction, open_demuxer, said, side_data, video_stream
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.media.temporary import is_full, no_space, temporary_file
+from fastvid.media.timing import Timing, choose_timing
+
+# Transfer characteristics of ITU-T H.273 that need tone mapping: PQ and HLG.
+HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
+_FULL_RANGE: Final = 2  # AVCOL_RANGE_JPEG
+# Segment and file headers of these hold a duration that the muxer wrote last, when it knew.
+_DURATION_COUNTS: Final = frozenset({"matroska", "flv", "asf"})
+# The headers of these count steps of the video's clock, of which a packet may take several.
+_STEPS_COUNT: Final = frozenset({"avi", "ivf"})
+# Steps that may be missing: muxers disagree about the last packet's.
+_SLACK_STEPS: Final = 2
+# These carry no timestamps; FFmpeg invents some.
+_RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})
+# Seconds and part of the promised duration that may be missing: muxers round, and audio may end earlier.
+_SLACK_SECONDS: Final = 1.0
+_SLACK_PART: Final = 0.1
+# A placeholder for a frame that an earlier packet brought; the smallest real MPEG-4 picture has more bytes.
+_PLACEHOLDER_BYTES: Final = 2
+# Sample aspect ratios beyond this are damage, not anamorphic video; DV and DVD stay below 1.5, scope below 2.
+_MAX_ASPECT: Final = 8
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSource:
+    """A source file that is open: names with any bytes in them, and swaps of the file behind a name, cannot harm.
+
+    Attributes:
+        descriptor: Its file descriptor.
+        size: Bytes.
+        container: FFmpeg's demuxer for it, to be forced.
+    """
+
+    descriptor: int
+    size: int
+    container: str
+
+    @property
+    def url(self) -> str:
+        """Its name for FFmpeg, in this process and in children that inherit the descriptor."""
+        return f"file:/dev/fd/{self.descriptor}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """What a source is.
+
+    Attributes:
+        container: FFmpeg's demuxer, to be forced.
+        codec: FFmpeg's decoder.
+        width: Coded width in pixels, before rotation.
+        height: Coded height in pixels, before rotation.
+        pix_fmt: FFmpeg's pixel format.
+        sample_aspect: Width of a pixel over its height; 1 where unknown or absurd.
+        rotation: Degrees by which the picture is turned for display, 0 <= r < 360.
+        matrix: Luma coefficients, H.273; 2 is unknown.
+        full_range: Whether luma runs from 0 to 255.
+        transfer: Transfer characteristics, H.273.
+        primaries: Colour primaries, H.273.
+        interlaced: Whether its first frame holds two fields.
+        timing: At which rate it is written.
+        others: Decoders of its other streams; their complaints do not concern the picture.
+    """
+
+    container: str
+    codec: str
+    width: int
+    height: int
+    pix_fmt: str
+    sample_aspect: Fraction
+    rotation: int
+    matrix: int
+    full_range: bool
+    transfer: int
+    primaries: int
+    interlaced: bool
+    timing: Timing
+    others: frozenset[str]
+
+    @property
+    def turned(self) -> bool:
+        """Whether display swaps width and height."""
+        return self.rotation % 180 == 90
+
+    @property
+    def hdr(self) -> bool:
+        """Whether the picture must be tone-mapped."""
+        return self.transfer in HDR_TRANSFERS
+
+
+@contextmanager
+def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[OpenSource]:
+    """Opens a source and decides its container.
+
+    Args:
+        path: The file.
+        member: First byte and bytes of the source inside it, when the file is a tar; it is copied out, because FFmpeg
+            reads whole files.
+
+    Raises:
+        SourceError: It cannot be read, or is nothing that is accepted.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise SourceError("the file is not there", reason=Reason.MISSING) from error
+    except OSError as error:
+        raise SourceError(f"the file cannot be opened: {error.strerror}", reason=Reason.UNREADABLE) from error
+    try:
+        if member is not None:
+            descriptor = _copied_out(descriptor, *member)
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, HEAD_BYTES, 0)
+        yield OpenSource(descriptor, size, sniff(head))
+    except OSError as error:
+        if is_full(error):  # of a file that the block writes
+            raise no_space(error) from error
+        raise SourceError(f"the file cannot be read: {error.strerror}", reason=Reason.UNREADABLE) from error
+    finally:
+        os.close(descriptor)
+
+
+def _copied_out(tar: int, offset: int, size: int) -> int:
+    """Descriptor of an unlinked file with a part of another one, which is closed."""
+    with temporary_file() as file:
+        position = 0
+        while position < size and (data := os.pread(tar, min(_CHUNK, size - position), offset + position)):
+            file.write(data)
+            position += len(data)
+        if position < size:
+            raise SourceError("the tar ends inside the video", reason=Reason.TRUNCATED)
+        file.flush()
+        copy = os.dup(file.fileno())
+    os.close(tar)
+    return copy
+
+
+def probe(source: OpenSource, limits: Limits) -> SourceInfo:
+    """Reads all packets of a source and decodes its first frame.
+
+    Raises:
+        SourceError: It is no video, is cut, or exceeds a limit.
+    """
+    with open_demuxer(source.url, source.container) as container:
+        stream = video_stream(container)
+        scan = _Scan(container, stream, limits)
+        scan.run()
+        return _describe(source, container, stream, scan)
+
+
+class _Scan:
+    """One pass over the packets: counts, times, and the first frame."""
+
+    def __init__(self, container: InputContainer, stream: VideoStream, limits: Limits) -> None:
+        self.container, self.stream, self.limits = container, stream, limits
+        self.packets = 0
+        self.shown = 0
+        self.pts: list[int | None] = []
+        self.corrupt = 0
+        self._codec = stream.codec_context.name
+        self._avi = container.format.name == "avi"
+        self._ends: dict[int, int] = {}
+        self.frame: VideoFrame | None = None
+        self.error = ""
+
+    @property
+    def last_end(self) -> Fraction:
+        """Seconds where the last packet of any stream ends."""
+        bases = {stream.index: fraction(stream.time_base) or 0 for stream in self.container.streams}
+        return max((Fraction(end * bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
+
+    def run(self) -> None:
+        stream = self.stream
+        stream.codec_context.thread_count = 1
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if width * height > self.limits.max_pixels:
+            raise SourceError(
+                f"frames of {width}x{height} pixels, {self.limits.max_pixels} at most", reason=Reason.TOO_LARGE
+            )
+        try:
+            for packet in self.container.demux():
+                if packet.size:
+                    self._take(packet)
+        except MemoryError as error:
+            raise SourceError("reading the file needs too much memory", reason=Reason.MEMORY) from error
+        except av.FFmpegError as error:
+            raise SourceError(
+                f"reading stops after {self.packets} packets: {said(error)}", reason=Reason.DAMAGED
+            ) from error
+        if self.frame is None:
+            self._decode(None)
+
+    def _take(self, packet: Packet[Any]) -> None:
+        if packet.pts is not None:
+            end = packet.pts + (packet.duration or 0)
+            if end > self._ends.get(packet.stream_index, end - 1):
+                self._ends[packet.stream_index] = end
+        if packet.stream_index != self.stream.index:
+            return
+        self.packets += 1
+        self.corrupt += packet.is_corrupt
+        if self.packets > self.limits.max_frames:
+            raise SourceError(f"more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
+        if self.frame is None:
+            self._decode(packet)
+        if packet.is_discard or _is_hidden(self._codec, packet):
+            return
+        # A placeholder takes a step of the clock and brings no frame. AVI knows when packets are decoded; for pictures
+        # that are stored out of order libavformat makes up times, the last of them wrong.
+        self.pts.append(packet.dts if self._avi else packet.pts)
+        self.shown += packet.size > _PLACEHOLDER_BYTES
+
+    def _decode(self, packet: Packet[VideoStream] | None) -> None:
+        try:
+            frames = self.stream.codec_context.decode(packet)
+        except MemoryError as error:
+            raise SourceError("decoding a frame needs too much memory", reason=Reason.MEMORY) from error
+        except av.FFmpegError as error:
+            self.error = said(error)
+            return
+        if frames:
+            self.frame = frames[0]
+
+
+def _describe(source: OpenSource, container: InputContainer, stream: VideoStream, scan: _Scan) -> SourceInfo:
+    if not scan.packets:
+        raise SourceError("the video stream has no packets", reason=Reason.NO_FRAMES)
+    if scan.frame is None:
+        raise SourceError(
+            f"none of {scan.packets} packets decodes{f': {scan.error}' if scan.error else ''}", reason=Reason.NO_FRAMES
+        )
+    if scan.corrupt:
+        raise SourceError(f"{scan.corrupt} of {scan.packets} packets are cut or damaged", reason=Reason.TRUNCATED)
+    if not scan.shown:
+        raise SourceError("the edit list shows no frame", reason=Reason.NO_FRAMES)
+    context, frame = stream.codec_context, scan.frame
+    timing = choose_timing(
+        [] if source.container in _RAW else scan.pts,
+        fraction(stream.time_base) or Fraction(1, 1000),
+        [fraction(rate) for rate in (stream.guessed_rate, stream.base_rate, stream.average_rate)],
+        scan.shown,
+    )
+    _check_promise(source.container, container, stream, scan)
+    pix_fmt = frame.format.name
+    aspect = fraction(stream.sample_aspect_ratio) or Fraction(1)
+    return SourceInfo(
+        container=source.container,
+        codec=context.name,
+        width=frame.width,
+        height=frame.height,
+        pix_fmt=pix_fmt,
+        sample_aspect=aspect if Fraction(1, _MAX_ASPECT) <= aspect <= _MAX_ASPECT else Fraction(1),
+        rotation=_rotation(frame),
+        matrix=int(frame.colorspace),
+        full_range=int(frame.color_range) == _FULL_RANGE or pix_fmt.startswith("yuvj"),
+        transfer=int(frame.color_trc),
+        primaries=int(frame.color_primaries),
+        interlaced=bool(frame.interlaced_frame),
+        timing=timing,
+        others=frozenset(_other_decoders(container, stream)),
+    )
+
+
+def _check_promise(name: str, container: InputContainer, stream: VideoStream, scan: _Scan) -> None:
+    """Compares what was there with what the header says, where that header is written last and so can know."""
+    if name == "mov" and scan.packets < stream.frames:
+        raise SourceError(
+            f"{scan.packets} of the {stream.frames} packets that the header counts are there", reason=Reason.TRUNCATED
+        )
+    if name in _STEPS_COUNT and scan.pts and scan.pts[-1] is not None:
+        times = sorted(t for t in scan.pts if t is not None)
+        # The last frame lasts as long as others do. A file copied out of an MP4 takes 24 steps of AVI's clock for one.
+        usual = median_low([after - before for before, after in pairwise(times)] or [1])
+        steps = times[-1] + max(1, usual)
+        if steps < stream.frames - _SLACK_STEPS:
+            raise SourceError(
+                f"{steps} of the {stream.frames} steps that the header counts are there", reason=Reason.TRUNCATED
+            )
+    if name in _DURATION_COUNTS and container.duration:
+        promised = Fraction(container.duration, av.time_base)
+        missing = promised - scan.last_end
+        if missing > max(_SLACK_SECONDS, _SLACK_PART * promised):
+            raise SourceError(
+                f"the header promises {float(promised):.2f} s, the data ends at {float(scan.last_end):.2f} s",
+                reason=Reason.TRUNCATED,
+            )
+
+
+def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
+    """Whether a packet is decoded but never shown."""
+    if "vp8" not in codec and "vp9" not in codec:
+        return False
+    view = memoryview(packet)
+    if "vp8" in codec:
+        return not view[0] & 0x10  # show_frame, RFC 6386 section 9.1
+    if view[-1] & 0xE0 == 0xC0:  # a superframe brings the frame that is shown
+        return False
+    # frame_marker 2, profile 2, show_existing_frame 1, frame_type 1, show_frame 1: VP9 bitstream 6.2; profile 3 has
+    # one bit more.
+    bits = view[0] << 1 if view[0] & 0x30 == 0x30 else view[0]
+    return not bits & 0x08 and not bits & 0x02
+
+
+def _rotation(frame: VideoFrame) -> int:
+    """Degrees by which ffmpeg's command line turns the picture: 0 <= r < 360, rounded as it rounds."""
+    matrix = side_data(frame, "DISPLAYMATRIX")
+    if matrix is None or len(matrix) < 36:
+        return 0
+    a, b, _, c, d = struct.unpack("<5i", matrix[:20])  # 16.16 fixed point; x' = ax + cy, y' = bx + dy
+    scale_x, scale_y = math.hypot(a, c), math.hypot(b, d)
+    if not scale_x or not scale_y:
+        return 0
+    return round(math.degrees(math.atan2(b / scale_y, a / scale_x))) % 360
+
+
+def _other_decoders(container: InputContainer, stream: VideoStream) -> Iterator[str]:
+    for other in container.streams:
+        context: Any = getattr(other, "codec_context", None)
+        if other.index != stream.index and context is not None:
+            yield str(context.name)
+            yield str(context.codec.canonical_name)

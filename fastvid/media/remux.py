@@ -1,0 +1,178 @@
+"""Puts the packets of a source into a plain MP4, through FFmpeg's muxer, without touching a picture.
+
+The muxer converts what differs between containers (start codes to lengths, decoder configuration); times and what is
+hidden are set here.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Final
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.container import OutputContainer
+from av.video.stream import VideoStream
+
+from fastvid.errors import SourceError
+from fastvid.format.packets import PacketTable, packet_records
+from fastvid.format.schema import Codec, PacketFlag
+from fastvid.media.demuxer import open_demuxer, said, video_stream
+from fastvid.media.playback import ENCODE_HINT, Played
+from fastvid.media.prove import Numbered
+from fastvid.media.reasons import Reason
+
+# Where every packet of these gives a frame, one that gives none is a placeholder, or refers to what is not there.
+_NEVER_SILENT: Final = frozenset({Codec.H264, Codec.HEVC, Codec.MPEG4})
+# Ticks between two displayed packets in which hidden ones find room.
+_ROOM: Final = 8
+# Fine enough that an edit list ends between two frames.
+_MOVIE_TICKS: Final = 90_000
+
+
+class Remuxer:
+    """Makes MP4s of a source's packets.
+
+    Args:
+        data: The source, whose stream is described as it describes it.
+        container: Its demuxer.
+        played: What a player gets out of it.
+        numbered: What its packets are.
+        whole: Whether a part may leave out no packet before it.
+    """
+
+    def __init__(self, data: bytes, container: str, played: Played, numbered: Numbered, *, whole: bool) -> None:
+        self._data, self._container, self._played, self._numbered = data, container, played, numbered
+        count = len(played.packets)
+        nothing = np.zeros(count, np.int64)
+        records = packet_records(nothing, nothing, nothing, numbered.frames, numbered.flags)
+        self._table = PacketTable(records, whole=whole)
+        self._base, self._ticks = _clock(played, numbered)
+        self._packet_of = np.empty(self._table.num_frames, np.int64)
+        shown = np.flatnonzero(numbered.frames >= 0)
+        self._packet_of[numbered.frames[shown]] = shown
+
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """When each shown frame is shown, from the first, float64 [N], increasing."""
+        ticks = np.asarray([self._ticks[packet] for packet in self._packet_of.tolist()], np.float64)
+        seconds: npt.NDArray[np.float64] = (ticks - ticks[0]) * float(self._base)
+        return seconds
+
+    def part(self, first: int, last: int) -> bytes:
+        """An MP4 that shows the frames `first` to `last` - 1, and holds the packets that these need.
+
+        Raises:
+            SourceError: They cannot be told in one edit, or the muxer does not take them.
+        """
+        packets = self._table.plan(range(first, last)).packets.tolist()
+        if self._played.codec in _NEVER_SILENT:
+            packets = [packet for packet in packets if packet in self._ticks]
+        zero = self._ticks[int(self._packet_of[first])]
+        pts = [time - zero for time in self._times(packets)]
+        hidden = [
+            time
+            for packet, time in zip(packets, pts, strict=True)
+            if packet in self._ticks and not first <= self._numbered.frames[packet] < last
+        ]
+        end = self._ticks[int(self._packet_of[last - 1])] - zero
+        if any(0 <= time <= end for time in hidden):
+            raise SourceError("its edit list shows several pieces", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        behind = [time for time in hidden if time > end]
+        made = self._mux(packets, pts)
+        if behind:
+            made = _end_edit(made, min(behind) * self._base)
+        return made
+
+    def _times(self, packets: Sequence[int]) -> list[int]:
+        """Ticks of packets in decode order; one that gives no frame stands just before the next one that does."""
+        times: list[int] = []
+        following = max((self._ticks[packet] for packet in packets if packet in self._ticks), default=0) + _ROOM
+        for packet in reversed(packets):
+            following = self._ticks.get(packet, following - 1)
+            times.append(following)
+        return times[::-1]
+
+    def _mux(self, packets: Sequence[int], pts: Sequence[int]) -> bytes:
+        # An unlinked file: the muxer reads its own output again to move the tables to the front.
+        with tempfile.TemporaryFile(prefix="fastvid-") as file, open_demuxer(self._data, self._container) as source:
+            if self._played.codec is Codec.VP8:
+                raise SourceError("MP4 has no place for vp8", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+            try:
+                opened = av.open(
+                    f"/dev/fd/{file.fileno()}",
+                    "w",
+                    format="mp4",
+                    container_options={
+                        "movflags": "+faststart",
+                        "fflags": "+bitexact",
+                        "movie_timescale": str(_MOVIE_TICKS),
+                    },
+                )
+                with opened as target:
+                    self._write(target, video_stream(source), packets, pts)
+            except (av.FFmpegError, ValueError) as error:
+                raise SourceError(
+                    f"its packets do not fit into an MP4: {said(error)}", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+                ) from error
+            file.seek(0)
+            return file.read()
+
+    def _write(
+        self, target: OutputContainer, template: VideoStream, packets: Sequence[int], pts: Sequence[int]
+    ) -> None:
+        stream = target.add_stream_from_template(template, opaque=True)
+        stream.time_base = self._base
+        # The muxer needs to know how long the last frame stays; of the others it sees when the next one comes.
+        shown_at = sorted(pts)
+        step = (
+            max(1, shown_at[-1] - shown_at[-2]) if len(pts) > 1 else max(1, round(1 / self._played.rate / self._base))
+        )
+        for packet, shown, decoded in zip(packets, pts, _decode_times(pts), strict=True):
+            data: Any = self._played.packets[packet]  # PyAV takes any buffer; its stubs say bytes
+            one = av.Packet(data)
+            one.stream, one.time_base = stream, self._base
+            one.pts, one.dts, one.duration = shown, decoded, step
+            one.is_keyframe = bool(self._numbered.flags[packet] & PacketFlag.KEY)
+            target.mux_one(one)
+
+
+def _clock(played: Played, numbered: Numbered) -> tuple[Fraction, dict[int, int]]:
+    """Seconds per tick, and the ticks of every packet that gives a frame, increasing in display order.
+
+    They are the source's own times where these are whole, else its decode times, else a constant grid.
+    """
+    order = numbered.order
+    # AVI stores only when packets are decoded; the n-th frame is shown when the n-th packet would be.
+    decoded = sorted(time for packet in order if (time := played.dts[packet]) is not None)
+    for times in ([played.pts[packet] for packet in order], decoded):
+        known = [time for time in times if time is not None]
+        if len(known) == len(order) and all(a < b for a, b in pairwise(known)):
+            return played.time_base / _ROOM, {p: time * _ROOM for p, time in zip(order, known, strict=True)}
+    return 1 / played.rate / _ROOM, {packet: place * _ROOM for place, packet in enumerate(order)}
+
+
+def _decode_times(pts: Sequence[int]) -> list[int]:
+    """Increasing times at which packets are decoded, none after it is shown."""
+    times = sorted(pts)
+    for place in range(1, len(times)):
+        times[place] = max(times[place], times[place - 1] + 1)
+    delay = max(decoded - shown for decoded, shown in zip(times, pts, strict=True))
+    return [time - delay for time in times]
+
+
+def _end_edit(data: bytes, seconds: Fraction) -> bytes:
+    """The MP4 with an edit that ends before `seconds`: the muxer's runs to the last packet."""
+    made = bytearray(data)
+    at = data.find(b"elst")
+    if at < 0 or data[at + 4] != 0:
+        raise SourceError("the MP4 has no edit list to end", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+    # Version 0: count, then duration in movie ticks, media time and rate (ISO/IEC 14496-12, 8.6.6).
+    (count,) = struct.unpack_from(">I", made, at + 8)
+    struct.pack_into(">I", made, at + 12 + 12 * (count - 1), int(seconds * _MOVIE_TICKS) - 1)
+    return bytes(made)

@@ -1,0 +1,1 @@
+"""Changes to a dataset that exists: add, merge, remove, relabel, compact."""

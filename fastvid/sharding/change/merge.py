@@ -1,0 +1,182 @@
+"""Puts finished shards of a job into a dataset that exists: copies them, commits a generation, extends the ledger.
+
+Done again after an interruption, each step finds what was done: a copy with the right checksum is taken, a generation
+that holds the samples is not committed twice, ledger rows are replaced by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+
+from fastvid.format.dataset import annotation_table
+from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
+from fastvid.format.schema import LEDGER, LEDGER_SCHEMA, shard_stem
+from fastvid.runtime import faults
+from fastvid.runtime.units import things
+from fastvid.sharding.change.edit import ClassNames, change
+from fastvid.sharding.encode.profiles import Profile
+from fastvid.sharding.job.commit import _annotation as annotation
+from fastvid.sharding.job.ledger import Part, Row, problem_row, read_ledger, write_ledger
+from fastvid.sharding.sources.sources import SourceList, encode_name
+from fastvid.storage import Storage
+from fastvid.storage.transfer import copy_file, sha256_of
+
+_SIDECARS: Final = ("idx", "parquet", "pkt")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSource:
+    """What a ledger says of a source.
+
+    Attributes:
+        path: Where the file lay.
+        bytes_in: Its bytes.
+        key: Key of its samples, if it was packed.
+        reason: Why it was rejected, if it was.
+        seconds: How long it took.
+    """
+
+    path: str
+    bytes_in: int
+    key: str | None
+    reason: str | None
+    seconds: float | None
+
+
+def known_sources(storage: Storage, generation: Generation) -> dict[str, KnownSource]:
+    """Every source that the dataset knows, by name. A dataset without a ledger gets one from its annotations."""
+    if not storage.exists(LEDGER):
+        write_ledger(storage, _ledger_of(storage, generation), {})
+    names = ("source_id", "path", "bytes_in", "key", "reason", "seconds")
+    ledger = read_ledger(storage)[0]
+    columns = [ledger[name].to_pylist() for name in names]
+    return {name: KnownSource(path, size or 0, *rest) for name, path, size, *rest in zip(*columns, strict=True)}
+
+
+def merge_parts(
+    storage: Storage, scratch: Storage, parts: Sequence[Part], found: SourceList, profile: Profile
+) -> tuple[int, pa.Table]:
+    """Adds the shards of a finished job to a dataset.
+
+    Args:
+        storage: The dataset's folder.
+        scratch: Where the job's shards lie.
+        parts: What is known of them.
+        found: The job's sources.
+        profile: How they were encoded.
+
+    Returns:
+        The number of the current generation, and the ledger rows of the job's sources.
+    """
+    _, generation = read_generation(storage)
+    samples = [sample for part in parts for sample in part.samples]
+    present = set(read_annotations(storage, generation.number)["key"].to_pylist())
+    if any(sample.key not in present for sample in samples):
+        records = _copy_all(storage, scratch, parts, generation, profile)
+        faults.reach("copied")
+        generation = change(storage, lambda old, table: _extended(old, table, records, parts, found))
+    return generation.number, _extend_ledger(storage, parts, found, generation)
+
+
+def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
+    """Ledger rows of a dataset that came without a ledger: its samples, as far as is known."""
+    table = read_annotations(storage, generation.number)
+    stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
+    rows: dict[str, Row] = {}
+    columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))
+    for stem, source, key, frames in zip(stems, *columns, strict=True):
+        if source in rows:
+            rows[source]["num_frames"] += frames  # another part of the same video
+        else:
+            rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | {
+                "source_id": source, "path": source, "status": "packed", "key": key, "shard": stem,
+                "num_frames": frames, "warnings": [],
+            }  # fmt: skip
+    return list(rows.values())
+
+
+def _copy_all(
+    storage: Storage, scratch: Storage, parts: Sequence[Part], generation: Generation, profile: Profile
+) -> list[ShardRecord]:
+    numbers = [int(found[1]) for shard in generation.shards if (found := re.match(r"data-(\d+)", shard.name))]
+    number, records = max(numbers, default=-1) + 1, []
+    for part in parts:
+        if part.digest is None:
+            continue
+        while storage.exists(f"{shard_stem(number)}.tar") and not _same(storage, shard_stem(number), part):
+            number += 1
+        _copy(storage, scratch, part, shard_stem(number))
+        tar = part.digest
+        records.append(
+            ShardRecord(shard_stem(number), tar.bytes, tar.sha256, tar.samples, profile.to_json(), part.encoder)
+        )
+        number += 1
+    return records
+
+
+def _same(storage: Storage, stem: str, part: Part) -> bool:
+    """Whether a shard is a copy of a part, left by an interrupted run."""
+    assert part.digest is not None
+    name = f"{stem}.tar"
+    return storage.size(name) == part.digest.bytes and sha256_of(storage, name) == part.digest.sha256
+
+
+def _copy(storage: Storage, scratch: Storage, part: Part, stem: str) -> None:
+    if not storage.exists(f"{stem}.tar"):
+        copy_file(scratch, f"{part.stem}.tar", storage, f"{stem}.tar")
+    for suffix in _SIDECARS:
+        storage.write(f"{stem}.{suffix}", scratch.read(f"{part.stem}.{suffix}"))
+
+
+def _extended(
+    old: Generation, table: pa.Table, records: Sequence[ShardRecord], parts: Sequence[Part], found: SourceList
+) -> tuple[Generation, pa.Table]:
+    """A generation with the new shards behind the old ones."""
+    sources = {encode_name(source.id): source for source in found.sources}
+    samples = [sample for part in parts for sample in part.samples]
+    used = {source.label for source in found.sources if source.label is not None}
+    ordered = [name for name in found.classes if name in used]
+    classes = ClassNames(old.classes, ordered, grow=not all(name.isdecimal() for name in ordered))
+    labels = {name: label for name in ordered if (label := classes.index(name, "")) is not None}
+    rows = [annotation(sample, sources[sample.source_id], labels) for sample in samples]
+    made = replace(
+        old,
+        shards=(*old.shards, *records),
+        classes=tuple(classes.names),
+        note=f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}",
+    )
+    return made, _joined(table, annotation_table(rows))
+
+
+def _joined(old: pa.Table, new: pa.Table) -> pa.Table:
+    """Rows of both, columns of both; a column whose types do not agree becomes text."""
+    for name in set(old.column_names) & set(new.column_names):
+        kinds = old.schema.field(name).type, new.schema.field(name).type
+        if kinds[0] != kinds[1] and not any(pa.types.is_null(kind) for kind in kinds):
+            old, new = _as_text(old, name), _as_text(new, name)
+    return pa.concat_tables([old, new], promote_options="default").combine_chunks()
+
+
+def _as_text(table: pa.Table, name: str) -> pa.Table:
+    values = [None if value is None else str(value) for value in table[name].to_pylist()]
+    return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
+
+
+def _extend_ledger(storage: Storage, parts: Sequence[Part], found: SourceList, generation: Generation) -> pa.Table:
+    """Writes the ledger with the rows of the job's sources in it, and returns these."""
+    names = {shard.sha256: shard.name for shard in generation.shards}
+    rows: list[Row] = []
+    for part in parts:
+        stem = None if part.digest is None else names.get(part.digest.sha256)
+        rows += [row | {"shard": None if row["shard"] is None else stem} for row in part.rows]
+    rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
+    before, identity = read_ledger(storage)
+    new = {row["source_id"] for row in rows}
+    write_ledger(storage, [*(row for row in before.to_pylist() if row["source_id"] not in new), *rows], identity)
+    faults.reach("merged")
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["source_id"]), schema=LEDGER_SCHEMA)

@@ -1,0 +1,230 @@
+"""The sound of a sample: an M4A beside its video, cut to the same seconds of the source.
+
+Second zero is the first frame of the video, so sound that begins later begins with silence, and sound before it is cut.
+
+- ``aac`` decodes the first audio stream, cuts it to the sample, and encodes it as AAC at 128 kbit/s with at most two
+  channels. Slow code paths only: the float code of FFmpeg's encoder differs between CPU models.
+- ``copy`` keeps the packets of AAC and ALAC as they are, so a cut falls between packets (21 ms of AAC at 48 kHz). What
+  else a source has cannot go into an M4A that every player reads; it is encoded as under ``aac``, with a warning.
+
+Sound never rejects a source: where there is none, or none that decodes, the sample is packed without, with a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import av
+
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.audio import AudioInfo, index_m4a
+from fastvid.media.demuxer import fraction, open_demuxer
+from fastvid.media.ffmpeg import FfmpegBuild
+from fastvid.media.limits import Limits
+from fastvid.media.probe import OpenSource
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.streams import Audio
+from fastvid.sharding.encode.transcode import FfmpegLog, read_back, run_ffmpeg
+
+# Codecs whose packets any reader of M4A takes.
+_COPIED: Final = frozenset({"aac", "alac"})
+# Transparent for most listeners, and what phones record.
+_BITRATE: Final = "128k"
+_MOST_CHANNELS: Final = 2
+# Seconds by which sound may be longer than its video: a packet at either end of a copy, and what resampling rounds.
+_SLACK: Final = 0.25
+
+NO_AUDIO: Final = "no-audio"
+DAMAGED: Final = "audio-damaged"
+ENCODED: Final = "audio-encoded"
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSource:
+    """The sound of a source.
+
+    Attributes:
+        codec: FFmpeg's name of the codec.
+        channels: Channels.
+        video_start: Seconds from the first packet of the file to the first frame of the video.
+    """
+
+    codec: str
+    channels: int
+    video_start: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """What a source's samples get.
+
+    Attributes:
+        members: An M4A for each sample, or None where there is no sound.
+        infos: What each M4A holds.
+        copied: Whether packets were kept as they are.
+        warnings: For the ledger.
+    """
+
+    members: tuple[bytes | None, ...]
+    infos: tuple[AudioInfo | None, ...]
+    copied: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def none(cls, count: int, *warnings: str) -> Sound:
+        """No sound for `count` samples."""
+        return cls((None,) * count, (None,) * count, warnings=warnings)
+
+
+def take_audio(
+    build: FfmpegBuild,
+    choice: Audio,
+    source: OpenSource,
+    spans: Sequence[tuple[Fraction, Fraction]],
+    limits: Limits,
+    *,
+    patience: float = 1.0,
+) -> Sound:
+    """The sound of a source's samples.
+
+    Args:
+        build: The ffmpeg to run.
+        choice: "copy" or "aac"; "drop" gives none.
+        source: The open source.
+        spans: First and last second of each sample, counted from the first frame of the video.
+        limits: What the source may cost.
+        patience: Factor on the time limit.
+    """
+    if choice == "drop":
+        return Sound.none(len(spans))
+    try:
+        found = probe_audio(source)
+        if found is None:
+            return Sound.none(len(spans), NO_AUDIO)
+        copied = choice == "copy" and found.codec in _COPIED
+        data = _write(build, source, found, spans, limits, patience, copied=copied)
+        checked = [_check(member, float(end - start)) for member, (start, end) in zip(data, spans, strict=True)]
+    except SourceError as error:
+        if error.transient:
+            raise
+        return Sound.none(len(spans), DAMAGED)
+    members = tuple(member if info is not None else None for member, info in zip(data, checked, strict=True))
+    warnings = [ENCODED] if choice == "copy" and not copied else []
+    warnings += [NO_AUDIO] if None in members else []
+    return Sound(members, tuple(checked), copied, tuple(warnings))
+
+
+def audio_seconds(source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]], limits: Limits) -> float:
+    """Wall time that the sound of a source may take: that of reading the file, and a part of its own length."""
+    return min(limits.max_seconds, limits.read_seconds(source.size) + float(max(end for _, end in spans)))
+
+
+def probe_audio(source: OpenSource) -> AudioSource | None:
+    """What sound a source has; None without any.
+
+    Raises:
+        SourceError: The file does not open.
+    """
+    try:
+        with open_demuxer(source.url, source.container) as container:
+            if not container.streams.audio:
+                return None
+            stream: Any = container.streams.audio[0]
+            # The binding has no context for a codec that it cannot decode.
+            context: Any = stream.codec_context
+            if context is None:
+                return None
+            pictures = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+            begins = Fraction(container.start_time or 0, av.time_base)
+            shown = begins
+            if pictures and pictures[0].start_time is not None and (tick := fraction(pictures[0].time_base)):
+                shown = pictures[0].start_time * tick
+            return AudioSource(context.codec.canonical_name, context.channels, max(Fraction(0), shown - begins))
+    except (av.FFmpegError, ValueError) as error:
+        raise SourceError(f"audio cannot be read: {error}", reason=Reason.DAMAGED) from error
+
+
+def _write(
+    build: FfmpegBuild,
+    source: OpenSource,
+    found: AudioSource,
+    spans: Sequence[tuple[Fraction, Fraction]],
+    limits: Limits,
+    patience: float,
+    *,
+    copied: bool,
+) -> tuple[bytes, ...]:
+    seconds = patience * audio_seconds(source, spans, limits)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile(prefix="fastvid-")) for _ in spans]
+        command = [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
+        command += ["-cpuflags", "0", "-filter_complex_threads", "1"]
+        command += ["-f", source.container, "-protocol_whitelist", "file", "-threads", "1", "-i", source.url]
+        for file, (start, end) in zip(files, spans, strict=True):
+            command += _target(found, start, end, copied=copied)
+            command += [f"file:/dev/fd/{file.fileno()}"]
+        log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
+        _judge(log)
+        return tuple(read_back(file) for file in files)
+
+
+def _target(found: AudioSource, start: Fraction, end: Fraction, *, copied: bool) -> list[str]:
+    first, last = float(found.video_start + start), float(found.video_start + end)
+    options = ["-map", "0:a:0", "-map_metadata", "-1", "-map_chapters", "-1", "-fflags", "+bitexact"]
+    options += ["-flags:a", "+bitexact", "-movflags", "+faststart", "-f", "ipod"]
+    if copied:
+        return [*options, "-codec:a", "copy", "-copypriorss", "0", "-ss", f"{first:.6f}", "-t", f"{last - first:.6f}"]
+    # Holes become silence, also one before the first packet, so that a sample's number is its time.
+    filters = f"aresample=async=1:first_pts=0,atrim=start={first:.6f}:end={last:.6f},asetpts=PTS-STARTPTS"
+    options += ["-filter:a", filters, "-threads", "1", "-codec:a", "aac", "-b:a", _BITRATE]
+    return [*options, "-ac", str(min(found.channels, _MOST_CHANNELS))]
+
+
+def _judge(log: FfmpegLog) -> None:
+    if log.status:
+        raise SourceError(f"ffmpeg exits with {log.status}: {'; '.join(log.last)}", reason=Reason.DAMAGED)
+    complaints = [line for line in log.lines if "[error]" in line or "[fatal]" in line or "[panic]" in line]
+    if complaints:
+        raise SourceError(f"audio decodes with errors: {complaints[0]}", reason=Reason.DAMAGED)
+
+
+def _check(data: bytes, seconds: float) -> AudioInfo | None:
+    """What an M4A holds, after decoding it; None when it holds no sample.
+
+    Raises:
+        SourceError: It does not decode, or is longer than its video.
+    """
+    if not data:
+        return None
+    try:
+        info = index_m4a(data)
+    except FormatError as error:
+        raise SourceError(f"the M4A cannot be indexed: {error.message}", reason=Reason.DAMAGED) from error
+    if not info.num_packets:
+        return None
+    samples = count_samples(data)
+    if samples > (seconds + _SLACK) * info.sample_rate:
+        raise SourceError(
+            f"{samples / info.sample_rate:.2f} s of sound for {seconds:.2f} s of video", reason=Reason.DAMAGED
+        )
+    return info if samples else None
+
+
+def count_samples(data: bytes | memoryview) -> int:
+    """Samples of each channel that an M4A decodes to.
+
+    Raises:
+        SourceError: It does not decode.
+    """
+    try:
+        with open_demuxer(data, "mov") as container:
+            stream = container.streams.audio[0]
+            stream.codec_context.thread_count = 1
+            return sum(frame.samples for frame in container.decode(stream))
+    except (av.FFmpegError, ValueError, IndexError) as error:
+        raise SourceError(f"audio does not decode: {error}", reason=Reason.DAMAGED) from error

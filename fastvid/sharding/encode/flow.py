@@ -1,0 +1,132 @@
+"""Optical flow between consecutive frames, by OpenCV.
+
+The same frames give the same numbers on every x86-64 machine with the same OpenCV: one thread, because stripes of DIS
+do not see across their borders, and none of the code that OpenCV chooses by CPU model. What OpenCV is told is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import MissingDependency
+from fastvid.format.flow import BOUND, Levels, to_levels
+from fastvid.sharding.encode.streams import FlowSettings
+
+Gray = npt.NDArray[np.uint8]
+Estimate = Callable[[Gray, Gray], npt.NDArray[np.float32]]
+
+_HINT: Final = "pip install 'fastvid-toolkit[flow]'"
+# OpenCV's own defaults of the preset and of the constructor, written out so that they are recorded with the data.
+_PARAMETERS: Final[dict[str, dict[str, float]]] = {
+    # cv::DISOpticalFlow::PRESET_MEDIUM; it halves the picture once less than PRESET_FAST and keeps small moving parts.
+    "dis": {
+        "FinestScale": 1,
+        "PatchSize": 8,
+        "PatchStride": 3,
+        "GradientDescentIterations": 25,
+        "VariationalRefinementIterations": 5,
+    },
+    # cv::optflow::DualTVL1OpticalFlow
+    "tvl1": {
+        "Tau": 0.25,
+        "Lambda": 0.15,
+        "Theta": 0.3,
+        "ScalesNumber": 5,
+        "WarpingsNumber": 5,
+        "Epsilon": 0.01,
+        "InnerIterations": 30,
+        "OuterIterations": 10,
+        "ScaleStep": 0.8,
+        "MedianFiltering": 5,
+    },
+}
+
+
+def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
+    """Settings of a method with the OpenCV of this machine.
+
+    Raises:
+        UsageError: The method or the bound cannot be.
+        MissingDependency: There is no OpenCV that has it.
+    """
+    checked: Any = method
+    cv2 = _opencv("")
+    chosen = FlowSettings(
+        checked, BOUND if bound is None else bound, _PARAMETERS.get(method, {}), cv2.__version__, platform.machine()
+    )
+    _opencv(method)
+    return chosen
+
+
+def estimate_flow(frames: Iterable[Gray], settings: FlowSettings) -> Iterator[Levels]:
+    """The flow of each frame to the next, as stacked levels; the last one again for the last frame.
+
+    Args:
+        frames: uint8 [H, W] each, in display order.
+        settings: How.
+
+    Yields:
+        uint8 [2H, W] for every frame, see `fastvid.format.flow`.
+    """
+    cv2 = _opencv(settings.method)
+    estimate = _ESTIMATORS[settings.method](cv2, settings)
+    before: Gray | None = None
+    levels: Levels | None = None
+    for frame in frames:
+        if before is not None:
+            with _reproducible(cv2):
+                flow = estimate(before, frame)
+            levels = to_levels(flow, settings.bound)
+            yield levels
+        before = frame
+    if before is not None:
+        yield to_levels(np.zeros((*before.shape, 2), np.float32), settings.bound) if levels is None else levels
+
+
+def _dis(cv2: Any, settings: FlowSettings) -> Estimate:
+    engine = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    _set(engine, settings)
+    return lambda first, second: np.asarray(engine.calc(first, second, None), np.float32)
+
+
+def _tvl1(cv2: Any, settings: FlowSettings) -> Estimate:
+    engine = cv2.optflow.DualTVL1OpticalFlow_create()
+    _set(engine, settings)
+    return lambda first, second: np.asarray(engine.calc(first, second, None), np.float32)
+
+
+_ESTIMATORS: Final[dict[str, Callable[[Any, FlowSettings], Estimate]]] = {"dis": _dis, "tvl1": _tvl1}
+
+
+def _set(engine: Any, settings: FlowSettings) -> None:
+    for name, value in settings.parameters.items():
+        getattr(engine, f"set{name}")(int(value) if value == int(value) else value)
+
+
+def _opencv(method: str) -> Any:
+    try:
+        import cv2
+    except ImportError as error:
+        raise MissingDependency(f"optical flow needs OpenCV: {error}", hint=_HINT) from error
+    if method == "tvl1" and not hasattr(getattr(cv2, "optflow", None), "DualTVL1OpticalFlow_create"):
+        raise MissingDependency(f"OpenCV {cv2.__version__} here was built without TV-L1", hint=_HINT)
+    return cv2
+
+
+@contextlib.contextmanager
+def _reproducible(cv2: Any) -> Iterator[None]:
+    """One thread and no code that depends on the CPU model, until the end; then as before."""
+    threads, optimized = cv2.getNumThreads(), cv2.useOptimized()
+    cv2.setNumThreads(1)
+    cv2.setUseOptimized(False)
+    try:
+        yield
+    finally:
+        cv2.setUseOptimized(optimized)
+        cv2.setNumThreads(threads)

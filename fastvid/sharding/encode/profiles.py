@@ -1,0 +1,394 @@
+"""Encode profiles, and the ffmpeg command that brings any source into a profile's form.
+
+Every profile writes: constant frame rate, upright progressive pictures with square pixels, 8-bit 4:2:0, BT.601 limited
+and tagged so, short side 256, both sides multiples of 16. A picture is scaled and then cropped around its centre, never
+stretched; a smaller one is enlarged.
+
+The bytes depend on nothing but the source, the profile and the encoder build: one thread per encode, no code paths that
+differ between CPUs, no version strings, no dates. Tone mapping of HDR sources is the exception: its floating-point
+filters promise nothing across CPU models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+import ffmpeg
+
+from fastvid.errors import SourceError, UsageError
+from fastvid.media.colour_tags import COLOUR
+from fastvid.media.ffmpeg import FfmpegBuild
+from fastvid.media.limits import Limits
+from fastvid.media.probe import HDR_TRANSFERS, SourceInfo
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import MAX_RATE, Timing
+from fastvid.sharding.encode.encoder_options import ENCODER_OPTIONS
+
+# Deterministic on every x86 CPU and equal between FFmpeg 5.1 and 9.0; the defaults are neither (measured).
+SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
+
+# A long side that hardware decoders of H.264 and VP9 take.
+_MAX_SIDE: Final = 4096
+# Pictures larger than standard definition are BT.709 when nothing is said, as players assume.
+_SD_WIDTH, _SD_HEIGHT = 1024, 576
+_QUIET: Final = (
+    "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-filter_complex_threads", "1", "-y",
+)  # fmt: skip
+_MATRICES: Final = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020", 10: "bt2020"}
+_HDR_MATRICES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020_ncl", 10: "2020_cl"}
+_HDR_PRIMARIES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020", 12: "smpte432"}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How samples are encoded.
+
+    Attributes:
+        name: What users call it.
+        codec: "h264", "hevc", "vp9" or "mjpeg"; "copy" encodes nothing, and the other fields then mean nothing.
+        gop: Frames from one key frame to the next.
+        bframes: Frames that nothing refers to between two reference frames.
+        crf: Constant quality of the encoder; lower is better and larger. For MJPEG its ``qscale``, 2 to 31.
+        preset: x264's or x265's preset, or libvpx's ``cpu-used``; empty where there is none.
+        short_side: Pixels of the shorter side, a multiple of `multiple`.
+        multiple: Both sides are multiples of it, in pixels.
+        fps: Frames a second as a fraction such as "30000/1001"; empty for the source's own rate.
+    """
+
+    name: str
+    codec: str
+    gop: int
+    bframes: int
+    crf: int
+    preset: str
+    short_side: int = 256
+    multiple: int = 16
+    fps: str = ""
+
+    def __post_init__(self) -> None:
+        if self.codec == _COPY:
+            return
+        if self.codec not in _ENCODERS:
+            raise UsageError(
+                f"codec {self.codec!r} of profile {self.name!r} is not known", hint="h264, hevc, vp9, mjpeg, copy"
+            )
+        if self.gop < 1 or not 0 <= self.bframes < self.gop:
+            raise UsageError(f"gop {self.gop} with {self.bframes} B-frames cannot be", hint="0 <= bframes < gop")
+        if self.multiple < 2 or self.short_side < self.multiple or self.short_side % self.multiple:
+            raise UsageError(f"short side {self.short_side} is no multiple of {self.multiple}")
+        if self.codec == "mjpeg" and not _QSCALE[0] <= self.crf <= _QSCALE[1]:
+            raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {_QSCALE[0]} to {_QSCALE[1]}")
+        if self.fps:
+            _check_rate(self.fps)
+
+    @property
+    def copies(self) -> bool:
+        """Whether it encodes nothing: sources go into the shards as they are, or their packets do."""
+        return self.codec == _COPY
+
+    @property
+    def full_range(self) -> bool:
+        """Whether luma runs from 0 to 255: in JPEG by definition (JFIF 1.02), which has no field to say otherwise."""
+        return self.codec == "mjpeg"
+
+    @property
+    def encoder(self) -> str:
+        """ffmpeg's name of the encoder; empty where there is none."""
+        return _ENCODERS.get(self.codec, "")
+
+    def runs_on(self, build: FfmpegBuild) -> bool:
+        """Whether a build of ffmpeg has the encoder that it takes."""
+        return self.copies or self.encoder in build.encoders
+
+    def changed(
+        self,
+        *,
+        short_side: int | None = None,
+        crf: int | None = None,
+        gop: int | None = None,
+        fps: str | None = None,
+    ) -> Profile:
+        """This profile with other parameters; None keeps one.
+
+        Raises:
+            UsageError: The parameters do not fit each other, or nothing is encoded.
+        """
+        changes = {"short_side": short_side, "crf": crf, "gop": gop, "fps": fps}
+        given = [name for name, value in changes.items() if value is not None]
+        if not given:
+            return self
+        if self.copies:
+            raise UsageError(f"profile {self.name!r} encodes nothing: {given[0]} has no meaning with it")
+        values = asdict(self) | {name: value for name, value in changes.items() if value is not None}
+        return Profile(**values | {"bframes": min(self.bframes, values["gop"] - 1)})
+
+    def to_json(self) -> dict[str, Any]:
+        """All parameters, as a dataset records them."""
+        return asdict(self)
+
+
+_COPY: Final = "copy"
+_ENCODERS: Final = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg"}
+_QSCALE: Final = (2, 31)  # of FFmpeg's MJPEG encoder
+
+
+def _check_rate(text: str) -> None:
+    try:
+        rate = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(f"frame rate {text!r} is no number", hint="such as 25 or 30000/1001") from error
+    if not 0 < rate <= MAX_RATE:
+        raise UsageError(f"frame rate {text} is not above 0 and at most {MAX_RATE}")
+
+
+PROFILES: Final = {
+    profile.name: profile
+    for profile in (
+        # A third more bytes than x264's defaults at equal quality, five times the speed for sparse frames: seven of
+        # eight frames are never decoded unless asked for.
+        Profile("compact", "h264", gop=32, bframes=7, crf=23, preset="medium"),
+        # One packet per wanted frame: twice as fast again for sparse frames, at several times the bytes.
+        Profile("intra", "h264", gop=1, bframes=0, crf=23, preset="medium"),
+        # What DALI decodes on a CPU, at the quality of compact. VP9 has no cheap frames to drop: a short GOP instead.
+        Profile("vp9", "vp9", gop=12, bframes=0, crf=40, preset="4"),
+        # Compact's structure in HEVC: a good half of the bytes, and two to three times the time to decode on a CPU.
+        Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium"),
+        # All-intra that DALI decodes on a CPU too.
+        Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset=""),
+        # No encoding: for videos that are small and well cut already, and for looking before deciding.
+        Profile("copy", _COPY, gop=0, bframes=0, crf=0, preset="", short_side=0, multiple=0),
+    )
+}
+
+
+def get_profile(name: str) -> Profile:
+    """A profile by name.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    if name not in PROFILES:
+        raise UsageError(f"profile {name!r} is not known", hint=f"known are {', '.join(sorted(PROFILES))}")
+    return PROFILES[name]
+
+
+def written_timing(timing: Timing, profile: Profile) -> Timing:
+    """The rate and number of frames that a profile writes: the source's, unless it sets a rate of its own."""
+    if not profile.fps:
+        return timing
+    rate = Fraction(profile.fps)
+    return replace(timing, rate=rate, input_rate=None, frames=max(1, round(timing.frames * rate / timing.rate)))
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of a picture on its way, in pixels, upright: scaled to, then cropped to."""
+
+    scaled: tuple[int, int]
+    cropped: tuple[int, int]
+
+
+def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -> Geometry:
+    """Sizes for an upright picture of `width` x `height` pixels whose pixels are `aspect` times as wide as high.
+
+    Raises:
+        SourceError: The long side would exceed 4096 pixels.
+    """
+    shape = Fraction(width, height) * aspect
+    side, step = profile.short_side, profile.multiple
+    long = max(shape, 1 / shape) * side
+    # Chroma has half the size; an even side keeps the scale factors of all planes equal.
+    scaled = max(side, 2 * round(long / 2))
+    cropped = scaled // step * step
+    if cropped > _MAX_SIDE:
+        raise SourceError(
+            f"a picture of {width}x{height} would become {cropped}x{side} pixels, {_MAX_SIDE} at most",
+            reason=Reason.BAD_SHAPE,
+        )
+    if shape >= 1:
+        return Geometry((scaled, side), (cropped, side))
+    return Geometry((side, scaled), (side, cropped))
+
+
+def build_command(
+    build: FfmpegBuild,
+    profile: Profile,
+    info: SourceInfo,
+    source_url: str,
+    targets: Sequence[tuple[str, tuple[int, int] | None]],
+    limits: Limits,
+) -> list[str]:
+    """The ffmpeg command that writes a source, or parts of it, as MP4.
+
+    Args:
+        build: The ffmpeg to run.
+        profile: How to encode.
+        info: What the source is.
+        source_url: Where ffmpeg finds it, as a ``file:`` URL.
+        targets: For each MP4 its URL and the frames it gets, as a half-open range at the profile's constant rate; None
+            for all. One pass over the source writes them all.
+        limits: For the size of frames, and for how many frames may come out.
+
+    Raises:
+        SourceError: The picture cannot be brought into the profile's form by this build.
+    """
+    arguments = input_options(info, limits)
+    picture = picture_filters(build, profile, info, ffmpeg.input(source_url, **arguments)["V:0"])
+    geometry = _upright_geometry(info, profile)
+    branches = picture.split() if len(targets) > 1 else None
+    outputs = []
+    for number, (url, frames) in enumerate(targets):
+        branch = picture if branches is None else branches[number]
+        if frames is not None:
+            branch = branch.trim(start_frame=frames[0], end_frame=frames[1]).setpts("PTS-STARTPTS")
+        most = 2 * written_timing(info.timing, profile).frames + 16
+        options = output_options(profile, geometry.cropped, frames=most, full_range=profile.full_range)
+        outputs.append(ffmpeg.output(branch, url, **options))
+    command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
+    return [build.path, *_QUIET, *command]
+
+
+def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: Limits) -> list[str]:
+    """The ffmpeg command that decodes a source and writes nothing."""
+    source = ffmpeg.input(
+        source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=limits.max_pixels
+    )
+    # The muxer of nothing complains of times that stand still, which say nothing against the pictures.
+    picture = source["V:0"].filter("settb", "1").filter("setpts", "N")
+    command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
+    return [build.path, *_QUIET, *command]
+
+
+def input_options(info: SourceInfo, limits: Limits) -> dict[str, Any]:
+    """What ffmpeg is told before it opens a source."""
+    arguments: dict[str, Any] = {
+        "f": info.container,
+        "protocol_whitelist": "file",
+        "threads": 1,
+        "max_pixels": limits.max_pixels,
+    }
+    if info.timing.input_rate is not None:
+        arguments["r"] = str(info.timing.input_rate)
+    return arguments
+
+
+def _upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
+    width, height, aspect = info.width, info.height, info.sample_aspect
+    if info.turned:
+        width, height, aspect = height, width, 1 / aspect
+    return plan_geometry(width, height, aspect, profile)
+
+
+def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, picture: Any) -> Any:
+    """A source's pictures, decoded, as a profile's encoder takes them: streams of ffmpeg-python."""
+    # ffmpeg itself puts the filters that turn the picture upright in front of these. Left to us, it would copy the
+    # display matrix into the output, and players would turn the picture once more.
+    geometry = _upright_geometry(info, profile)
+    timing = info.timing
+    step = 1 if timing.input_rate is None else int(timing.input_rate / timing.rate)
+    if info.interlaced:
+        # One frame per frame keeps the count; only pictures marked interlaced are touched.
+        picture = picture.filter("yadif", mode="send_frame", parity="auto", deint="interlaced")
+    if step > 1:
+        picture = picture.filter("framestep", step)
+    width, height = geometry.scaled
+    picture = _tone_map(build, info, picture, width, height) if info.hdr else _convert(info, picture, width, height)
+    if geometry.cropped != geometry.scaled:
+        picture = picture.filter("crop", *geometry.cropped)
+    picture = picture.filter("setsar", "1").filter("format", "yuv420p")
+    levels = "limited"
+    if profile.full_range:
+        # At the end, so that tone mapping and all other filters are those of every profile.
+        levels = "full"
+        picture = picture.filter(
+            "scale",
+            flags=SWS_FLAGS,
+            in_range="limited",
+            out_range="full",
+            in_color_matrix="bt601",
+            out_color_matrix="bt601",
+        ).filter("format", "yuvj420p")
+    picture = picture.filter("setparams", range=levels, **COLOUR)
+    # With a forced input rate frames are one to one, and the fps filter would still repeat the last one up to the end
+    # that the container claims. Otherwise it repeats or drops frames, at the end of the chain, where they are small.
+    if profile.fps:
+        return picture.filter("fps", profile.fps).filter("trim", end_frame=written_timing(timing, profile).frames)
+    return picture if timing.input_rate is not None else picture.filter("fps", str(timing.rate))
+
+
+def _convert(info: SourceInfo, picture: Any, width: int, height: int) -> Any:
+    matrix = _MATRICES.get(info.matrix)
+    if matrix is None:
+        matrix = "bt709" if info.width > _SD_WIDTH or info.height > _SD_HEIGHT else "bt601"
+    return picture.filter(
+        "scale",
+        width,
+        height,
+        flags=SWS_FLAGS,
+        in_color_matrix=matrix,
+        in_range="full" if info.full_range else "limited",
+        out_color_matrix="bt601",
+        out_range="limited",
+    ).filter("format", "yuv420p")
+
+
+def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, height: int) -> Any:
+    if not build.zscale:
+        raise SourceError(
+            f"the picture is HDR ({HDR_TRANSFERS[info.transfer]}) and {build.path} has no zscale filter",
+            reason=Reason.HDR,
+            hint="use a build of ffmpeg with libzimg",
+        )
+    luma_range = "full" if info.full_range else "limited"
+    # Scaled first, in the source's own transfer: tone mapping then costs 256 lines, not 2160.
+    picture = picture.filter("scale", width, height, flags=SWS_FLAGS, in_range=luma_range, out_range=luma_range).filter(
+        "format", "yuv444p10le"
+    )
+    # 100 nits is diffuse white of SDR; hable without desaturation keeps faces and grass in their colours.
+    picture = picture.filter(
+        "zscale",
+        transferin=HDR_TRANSFERS[info.transfer],
+        matrixin=_HDR_MATRICES.get(info.matrix, "2020_ncl"),
+        primariesin=_HDR_PRIMARIES.get(info.primaries, "2020"),
+        rangein=luma_range,
+        transfer="linear",
+        npl=100,
+    )
+    picture = picture.filter("format", "gbrpf32le").filter("zscale", primaries="709")
+    picture = picture.filter("tonemap", "hable", desat=0)
+    return picture.filter("zscale", transfer="709", matrix="170m", range="limited").filter("format", "yuv420p")
+
+
+def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full_range: bool) -> dict[str, Any]:
+    """What ffmpeg is told of one output of a profile, by the names of its options.
+
+    Args:
+        profile: How to encode.
+        size: Width and height in pixels.
+        frames: Most frames that may come out.
+        full_range: Whether luma runs from 0 to 255.
+    """
+    common = {
+        "f": "mp4",
+        "codec:v": profile.encoder,
+        "g": profile.gop,
+        "keyint_min": profile.gop,
+        "threads": 1,
+        "pix_fmt": "yuvj420p" if profile.full_range else "yuv420p",
+        # Timestamps lie on the grid already; other modes drop or repeat frames.
+        "fps_mode": "passthrough",
+        # A damaged clock must not make a filter repeat a frame forever.
+        "frames:v": frames,
+        # For the container's colour box; the stream's own header is written by the encoder and its bitstream filter.
+        **COLOUR,
+        "color_range": "pc" if full_range else "tv",
+        "map_metadata": -1,
+        "map_chapters": -1,
+        "fflags": "+bitexact",
+        "flags:v": "+bitexact",
+        "movflags": "+faststart",
+    }
+    return common | ENCODER_OPTIONS[profile.codec](profile, size, full_range)

@@ -1,0 +1,1 @@
+"""The sharding job: plan, lock, ledger, staging, runs and commit."""

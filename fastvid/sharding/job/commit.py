@@ -1,0 +1,73 @@
+"""The end of a job: its parts become the ledger, the annotations and the first generation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from fastvid.errors import JobError
+from fastvid.format.dataset import annotation_table
+from fastvid.format.generations import Generation, ShardRecord, commit_generation
+from fastvid.format.schema import LEDGER
+from fastvid.sharding.job.identity import digest
+from fastvid.sharding.job.ledger import PackedSample, Part, problem_row, write_ledger
+from fastvid.sharding.sources.sources import Source, SourceList, encode_name
+from fastvid.storage import Storage
+
+# Hex digits of the identity that name the dataset: the same job makes the same dataset.
+_ID_DIGITS = 32
+
+
+def commit_job(storage: Storage, identity: Mapping[str, Any], found: SourceList, parts: Sequence[Part]) -> pa.Table:
+    """Writes the ledger and commits the dataset. Returns the ledger.
+
+    Raises:
+        JobError: There is not a single sample; the ledger is there and says why.
+    """
+    rows = [row for part in parts for row in part.rows]
+    rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
+    ledger = write_ledger(storage, rows, identity)
+    records = [_record(part, identity) for part in parts]
+    shards = tuple(record for record in records if record is not None)
+    if not shards:
+        reasons = Counter(ledger["reason"].to_pylist()).most_common()
+        raise JobError(
+            f"not one of {ledger.num_rows} sources could be packed: "
+            + ", ".join(f"{count} {reason}" for reason, count in reasons),
+            file=storage.url,
+            hint=f"{LEDGER} says why for each",
+        )
+    labels = {name: number for number, name in enumerate(found.classes)}
+    by_id = {encode_name(source.id): source for source in found.sources}
+    samples = [sample for part in parts for sample in part.samples]
+    table = annotation_table([_annotation(sample, by_id[sample.source_id], labels) for sample in samples])
+    extras = identity.get("streams", {})
+    names = ("rgb", "flow") if "flow" in extras else ("rgb",)
+    generation = Generation(1, shards, names, found.classes, note="fastvid shard", extras=extras)
+    commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
+    return ledger
+
+
+def _record(part: Part, identity: Mapping[str, Any]) -> ShardRecord | None:
+    tar = part.digest
+    if tar is None:
+        return None
+    return ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, identity["profile"], part.encoder)
+
+
+def _annotation(sample: PackedSample, source: Source, labels: Mapping[str, int]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "key": sample.key,
+        "source_id": sample.source_id,
+        "label": None if source.label is None else labels[source.label],
+        "num_frames": sample.num_frames,
+        "removed": False,
+    }
+    # A table may have a column of our names for something else, such as its own count of frames.
+    row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}
+    if sample.parent is not None:
+        row |= {"parent": sample.parent, "start_seconds": sample.start_seconds}
+    return row

@@ -1,0 +1,289 @@
+"""Keeps two jobs out of one folder: one whole job, or any number of its parts, each once.
+
+On a local or shared disk the kernel's locks do it, and a killed process lets go of them. An object store has none:
+there each job keeps an object of its own, a lease, and writes to it every few seconds; a lease that has not changed for
+longer belongs to a job that is dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from fastvid.errors import JobError, StorageError
+from fastvid.format.schema import LEDGER_PARTS
+from fastvid.sharding.job.plan import JobPart
+from fastvid.storage import LocalStorage, Storage
+
+_LOG = logging.getLogger(__name__)
+
+Check = Callable[[], None]
+"""Raises JobError when the folder is no longer ours."""
+
+BEAT_SECONDS: Final = 20.0
+"""A job writes to its lease so often."""
+
+LEASE_SECONDS: Final = 90.0
+"""A lease that has not changed for so long is free: four beats may be lost to a slow store."""
+
+_POLL_SECONDS: Final = 1.0
+_JOB_LOCK: Final = ".job.lock"
+_LEASES: Final = "leases/"
+# Network file systems mounted without locks answer one of these.
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+@contextlib.contextmanager
+def alone(storage: Storage, part: JobPart | None = None) -> Iterator[Check]:
+    """Keeps others out of the folder, or out of one part of its job, until the block ends.
+
+    Args:
+        storage: The dataset's folder.
+        part: The part that is done; None for the whole job, which shares the folder with nobody.
+
+    Yields:
+        A function that raises JobError when someone else has taken over: a job on an object store that was stopped for
+        longer than a lease lasts.
+
+    Raises:
+        JobError: Another job works there.
+        StorageError: The folder cannot be made or written.
+    """
+    with _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part) as check:
+        yield check
+
+
+@contextlib.contextmanager
+def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[Check]:
+    folder = storage.path(LEDGER_PARTS)
+    job = folder / _JOB_LOCK
+    with contextlib.ExitStack() as stack:
+        # Shared among parts, so that none runs beside a job that does the whole.
+        held = stack.enter_context(_lock(job, shared=part is not None))
+        if held is None:
+            _LOG.warning("the file system of %s has no locks: nothing keeps a second job out of it", storage.url)
+        own = None if part is None else folder / f".part-{part.index}-of-{part.of}.lock"
+        if own is not None:
+            stack.enter_context(_lock(own, shared=False))
+        try:
+            yield lambda: None
+        finally:
+            with contextlib.suppress(OSError):
+                _clear(folder, held, own)
+
+
+def _clear(folder: Path, held: int | None, own: Path | None) -> None:
+    """Removes lock files while they are locked: whoever has opened one finds it gone, and makes another."""
+    if own is not None:
+        own.unlink(missing_ok=True)
+        if os.listdir(folder) != [_JOB_LOCK] or held is None:
+            return
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while other parts are at work
+    for path in [*folder.glob(".part-*.lock"), folder / _JOB_LOCK]:
+        path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+@contextlib.contextmanager
+def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
+    """Locks a file of its own: over NFS only a file that is open for writing can be locked.
+
+    Yields:
+        Its descriptor, or None where the file system has no locks.
+    """
+    descriptor, locked = -1, False
+    while descriptor < 0:
+        descriptor = _open(path)
+        try:
+            locked = _flock(descriptor, path, shared=shared)
+            if not _lies_at(descriptor, path):  # its holder has removed it since it was opened here
+                os.close(descriptor)
+                descriptor = -1
+        except BaseException:
+            os.close(descriptor)
+            raise
+    try:
+        yield descriptor if locked else None
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            continue  # another job has just ended here and removed the folder
+        except OSError as error:
+            raise StorageError(
+                f"folder cannot be made or written: {error.strerror}", file=path.parent.parent
+            ) from error
+
+
+def _lies_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _flock(descriptor: int, path: Path, *, shared: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise JobError("another job is at work here", file=path.parent.parent) from error
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise StorageError(f"folder cannot be locked: {error.strerror}", file=path.parent.parent) from error
+    return True
+
+
+@contextlib.contextmanager
+def _leased(storage: Storage, part: JobPart | None) -> Iterator[Check]:
+    own = f"{_LEASES}job.json" if part is None else f"{_LEASES}part-{part.index}-of-{part.of}.json"
+    lease = _Lease(storage, own)
+    lease.take()
+    try:
+        # First the own one, then those of others: of two that begin at once, at least one sees the other.
+        others = [
+            name for name in storage.list(_LEASES) if name != own and (part is None or name == f"{_LEASES}job.json")
+        ]
+        _wait_until_dead(storage, others)
+        if part is None:
+            for name in others:
+                storage.delete(name)
+        yield lease.check
+    finally:
+        lease.release()
+
+
+class _Lease:
+    """One lease and the thread that keeps it."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.storage, self.name = storage, name
+        self._owner, self._beats = uuid.uuid4().hex, 0
+        self._content = b""
+        self._over, self._lost = threading.Event(), False
+        self._thread = threading.Thread(target=self._keep, name="fastvid-lease", daemon=True)
+
+    def take(self) -> None:
+        """Takes the lease, also from a job that is dead.
+
+        Raises:
+            JobError: It belongs to a job that lives.
+        """
+        content, expected = self._next(), None
+        while not self.storage.swap(self.name, content, expected):
+            expected = _wait_until_dead(self.storage, [self.name]).get(self.name)
+        self._content = content
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises JobError when another job has taken the lease over."""
+        if self._lost:
+            raise JobError(
+                "another job has taken over here, because this one did not answer for too long",
+                file=self.storage.url,
+                hint="what was finished is kept; leave the rest to the other job",
+            )
+
+    def release(self) -> None:
+        """Gives the lease back, if it still is ours."""
+        self._over.set()
+        self._thread.join()
+        try:
+            if not self._lost and self.storage.exists(self.name) and self.storage.read(self.name) == self._content:
+                self.storage.delete(self.name)
+        except StorageError as error:
+            _LOG.warning("a lease could not be given back and holds for %.0f s more: %s", LEASE_SECONDS, error)
+
+    def _keep(self) -> None:
+        since = time.monotonic()
+        while not self._over.wait(BEAT_SECONDS):
+            content = self._next()
+            try:
+                if not self.storage.swap(self.name, content, self._content):
+                    self._lost = True
+                    return
+                self._content, since = content, time.monotonic()
+            except StorageError as error:
+                _LOG.warning("the lease of this job could not be renewed: %s", error)
+                if time.monotonic() - since > LEASE_SECONDS:
+                    self._lost = True
+                    return
+
+    def _next(self) -> bytes:
+        self._beats += 1
+        record = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beats}
+        return (json.dumps(record) + "\n").encode()
+
+
+def _wait_until_dead(storage: Storage, names: list[str]) -> dict[str, bytes]:
+    """Watches leases until each is gone or has not changed for as long as a lease lasts; gives what those are.
+
+    Raises:
+        JobError: One belongs to a job that lives.
+    """
+    seen = {name: content for name in names if (content := _read(storage, name)) is not None}
+    waiting = {name: content for name, content in seen.items() if not _died_here(content)}
+    if waiting:
+        _LOG.info("waiting up to %.0f s to see whether another job is at work in %s", LEASE_SECONDS, storage.url)
+    end = time.monotonic() + LEASE_SECONDS
+    while waiting and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+        for name, content in list(waiting.items()):
+            now = _read(storage, name)
+            if now is None:
+                del waiting[name], seen[name]
+            elif now != content:
+                record = _parse(now)
+                raise JobError(
+                    f"another job is at work here, on {record.get('host')} as process {record.get('pid')}",
+                    file=storage.url,
+                )
+    return seen
+
+
+def _read(storage: Storage, name: str) -> bytes | None:
+    try:
+        return storage.read(name)
+    except StorageError:
+        if storage.exists(name):
+            raise
+        return None
+
+
+def _died_here(content: bytes) -> bool:
+    """Whether the lease names a process of this very machine that is gone."""
+    record = _parse(content)
+    if record.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(int(record["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, KeyError, TypeError, ValueError):
+        return False
+    return False
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(content)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}

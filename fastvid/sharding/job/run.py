@@ -1,0 +1,229 @@
+"""One run of a job: takes up what earlier runs have left, encodes what is missing, packs complete shards."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import accumulate, chain
+from typing import Any, Final
+
+from fastvid.errors import JobError
+from fastvid.format.schema import shard_stem
+from fastvid.format.shard import sample_members, write_shard
+from fastvid.runtime import faults
+from fastvid.runtime.progress import Progress
+from fastvid.sharding.engines.engine import Engine
+from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
+from fastvid.sharding.job.outages import Trouble
+from fastvid.sharding.job.plan import JobPart
+from fastvid.sharding.job.staging import Staging
+from fastvid.sharding.sources.sources import Source, encode_name
+from fastvid.sharding.work.messages import Outcome, Task
+from fastvid.storage import LocalStorage, Storage
+
+_LOG = logging.getLogger(__name__)
+
+# A source that was too slow among others gets this much more time when it is tried alone.
+_PATIENCE: Final = 4.0
+# Parts of the ledger that are read at the same time: each costs three round trips to an object store.
+_READERS: Final = 16
+
+Members = tuple[str, Mapping[str, bytes]]
+
+
+class Run:
+    """Brings every shard of a plan to disk.
+
+    Args:
+        storage: Folder of the dataset.
+        shards: Sources by shard and slot.
+        encoder: Build of the encoder, recorded with each shard.
+        streams: Video streams of every sample.
+        scratch: Local folder where samples wait and shards are made, instead of the dataset's.
+        part: Which of the shards are to be done; None for all.
+        check: Called before each shard is written; raises when the folder is no longer ours.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        shards: Sequence[Sequence[Source]],
+        encoder: Mapping[str, Any],
+        streams: tuple[str, ...] = ("rgb",),
+        *,
+        scratch: LocalStorage | None = None,
+        part: JobPart | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self.storage, self.shards, self.encoder, self.streams = storage, shards, encoder, streams
+        self.scratch, self.check = scratch, check
+        self.staging = Staging(storage, scratch, encoder)
+        self.trouble = Trouble()
+        self.parts: dict[int, Part] = {}
+        self._whole = part is None
+        self._mine = [number for number in range(len(shards)) if part is None or part.has(number)]
+        self.progress = Progress(sum(len(shards[number]) for number in self._mine))
+        self._first = list(accumulate(map(len, shards), initial=0))
+        self._missing: Counter[int] = Counter()
+        self._again: list[tuple[int, int]] = []
+        self._packing: list[Future[None]] = []
+
+    def finish(self, engine: Engine) -> list[Part]:
+        """Encodes and packs what is missing; gives the parts of the shards, in order.
+
+        Raises:
+            StorageError: The folder cannot be written, or is full.
+            WorkerError: Workers cannot be started.
+        """
+        todo = list(self._take_stock())
+        # Hashing, checksums and disk writes leave the interpreter's lock alone, so workers are fed while a shard is
+        # written.
+        with ThreadPoolExecutor(1, thread_name_prefix="pack") as packer:
+            try:
+                for shard in self._mine:
+                    if shard not in self.parts:
+                        self._settle(shard, packer)
+                for outcome in engine.run(self._task(shard, slot) for shard, slot in todo):
+                    faults.reach("encode")
+                    shard, slot = self._place(outcome.index)
+                    self.trouble.note(self.shards[shard][slot], outcome)
+                    if outcome.transient:
+                        self.staging.put(shard_stem(shard), slot, outcome)
+                        self._again.append((shard, slot))
+                    else:
+                        self._keep(shard, slot, outcome, packer)
+                if self._again:
+                    _LOG.info("%d sources failed in a way that may pass: trying each alone", len(self._again))
+                for shard, slot in self._again:
+                    for outcome in engine.run([replace(self._task(shard, slot), patience=_PATIENCE)]):
+                        self.trouble.judge(self.shards[shard][slot], outcome)
+                        self._keep(shard, slot, replace(outcome, transient=False), packer)
+                for future in self._packing:
+                    future.result()
+            finally:
+                self.progress.finish()
+        return [self.parts[shard] for shard in self._mine]
+
+    def _take_stock(self) -> Iterator[tuple[int, int]]:
+        """Reads what earlier runs have left; gives the slots that are still to be encoded, in order."""
+        for folder in (self.storage, self.scratch):
+            if isinstance(folder, LocalStorage):
+                if self._whole:
+                    folder.sweep()
+                else:
+                    folder.sweep_dead()
+        found, staged = part_stems(self.storage), self.staging.slots()
+        known = [shard for shard in self._mine if shard_stem(shard) in found]
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as readers:
+            done = dict(zip(known, readers.map(self._finished, map(shard_stem, known)), strict=True))
+        for shard in self._mine:
+            stem, sources, part = shard_stem(shard), self.shards[shard], done.get(shard)
+            if part is not None:
+                self.parts[shard] = part
+                if stem in staged:
+                    self.staging.drop(stem)
+                packed = {row["source_id"] for row in part.rows if row["status"] == "packed"}
+                self.trouble.learn(source for source in sources if encode_name(source.id) in packed)
+                self.progress.take(len(sources), rejected=sum(row["status"] != "packed" for row in part.rows))
+                continue
+            self._missing[shard] = len(sources)
+            for slot in range(len(sources)):
+                outcome = self.staging.get(stem, slot) if slot in staged.get(stem, ()) else None
+                if outcome is None:
+                    yield shard, slot
+                elif outcome.transient:
+                    self._again.append((shard, slot))
+                else:
+                    self._missing[shard] -= 1
+                    self.progress.take(1, rejected=int(outcome.reason is not None))
+
+    def _finished(self, stem: str) -> Part | None:
+        """What is known of a finished shard; None if its tar is not there, as in a folder that was copied in haste."""
+        part, name = read_part(self.storage, stem), f"{stem}.tar"
+        if part.digest is None or (self.storage.exists(name) and self.storage.size(name) == part.digest.bytes):
+            return part
+        _LOG.warning("%s is not the tar that the ledger's part describes: its shard is encoded again", name)
+        return None
+
+    def _task(self, shard: int, slot: int) -> Task:
+        source = self.shards[shard][slot]
+        return Task(
+            index=self._first[shard] + slot,
+            source_id=encode_name(source.id),
+            path=source.path,
+            key=source.key,
+            size=source.size,
+            start=source.start,
+            end=source.end,
+            member=source.member,
+            tag=source.tag,
+        )
+
+    def _place(self, index: int) -> tuple[int, int]:
+        shard = bisect_right(self._first, index) - 1
+        return shard, index - self._first[shard]
+
+    def _keep(self, shard: int, slot: int, outcome: Outcome, packer: ThreadPoolExecutor) -> None:
+        self.staging.put(shard_stem(shard), slot, outcome)
+        if outcome.reason is not None:
+            source = self.shards[shard][slot]
+            _LOG.warning("%s: %s: %s", encode_name(source.id), outcome.reason.value, outcome.message)
+        self._missing[shard] -= 1
+        self.progress.advance(rejected=outcome.reason is not None)
+        self._settle(shard, packer)
+
+    def _settle(self, shard: int, packer: ThreadPoolExecutor) -> None:
+        """Has a shard packed when it is complete, and fails if packing an earlier one has failed."""
+        if not self._missing[shard]:
+            self._packing.append(packer.submit(self._pack, shard))
+        waiting = []
+        for future in self._packing:
+            if future.done():
+                future.result()
+            else:
+                waiting.append(future)
+        self._packing = waiting
+
+    def _pack(self, shard: int) -> None:
+        """Writes a complete shard and its part of the ledger. Done twice, it writes the same bytes."""
+        if self.check is not None:
+            self.check()
+        stem = shard_stem(shard)
+        rows: list[Row] = []
+        packed: list[PackedSample] = []
+        members = self._members(shard, rows, packed)
+        first = next(members, None)
+        # A shard of nothing but rejected sources leaves a gap.
+        digest = (
+            None
+            if first is None
+            else write_shard(self.storage, stem, chain([first], members), streams=self.streams, scratch=self.scratch)
+        )
+        faults.reach("ledger")
+        part = Part(stem, rows, packed, digest, self.encoder)
+        write_part(self.storage, part)
+        self.parts[shard] = part
+        self.staging.drop(stem)
+
+    def _members(self, shard: int, rows: list[Row], packed: list[PackedSample]) -> Iterator[Members]:
+        """The samples of a shard in the order of its slots; ledger rows are added along the way."""
+        stem = shard_stem(shard)
+        for slot, source in enumerate(self.shards[shard]):
+            outcome = self.staging.get(stem, slot)
+            if outcome is None:
+                raise JobError(
+                    "an encoded sample was damaged on disk while it waited to be packed",
+                    shard=stem,
+                    key=source.key,
+                    hint="run the job again",
+                )
+            rows.append(ledger_row(source, outcome, stem))
+            for sample in outcome.samples:
+                meta = sample.meta
+                parent, start = meta.get("parent"), meta.get("start_seconds")
+                packed.append(PackedSample(encode_name(source.id), sample.key, sample.num_frames, parent, start))
+                yield sample.key, sample_members(meta, sample.streams)

@@ -1,0 +1,113 @@
+"""Encoded samples that wait for their shard to be complete, so that a killed job loses only what was being encoded.
+
+They lie in the folder of the ledger's parts, which tells every other command that a job is unfinished here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastvid.errors import FormatError
+from fastvid.format.schema import LEDGER_PARTS
+from fastvid.sharding.job.identity import digest
+from fastvid.sharding.work.messages import Outcome
+from fastvid.storage import LocalStorage, Storage
+
+_JOB: Final = f"{LEDGER_PARTS}/job.json"
+_SAMPLES: Final = f"{LEDGER_PARTS}/staging"
+_ADDITION: Final = f"{LEDGER_PARTS}/add/"  # another command's; see `fastvid.sharding.change.add`
+_BUILD_DIGITS: Final = 8
+
+
+class Staging:
+    """The record of an unfinished job, and the samples of its unfinished shards, by shard and slot.
+
+    Args:
+        storage: The dataset's folder.
+        scratch: Where samples wait; by default the dataset's folder, so that any machine that sees it can go on.
+        encoder: Build of the encoder; samples that another one has encoded are not seen.
+    """
+
+    def __init__(
+        self, storage: Storage, scratch: Storage | None = None, encoder: Mapping[str, Any] | None = None
+    ) -> None:
+        self.storage, self.scratch = storage, scratch or storage
+        self._build = f"build-{digest(encoder or {})[:_BUILD_DIGITS]}"
+
+    def job(self) -> dict[str, Any] | None:
+        """Identity of the unfinished job here; None when there is none.
+
+        Raises:
+            FormatError: Its record is broken.
+        """
+        if not self.storage.exists(_JOB):
+            return None
+        try:
+            record: dict[str, Any] = json.loads(self.storage.read(_JOB))
+        except ValueError as error:
+            raise FormatError(f"record of the unfinished job is broken: {error}", file=_JOB) from error
+        return record
+
+    def begin(self, identity: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any] | None:
+        """Records which job is unfinished here, unless one is recorded already and is not to be replaced.
+
+        Returns:
+            The identity that is recorded already, perhaps by another part that began at the same moment; else None.
+        """
+        record = (json.dumps(identity, indent=1, sort_keys=True) + "\n").encode()
+        if replace:
+            self.storage.write(_JOB, record)
+            return None
+        return None if self.storage.swap(_JOB, record, None) else self.job()
+
+    def slots(self) -> dict[str, set[int]]:
+        """Slots that hold something, by shard."""
+        found: dict[str, set[int]] = {}
+        for name in self.scratch.list(f"{_SAMPLES}/{self._build}/"):
+            stem, slot = name.split("/")[-2:]
+            found.setdefault(stem, set()).add(int(slot))
+        return found
+
+    def put(self, stem: str, slot: int, outcome: Outcome) -> None:
+        """Keeps an outcome, atomically."""
+        self.scratch.write(self._name(stem, slot), outcome.to_bytes())
+
+    def get(self, stem: str, slot: int) -> Outcome | None:
+        """An outcome; None when what is there is damaged, as a power cut may leave it."""
+        try:
+            return Outcome.from_bytes(self.scratch.read(self._name(stem, slot)))
+        except FormatError:
+            return None
+
+    def drop(self, stem: str) -> None:
+        """Deletes the samples of a shard."""
+        folder = f"{_SAMPLES}/{self._build}/{stem}"
+        for name in self.scratch.list(f"{folder}/"):
+            self.scratch.delete(name)
+        _prune(self.scratch, folder)
+
+    def end(self) -> None:
+        """Deletes everything that belongs to the job: the ledger's parts too."""
+        # The job's record goes last: until then the next run knows what the rest is.
+        for name in self.scratch.list(f"{_SAMPLES}/"):
+            self.scratch.delete(name)
+        _prune(self.scratch, _SAMPLES)
+        names = [name for name in self.storage.list(f"{LEDGER_PARTS}/") if not name.startswith((_JOB, _ADDITION))]
+        for name in [*names, _JOB]:
+            self.storage.delete(name)
+        _prune(self.storage, LEDGER_PARTS)
+
+    def _name(self, stem: str, slot: int) -> str:
+        return f"{_SAMPLES}/{self._build}/{stem}/{slot:06d}"
+
+
+def _prune(storage: Storage, folder: str) -> None:
+    """Removes empty folders, where there are folders."""
+    if isinstance(storage, LocalStorage):
+        for path, _, _ in os.walk(storage.path(folder), topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)

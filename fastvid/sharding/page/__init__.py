@@ -1,0 +1,1 @@
+"""What is in a dataset, as numbers and as one HTML page."""

@@ -1,0 +1,131 @@
+"""The page's classes, splits and clips."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from fastvid.format.schema import ANNOTATION_FIELDS
+from fastvid.runtime.units import count, duration, percent, size, things
+from fastvid.sharding.page.charts import definitions, stack, text
+from fastvid.sharding.page.contact_sheet import ContactSheet, Strip
+from fastvid.sharding.page.summary import ClassCount, Summary
+
+_SHOWN_CLASSES: Final = 2000
+_SHORT_LIST: Final = 60  # classes that need no scrolling
+_SHOWN_SPLITS: Final = 5
+_COLOURS: Final = 6
+
+
+def classes_section(summary: Summary) -> str:
+    """Every class with its samples by split, and the splits themselves."""
+    order = _split_order(summary)
+    used = [c for c in summary.class_counts if c.count]
+    unused = [c for c in summary.class_counts if not c.count]
+    most = max((c.count for c in used), default=1)
+    lead = "No sample is visible."
+    if used:
+        counts = [c.count for c in used]
+        median = f"{np.median(counts):.0f}"
+        each = f"{count(min(counts))} to {count(most)} samples, median {median}"
+        if min(counts) == most:
+            each = f"{things(most, 'sample')} each"
+        lead = f"{count(len(used))} classes, {each}."
+    if len(used) > _SHOWN_CLASSES:
+        lead += f" The {count(_SHOWN_CLASSES)} largest are listed."
+    rows = "".join(_class_row(c, most, order) for c in used[:_SHOWN_CLASSES])
+    without = ""
+    if unused:
+        names = ", ".join(text(c.name) for c in unused[:_SHOWN_CLASSES])
+        without = f'<p class="unused"><b>{count(len(unused))} without a sample</b> {names}</p>'
+    short = " short" if len(used) <= _SHORT_LIST else ""
+    return (
+        f'<section id="classes"><h2>Classes</h2><p class="lead">{lead}</p>{_splits(summary)}'
+        '<div class="tools"><input type="search" id="find-class" placeholder="Find a class" aria-label="find a class">'
+        "</div>"
+        f'<div class="card"><div class="classes{short}">{rows}</div>{without}</div></section>'
+    )
+
+
+def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
+    bar = stack(c.splits or {"samples": c.count}, most, order or ["samples"])
+    return (
+        f'<div class="class" data-class="{text(c.name)}"><a class="name" href="#c-{_anchor(c.name)}"'
+        f' title="{text(c.name)}">{text(c.name)}</a>{bar}<span class="num">{count(c.count)}</span></div>'
+    )
+
+
+def _split_order(summary: Summary) -> list[str]:
+    """Values of the first split column, most samples first: the order of their colours."""
+    first = next(iter(summary.split_columns.values()), None)
+    return [] if first is None else [name for name, _ in first.most_common()]
+
+
+def _splits(summary: Summary) -> str:
+    rows = []
+    for column, values in summary.split_columns.items():
+        order = [name for name, _ in values.most_common()]
+        parts = "".join(
+            f'<span><i class="c{n % _COLOURS}"></i>{text(name)} <b>{count(values[name])}</b>'
+            f" {percent(values[name], values.total())}</span>"
+            for n, name in enumerate(order[:_SHOWN_SPLITS])
+        )
+        if len(order) > _SHOWN_SPLITS:
+            parts += f"<span>{count(len(order) - _SHOWN_SPLITS)} more</span>"
+        bar = stack(dict(values.most_common()), values.total(), order)
+        rows.append(f'<span class="mono">{text(column)}</span>{bar}<span class="legend">{parts}</span>')
+    return f'<div class="card splits">{"".join(rows)}</div>' if rows else ""
+
+
+def _anchor(name: str) -> str:
+    """A fragment that any class name can have."""
+    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+def clips_section(summary: Summary, sheet: ContactSheet) -> str:
+    """The contact sheet."""
+    groups = []
+    counts = {c.name: c.count for c in summary.class_counts}
+    for name, strips in sheet.strips.items():
+        tiles = "".join(_tile(summary, strip) for strip in strips)
+        shown = f"{count(len(strips))} of {count(counts[name])}"
+        groups.append(
+            f'<div class="group" id="c-{_anchor(name)}" data-class="{text(name)}"><div class="head">'
+            f'<h3 title="{text(name)}">{text(name)}</h3><span>{shown}</span></div>'
+            f'<div class="tiles">{tiles}</div></div>'
+        )
+    notes = []
+    if sheet.left_out:
+        notes.append(f"No room for {count(sheet.left_out)} more of the classes; --max-bytes makes some.")
+    if sheet.failed:
+        notes.append(f"{things(sheet.failed, 'sample')} could not be decoded; `fastvid verify` says why.")
+    return (
+        '<section id="clips"><h2>Clips</h2><p class="lead">Point at a clip to play it, click for its facts.</p>'
+        f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p></section>'
+    )
+
+
+def _tile(summary: Summary, strip: Strip) -> str:
+    row = {name: summary.annotations[name][strip.sample].as_py() for name in summary.annotations.column_names}
+    fact = {name: summary.facts[name][strip.sample].as_py() for name in ("width", "height", "codec", "num_frames")}
+    length, key = float(summary.seconds[strip.sample]), text(row["key"])
+    rate = fact["num_frames"] / max(length, 1e-9)
+    label = "" if row["label"] is None else f" ({row['label']})"
+    rows: dict[str, Any] = {
+        "source": row["source_id"],
+        "class": f"{summary.class_names[strip.sample]}{label}",
+        "video": f"{fact['width']}x{fact['height']} {fact['codec']}",
+        "length": f"{duration(length)}, {count(fact['num_frames'])} frames at {rate:.4g} a second",
+        "bytes": size(int(summary.bytes[strip.sample])),
+    }
+    rows |= {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS and value is not None}
+    return (
+        f'<div class="tile" role="button" tabindex="0" aria-label="{key}" data-key="{key}"'
+        f' data-packets="{strip.packets}" style="--n:{strip.frames};--w:{strip.width};--p:{strip.frames // 2}">'
+        f'<div class="strip" style="background-image:url({strip.uri})"></div>'
+        f'<span class="len">{duration(length)}</span><span class="cap">{key}</span><span class="run"></span>'
+        f"{definitions(rows)}</div>"
+    )

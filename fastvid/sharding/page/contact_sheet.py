@@ -1,0 +1,238 @@
+"""Contact sheets: for some samples of every class, a strip of frames in one small picture, within a number of bytes."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final, cast
+
+import numpy as np
+import numpy.typing as npt
+from av.codec.context import CodecContext
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+
+from fastvid.decode.clips import read_clip
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Box, ClipRequest, Rgb
+from fastvid.errors import DecodeError, FastvidError
+from fastvid.format.schema import PacketFlag
+from fastvid.format.shard import Shard
+from fastvid.runtime.progress import Progress
+from fastvid.sharding.page.summary import Summary
+from fastvid.storage import open_storage
+
+_LOG = logging.getLogger(__name__)
+
+HEIGHT: Final = 120
+"""Height of a frame in a strip, in pixels."""
+_WIDTHS: Final = (68, 300)  # narrowest and widest frame
+_FRAMES: Final = (12, 4)  # most and fewest frames of a strip
+# A strip covers this much of the middle of a video: enough to see what happens, near enough to motion.
+_WINDOW_SECONDS: Final = 6.0
+_TILES: Final = 240
+_PER_CLASS: Final = (1, 18)
+_PROBES: Final = 8  # strips that are made to see how many bytes one takes
+_PACKETS: Final = 64  # packets of a sample that the page draws
+_ENCODERS: Final = (
+    # At equal looks WebP takes a third of JPEG's bytes; builds of FFmpeg without libwebp are rare, and have JPEG.
+    ("libwebp", "webp", "yuv420p", {"quality": "56", "compression_level": "4"}),
+    ("mjpeg", "jpeg", "yuvj420p", {"qmin": "6", "qmax": "6"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Frames of one sample side by side.
+
+    Attributes:
+        sample: Row of the sample in the summary.
+        uri: The picture as a ``data:`` URI.
+        frames: Frames in it.
+        width: Width of one frame in pixels; the height is HEIGHT.
+        packets: Kind and bytes of the first packets: ``k`` for key, ``r`` for referred to, ``d`` for droppable.
+    """
+
+    sample: int
+    uri: str
+    frames: int
+    width: int
+    packets: str
+
+
+@dataclass(slots=True)
+class ContactSheet:
+    """Strips of classes.
+
+    Attributes:
+        strips: Strips by class name, classes with most samples first.
+        failed: Samples that could not be decoded.
+        left_out: Classes that have samples and found no room.
+    """
+
+    strips: dict[str, list[Strip]] = field(default_factory=dict)
+    failed: int = 0
+    left_out: int = 0
+
+
+def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
+    """Decodes strips, a few of every class, as many as fit.
+
+    Args:
+        summary: The dataset.
+        max_bytes: Most bytes of all URIs together. When it is short, strips get fewer frames, then classes fewer
+            strips, then small classes none.
+    """
+    rows = _rows_by_class(summary)
+    maker = _Maker(summary)
+    first = [samples[len(samples) // 2] for samples in rows.values()]
+    frames = _frames_that_fit([maker.make(row, _FRAMES[0]) for row in first[:_PROBES]], len(first), max_bytes)
+    most = min(max(_TILES // max(len(rows), 1), _PER_CLASS[0]), _PER_CLASS[1])
+    wanted = list(_round_robin([_spread(samples, most) for samples in rows.values()]))
+    sheet, room = ContactSheet(), max_bytes
+    names = summary.class_names
+    progress = Progress(len(wanted), what="clips")
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="contact") as pool:
+        for row, strip in zip(wanted, pool.map(lambda row: maker.make(row, frames), wanted), strict=True):
+            progress.advance()
+            if strip is None:
+                sheet.failed += 1
+            elif len(strip.uri) <= room:
+                room -= len(strip.uri)
+                sheet.strips.setdefault(names[row], []).append(strip)
+            else:
+                pool.shutdown(wait=True, cancel_futures=True)
+                break
+    progress.finish()
+    sheet.strips = {name: sheet.strips[name] for name in rows if name in sheet.strips}
+    sheet.left_out = len(rows) - len(sheet.strips)
+    return sheet
+
+
+def pick_frames(num_frames: int, seconds: float, count: int) -> npt.NDArray[np.int64]:
+    """Frames of a strip: evenly over the middle seconds of a video, int64 [min(count, num_frames)], ascending."""
+    window = max(1, min(num_frames, round(num_frames * min(1.0, _WINDOW_SECONDS / max(seconds, 1e-9)))))
+    count = min(count, num_frames)
+    window = max(window, count)
+    start = (num_frames - window) // 2
+    picks: npt.NDArray[np.int64] = start + (np.arange(count) * 2 + 1) * window // (2 * count)
+    return picks
+
+
+def encode_picture(rgb: npt.NDArray[np.uint8]) -> str:
+    """A picture, uint8 [H, W, 3] with even sides, as a ``data:`` URI.
+
+    Raises:
+        DecodeError: This build of FFmpeg has neither a WebP nor a JPEG encoder.
+    """
+    for encoder, kind, pix_fmt, options in _ENCODERS:
+        try:
+            context = cast(VideoCodecContext, CodecContext.create(encoder, "w"))
+        except ValueError:  # no such encoder in this build
+            continue
+        context.height, context.width = rgb.shape[:2]
+        context.pix_fmt, context.time_base, context.options = pix_fmt, Fraction(1, 25), dict(options)
+        frame = VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=pix_fmt, threads=1)
+        data = b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))
+        return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    raise DecodeError("this build of FFmpeg writes neither WebP nor JPEG", hint="install PyAV from PyPI")
+
+
+class _Maker:
+    """Makes strips on any thread."""
+
+    def __init__(self, summary: Summary) -> None:
+        self._summary = summary
+        self._storage = open_storage(summary.url)
+        self._ends = np.cumsum([shard.samples for shard in summary.generation.shards])
+        self._shards: dict[int, Shard] = {}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def make(self, sample: int, count: int) -> Strip | None:
+        """A strip of at most `count` frames; None when the sample does not decode."""
+        key = str(self._summary.annotations["key"][sample])
+        try:
+            return self._make(sample, count, key)
+        except FastvidError as error:
+            _LOG.warning("no clip of %s: %s", key, error.message)
+            return None
+
+    def _make(self, sample: int, count: int, key: str) -> Strip:
+        number = int(self._summary.rows[sample])
+        index = int(np.searchsorted(self._ends, number, side="right"))
+        shard = self._shard(index)
+        row = number - int(self._ends[index]) + self._summary.generation.shards[index].samples
+        stream = self._summary.generation.streams[0]
+        info, table = shard.info(row, stream), shard.table(row, stream)
+        frames = pick_frames(info.num_frames, float(self._summary.seconds[sample]), count)
+        width = min(max(round(HEIGHT * info.width / info.height / 2) * 2, _WIDTHS[0]), _WIDTHS[1])
+        box = Box(0, 0, info.height & ~1, info.width & ~1)
+        request = ClipRequest(0, frames, box, (HEIGHT, width), stream=stream)
+        start, _ = shard.member(row, stream)
+
+        def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
+            shard.storage.read_into(shard.tar, [(start + offset, view) for offset, view in ranges])
+
+        clip = read_clip(request, info, table, read)
+        rgb = np.empty((3, len(frames), HEIGHT, width), dtype=np.uint8)
+        (error,) = self._decoder().decode([clip], [Rgb(rgb)])
+        if error is not None:
+            raise error.at(key=key)
+        picture = np.ascontiguousarray(rgb.transpose(2, 1, 3, 0)).reshape(HEIGHT, len(frames) * width, 3)
+        return Strip(sample, encode_picture(picture), len(frames), width, _packets(table.records[:_PACKETS]))
+
+    def _shard(self, index: int) -> Shard:
+        with self._lock:
+            if index not in self._shards:
+                self._shards[index] = Shard(self._storage, self._summary.generation.shards[index].name)
+            return self._shards[index]
+
+    def _decoder(self) -> PyAvDecoder:
+        decoder: PyAvDecoder | None = getattr(self._local, "decoder", None)
+        if decoder is None:
+            decoder = self._local.decoder = PyAvDecoder(max_contexts=4)
+        return decoder
+
+
+def _rows_by_class(summary: Summary) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {c.name: [] for c in summary.class_counts if c.count}
+    for row, name in enumerate(summary.class_names):
+        rows[name].append(row)
+    return rows
+
+
+def _frames_that_fit(probes: Sequence[Strip | None], classes: int, max_bytes: int) -> int:
+    """Frames of a strip for which every class finds room, within bounds."""
+    sizes = [len(strip.uri) / strip.frames for strip in probes if strip is not None]
+    if not sizes:
+        return _FRAMES[0]
+    return int(np.clip(max_bytes / (classes * float(np.mean(sizes))), _FRAMES[1], _FRAMES[0]))
+
+
+def _spread(samples: Sequence[int], most: int) -> list[int]:
+    """At most that many samples, evenly over all of them."""
+    count = min(most, len(samples))
+    return [samples[(2 * n + 1) * len(samples) // (2 * count)] for n in range(count)]
+
+
+def _round_robin(lists: Sequence[Sequence[int]]) -> Iterator[int]:
+    """The first of every list, then the second of every list, and so on: whoever stops early has been fair."""
+    for place in range(max(map(len, lists), default=0)):
+        for items in lists:
+            if place < len(items):
+                yield items[place]
+
+
+def _packets(records: npt.NDArray[np.void]) -> str:
+    parts = []
+    for flags, size in zip(records["flags"].tolist(), records["size"].tolist(), strict=True):
+        kind = "k" if flags & PacketFlag.KEY else "d" if flags & PacketFlag.DROPPABLE else "r"
+        parts.append(f"{kind}{size}")
+    return " ".join(parts)

@@ -1,0 +1,1 @@
+"""Which videos go into a dataset: folders, buckets, web addresses, tars and annotations."""

@@ -1,0 +1,205 @@
+"""Files that may be sources: what lies below folders, in buckets, and at addresses of the web."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from fastvid.errors import UsageError
+from fastvid.media.reasons import Reason
+from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
+from fastvid.storage import RemoteOptions
+from fastvid.storage.urls import FileUrl, is_remote, open_root
+
+_RAW_NAME: Final = "bytes:"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file below a root.
+
+    Attributes:
+        id: Its name among the sources.
+        root: The root's folder.
+        parts: Its folders and name below that folder.
+        path: Where it lies: a path, or a URL.
+        size: Bytes, as far as is known.
+        problem: Why it cannot even be tried.
+        tag: The tag of its version, where the store gave one.
+    """
+
+    id: str
+    root: str
+    parts: tuple[str, ...]
+    path: str
+    size: int
+    problem: tuple[Reason, str] | None = None
+    tag: str | None = None
+
+
+def find_files(roots: Sequence[str], *, follow_links: bool) -> tuple[list[Found], Counter[str]]:
+    """The files below roots, sorted by path, and the number of those that are no sources, by kind.
+
+    Raises:
+        UsageError: A root is missing.
+        StorageError: A store cannot be listed.
+    """
+    ignored = Counter[str]()
+    local = [root for root in roots if not is_remote(root)]
+    remote = [FileUrl.parse(root) for root in roots if is_remote(root)]
+    found = {file.path: file for file in _find_local(local, ignored, follow_links=follow_links)}
+    found |= {file.path: file for file in _find_remote(remote, ignored)}
+    return [found[path] for path in sorted(found)], ignored
+
+
+def found_at(url: str, *, with_query: bool = False) -> Found:
+    """A file that annotations name by its address, called after it. It is asked for when it is fetched, not before."""
+    place = FileUrl.parse(url)
+    name = f"{place.root.partition('://')[2]}/{place.name}"
+    if place.query and with_query:
+        name += f"?{place.query}"
+    return Found(name, place.root, tuple(place.name.split("/")), url, 0)
+
+
+def public_path(path: str) -> str:
+    """A path or URL as it may be printed and stored: without what may be a signature."""
+    return str(FileUrl.parse(path)) if is_remote(path) else path
+
+
+def encode_name(name: str) -> str:
+    """A file name as text that every table can store: itself, or ``bytes:`` and percent-encoding if it is no UTF-8."""
+    raw = os.fsencode(name)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return _RAW_NAME + quote_from_bytes(raw)
+    return _RAW_NAME + quote_from_bytes(raw) if text.startswith(_RAW_NAME) else text
+
+
+def decode_name(text: str) -> str:
+    """The file name behind `encode_name`'s text."""
+    if text.startswith(_RAW_NAME):
+        return os.fsdecode(unquote_to_bytes(text[len(_RAW_NAME) :]))
+    return text
+
+
+def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bool) -> Iterator[Found]:
+    if not roots:
+        return
+    absolute = [os.path.abspath(root) for root in roots]
+    missing = next((root for root in absolute if not os.path.exists(root)), None)
+    if missing is not None:
+        raise UsageError("source does not exist", file=missing)
+    folders = [root if os.path.isdir(root) else os.path.dirname(root) for root in absolute]
+    common = os.path.commonpath(folders)
+    for root, folder in zip(absolute, folders, strict=True):
+        entries = _walk(root, ignored) if os.path.isdir(root) else [root]
+        for path in entries:
+            problem = None if follow_links else _leaves(path, folder)
+            parts = tuple(os.path.relpath(path, folder).split(os.sep))
+            size = 0 if problem else _size(path)
+            yield Found(os.path.relpath(path, common), folder, parts, path, size, problem)
+
+
+def _walk(root: str, ignored: Counter[str]) -> Iterator[str]:
+    """Regular files and links to files with a video's ending, in the order of their names."""
+    # The walk follows no linked folder: one inside the root is found under its own name, one outside is not ours.
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            if os.path.islink(os.path.join(folder, name)):
+                ignored["linked folder"] += 1
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            kind = _not_taken(name)
+            if kind is None and not _is_file(path):
+                kind = "special file"
+            if kind is None:
+                yield path
+            else:
+                ignored[kind] += 1
+
+
+def _not_taken(name: str) -> str | None:
+    """Why a file of this name is no source; None when it is one."""
+    if name.startswith("."):
+        return "hidden file"
+    suffix = os.path.splitext(name)[1].lower()
+    return None if suffix in VIDEO_SUFFIXES else f"{suffix or 'nameless ending'} file"
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        # A dangling link is a source that is missing, and is reported as one.
+        return True
+
+
+def _leaves(path: str, root: str) -> tuple[Reason, str] | None:
+    target = os.path.realpath(path)
+    if os.path.commonpath([target, os.path.realpath(root)]) == os.path.realpath(root):
+        return None
+    return Reason.OUTSIDE, f"a link to {encode_name(target)}"
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _find_remote(roots: Sequence[FileUrl], ignored: Counter[str]) -> Iterator[Found]:
+    listed = [(root, _list(root, ignored)) for root in roots]
+    folders = [_folder(root, files) for root, files in listed]
+    common = posixpath.commonpath(folders) if folders else ""
+    for (root, files), folder in zip(listed, folders, strict=True):
+        for name, size, tag in files:
+            place = _place(root.root, name)
+            parts = tuple(posixpath.relpath(place, folder).split("/"))
+            url = f"{root.root}/{name}" if root.listed else str(root)
+            if root.query:
+                url = f"{url}?{root.query}"
+            yield Found(posixpath.relpath(place, common), f"{root.root}{folder}", parts, url, size, None, tag)
+
+
+def _list(root: FileUrl, ignored: Counter[str]) -> list[tuple[str, int, str | None]]:
+    """Name, bytes and tag of each file below a root, or of the file that the root is."""
+    storage = open_root(root, RemoteOptions())
+    name = root.name.rstrip("/")
+    if not root.listed or (name == root.name and os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES):
+        version = storage.version(root.name) if root.name else None
+        if version is not None:
+            return [(root.name, version.size, version.tag)]
+        if not root.listed:
+            raise UsageError("source does not exist", file=root, hint="web servers list no folders: name the files")
+    prefix = f"{name}/" if name else ""
+    files, seen = [], False
+    for path, version in storage.entries(prefix):
+        seen = True
+        below = path.removeprefix(prefix).split("/")
+        kind = "hidden file" if any(part.startswith(".") for part in below) else _not_taken(below[-1])
+        if kind is None:
+            files.append((path, version.size, version.tag))
+        elif below[-1]:  # consoles make empty objects that stand for folders
+            ignored[kind] += 1
+    if not seen:
+        raise UsageError("source does not exist", file=root)
+    return files
+
+
+def _folder(root: FileUrl, files: Sequence[tuple[str, int, str | None]]) -> str:
+    place = _place(root.root, root.name)
+    return posixpath.dirname(place) if [name for name, _, _ in files] == [root.name] else place
+
+
+def _place(root: str, name: str) -> str:
+    """A path in which the bucket or host is the first folder."""
+    return posixpath.join("/", root.partition("://")[2], name.rstrip("/"))

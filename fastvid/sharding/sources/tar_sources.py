@@ -1,0 +1,112 @@
+"""Every source of a job: videos in folders, and videos inside the tars of other tools, which are then encoded anew."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+from fastvid.errors import FormatError, UsageError
+from fastvid.media.reasons import Reason
+from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, Annotations
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources
+from fastvid.sharding.sources.tars import TarSample, find_tars, missing_video, read_tar, sample_keys
+from fastvid.storage import open_storage
+
+
+def gather_sources(
+    roots: Sequence[str],
+    annotations: Annotations | None = None,
+    *,
+    class_names: Sequence[str] = (),
+    follow_links: bool = False,
+) -> SourceList:
+    """The sources of a job, whatever they lie in.
+
+    Args:
+        roots: Folders, single video files, tars, or folders that hold tars and no video.
+        annotations: What `read_annotations` gave; tars bring their own labels and columns.
+        class_names: Names for integer labels of tars.
+        follow_links: See `find_sources`.
+
+    Raises:
+        UsageError: See `find_sources`; or annotations are given for tars, or tars are mixed with others.
+    """
+    tars = [root for root in roots if _is_tar(root)]
+    if not tars:
+        return find_sources(roots, annotations, follow_links=follow_links)
+    if len(tars) < len(roots):
+        other = next(root for root in roots if root not in tars)
+        raise UsageError(
+            "tars and other sources cannot go into one job", file=other, hint="`fastvid add` adds the rest"
+        )
+    if annotations is not None:
+        raise UsageError("annotations are given for tars", hint="labels and columns of tars stand in their members")
+    return _by_tars(find_tars(tars), class_names)
+
+
+def _is_tar(root: str) -> bool:
+    if not os.path.isdir(root):
+        return root.endswith(".tar")
+    names = [name for name in os.listdir(root) if not name.startswith(".")]
+    videos = any(os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES for name in names)
+    return not videos and any(name.endswith(".tar") for name in names)
+
+
+def _by_tars(paths: Sequence[str], class_names: Sequence[str]) -> SourceList:
+    found: dict[str, Sequence[TarSample]] = {}
+    sources: list[Source] = []
+    for path in paths:
+        storage = open_storage(os.path.dirname(path))
+        try:
+            found[path] = read_tar(storage.map(os.path.basename(path)))
+        except FormatError as error:
+            problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"
+            sources.append(Source(os.path.basename(path), path, problem=problem))
+    # Tars of several folders may have one name.
+    names = {path: os.path.basename(path).removesuffix(".tar") for path in found}
+    if len(set(names.values())) < len(names):
+        names = {path: path.removesuffix(".tar").strip("/") for path in found}
+    ids = sample_keys({names[path]: samples for path, samples in found.items()})
+    labels = [sample.label for samples in found.values() for sample in samples if sample.label is not None]
+    numbers = all(isinstance(label, int) for label in labels)
+    classes = _classes(labels, class_names)
+    for path, samples in found.items():
+        for sample in samples:
+            label = sample.label if not (numbers and class_names) else _named(sample.label, class_names)
+            video = sample.video
+            sources.append(
+                Source(
+                    ids[names[path], sample.first][0],
+                    path,
+                    0 if video is None else video.size,
+                    None if label is None else str(label),
+                    sample.columns,
+                    member=None if video is None else (video.offset, video.size),
+                    problem=missing_video(sample),
+                )
+            )
+    counts = Counter(
+        note.partition(":")[0] for samples in found.values() for sample in samples for note in sample.notes
+    )
+    return SourceList(assign_keys(sorted(sources, key=lambda source: source.id)), classes, dict(counts))
+
+
+def _classes(labels: Sequence[str | int], class_names: Sequence[str]) -> tuple[str, ...]:
+    numbers = [label for label in labels if isinstance(label, int)]
+    if len(numbers) == len(labels) and not class_names:
+        return tuple(str(number) for number in range(max(numbers, default=-1) + 1))
+    if not class_names:
+        return tuple(sorted({str(label) for label in labels}))
+    unknown = {str(label) for label in labels if not isinstance(label, int)} - set(class_names)
+    if unknown:
+        raise UsageError(f"label {min(unknown)!r} is none of the {len(class_names)} class names")
+    return tuple(class_names)
+
+
+def _named(label: str | int | None, class_names: Sequence[str]) -> str | None:
+    if not isinstance(label, int):
+        return label
+    if label >= len(class_names):
+        raise UsageError(f"label {label} has no name: {len(class_names)} are given")
+    return class_names[label]

@@ -1,0 +1,149 @@
+"""Tars of other tools: which samples they hold, which member is the video, and what the other members say of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.tar import Member, read_members, sample_groups
+from fastvid.media.reasons import Reason
+from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
+from fastvid.sharding.sources.sources import Source, assign_keys
+from fastvid.storage.urls import is_remote
+
+_TEXTS: Final = {"txt": "caption", "text": "caption", "caption": "caption"}
+_LABELS: Final = ("cls", "cls.txt", "label")
+_INT64: Final = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class TarSample:
+    """A sample of a foreign tar.
+
+    Attributes:
+        name: Its key in the tar.
+        first: First byte of its first member, which tells samples of one name apart.
+        video: The member that holds its video; None when there is none.
+        columns: What its other members say: captions, and the fields of its JSON.
+        label: Its class, a name or a number; None when nothing says.
+        notes: What was left aside.
+    """
+
+    name: str
+    first: int
+    video: Member | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    label: str | int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_tars(sources: Sequence[str]) -> list[str]:
+    """Paths of tars: the named files, and those that lie in the named folders, in the order of their names.
+
+    Raises:
+        UsageError: One is missing, or there is none.
+    """
+    found: dict[str, None] = {}
+    remote = next((source for source in sources if is_remote(source)), None)
+    if remote is not None:
+        raise UsageError(
+            "tars of other tools are indexed on a local disk",
+            file=remote,
+            hint="copy them to a disk, or mount the store",
+        )
+    for source in map(os.path.abspath, sources):
+        if os.path.isdir(source):
+            names = sorted(name for name in os.listdir(source) if name.endswith(".tar") and not name.startswith("."))
+            found.update((os.path.join(source, name), None) for name in names)
+        elif os.path.isfile(source):
+            found[source] = None
+        else:
+            raise UsageError("source does not exist", file=source)
+    if not found:
+        raise UsageError("there is no tar", file=", ".join(sources), hint="name tars, or a folder that holds some")
+    return list(found)
+
+
+def read_tar(view: memoryview) -> list[TarSample]:
+    """The samples of a tar, in order.
+
+    Raises:
+        FormatError: The tar is broken or cut.
+    """
+    return [_sample(view, name, members) for name, members in sample_groups(read_members(view))]
+
+
+def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int], tuple[str, str]]:
+    """Source id and key of every sample, by stem of its tar and the sample's first byte.
+
+    An id is the sample's name in its tar where no other sample is called so, else it tells the tar as well. It depends
+    on the tars alone, so that indexing them again gives the same keys.
+    """
+    counts = Counter(sample.name for samples in tars.values() for sample in samples)
+    ids: dict[tuple[str, int], str] = {}
+    for stem, samples in tars.items():
+        inside: Counter[str] = Counter()
+        for sample in samples:
+            inside[sample.name] += 1
+            number = inside[sample.name]
+            name = sample.name if counts[sample.name] == 1 else f"{stem}/{sample.name}"
+            ids[stem, sample.first] = name if number == 1 else f"{name}#{number}"
+    if len(set(ids.values())) < len(ids):
+        # A folder inside one tar may be called like another tar.
+        ids = {(stem, first): f"{stem}/{name}@{first}" for (stem, first), name in ids.items()}
+    keys = {source.id: source.key for source in assign_keys([Source(name, "") for name in ids.values()])}
+    return {place: (name, keys[name]) for place, name in ids.items()}
+
+
+def _sample(view: memoryview, name: str, members: Sequence[Member]) -> TarSample:
+    videos = [member for member in members if f".{member.suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
+    # The plainest suffix is the video itself; others are derived from it, such as "flow.mp4".
+    videos.sort(key=lambda member: member.suffix.count("."))
+    notes = [f"left aside: {member.suffix}" for member in videos[1:]]
+    columns: dict[str, Any] = {}
+    label: str | int | None = None
+    for member in members:
+        suffix = member.suffix.lower()
+        if suffix not in (*_TEXTS, *_LABELS) and suffix.rpartition(".")[2] != "json":
+            continue
+        try:
+            text = bytes(view[member.offset : member.offset + member.size]).decode("utf-8-sig")
+            if suffix in _TEXTS:
+                columns[_TEXTS[suffix]] = text.strip()
+            elif suffix in _LABELS:
+                label = _label(text.strip())
+            else:
+                columns |= _fields(json.loads(text))
+        except ValueError as error:
+            notes.append(f"{member.suffix} does not parse: {str(error)[:80]}")
+    if label is None and isinstance(columns.get("label"), str | int):
+        label = _label(str(columns.pop("label")))
+    return TarSample(name, members[0].offset, videos[0] if videos else None, columns, label, tuple(notes))
+
+
+def _label(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """A JSON object's fields as column values; what no column can hold stays JSON text."""
+    if not isinstance(record, dict):
+        raise FormatError("no JSON object")
+    columns: dict[str, Any] = {}
+    for name, value in record.items():
+        plain = value is None or isinstance(value, bool | str)
+        plain = plain or (isinstance(value, int) and abs(value) < _INT64)
+        plain = plain or (isinstance(value, float) and math.isfinite(value))
+        columns[name] = value if plain else json.dumps(value)
+    return columns
+
+
+def missing_video(sample: TarSample) -> tuple[Reason, str] | None:
+    """Why a sample cannot even be tried."""
+    return None if sample.video is not None else (Reason.NO_VIDEO_STREAM, "no member of the sample is a video")

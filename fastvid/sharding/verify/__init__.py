@@ -1,0 +1,1 @@
+"""What a dataset promises against its bytes; datasets and sidecars made of existing tars."""

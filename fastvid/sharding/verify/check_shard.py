@@ -1,0 +1,341 @@
+"""What must hold of one shard: the tar is the one that was committed, and its sidecars are what the tar gives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from tarfile import BLOCKSIZE
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fastvid.errors import FastvidError, SourceError
+from fastvid.format.generations import ShardRecord
+from fastvid.format.packets import PacketTable
+from fastvid.format.parquet import from_parquet
+from fastvid.format.schema import MEMBER_SUFFIX, PACKET_DTYPE, StreamFlag
+from fastvid.format.shard import Shard, index_shard
+from fastvid.format.tar import Member, read_members, wds2idx
+from fastvid.media.check_sample import Finding, Indexed, SampleChecker, check_packets
+from fastvid.sharding.encode.audio import count_samples
+from fastvid.storage import Storage, open_storage
+
+_HASH_BLOCK: Final = 1 << 24
+# A packet's fields that follow from the container and its headers; the checksum follows from the bytes.
+_STRUCTURE: Final = [name for name in PACKET_DTYPE.names or () if name != "crc32"]
+
+
+class Problem(NamedTuple):
+    """One promise that is broken.
+
+    Attributes:
+        check: Which check found it; a name of `fastvid.sharding.verify.verify.CHECKS`.
+        message: What is wrong.
+        shard: Stem of the shard, empty where the dataset as a whole is meant.
+        key: The sample's key, empty where the shard as a whole is meant.
+        stream: The video stream, empty where the sample as a whole is meant.
+    """
+
+    check: str
+    message: str
+    shard: str = ""
+    key: str = ""
+    stream: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """A piece of work for one process.
+
+    Attributes:
+        url: The dataset's folder.
+        record: The shard.
+        streams: Video streams of every sample.
+        rows: Rows of samples to decode.
+        files: Check the shard's files against each other, and with them all samples' index rows and packets.
+        alone: Compare the index rows and packets of `rows` only.
+    """
+
+    url: str
+    record: ShardRecord
+    streams: tuple[str, ...]
+    rows: tuple[int, ...]
+    files: bool = False
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a task found.
+
+    Attributes:
+        problems: Broken promises.
+        checked: How many things each check looked at.
+        facts: Key, source id and frames of the samples that were indexed from the tar, by row.
+        samples: Samples decoded.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    checked: Counter[str] = field(default_factory=Counter)
+    facts: dict[int, tuple[str, str, int]] = field(default_factory=dict)
+    samples: int = 0
+
+
+def check_shard(task: ShardTask) -> Findings:
+    """Does a task. Whatever is wrong is in the findings; only a storage that cannot be opened raises."""
+    audit = _Audit(task)
+    try:
+        audit.run()
+    except FastvidError as error:
+        # Each check catches what it is about; what is left is that the tar cannot be read.
+        audit.note("tar", error.message)
+    return audit.findings
+
+
+class _Audit:
+    def __init__(self, task: ShardTask) -> None:
+        self.task, self.stem = task, task.record.name
+        self.storage = open_storage(task.url)
+        self.findings = Findings()
+
+    def note(self, check: str, message: str, key: str = "", stream: str = "") -> None:
+        self.findings.problems.append(Problem(check, message, self.stem, key, stream))
+
+    def note_all(self, findings: Iterable[Finding], key: str, stream: str) -> None:
+        for check, message in findings:
+            self.note(check, message, key, stream)
+
+    def run(self) -> None:
+        task, record = self.task, self.task.record
+        view = self.storage.map(f"{self.stem}.tar")
+        self.findings.checked["tar"] += task.files
+        if len(view) != record.bytes:
+            self.note("tar", f"tar has {len(view)} bytes, the generation says {record.bytes}")
+        elif task.files and _sha256(view) != record.sha256:
+            self.note("tar", "tar differs from its SHA-256")
+        members = list(read_members(view))
+        groups = [(key, list(group)) for key, group in groupby(members, key=lambda member: member.key)]
+        if len(groups) != record.samples:
+            self.note("tar", f"tar holds {len(groups)} samples, the generation says {record.samples}")
+        shard = self._sidecar(len(groups))
+        if task.files:
+            self._tar_index(members)
+            self._index(view, groups, shard, range(len(groups)))
+        elif task.alone:
+            self._index(view, groups, shard, [row for row in task.rows if row < len(groups)])
+        self._samples(view, groups, shard)
+
+    def _sidecar(self, samples: int) -> Shard | None:
+        """The packet sidecar, or None where it cannot be used."""
+        self.findings.checked["pkt"] += self.task.files or self.task.alone
+        try:
+            shard = Shard(self.storage, self.stem)
+            shard.check()
+        except FastvidError as error:
+            self.note("pkt", error.message)
+            return None
+        if (shard.num_samples, shard.num_streams) != (samples, len(self.task.streams)):
+            self.note(
+                "pkt",
+                f"sidecar holds {shard.num_samples} samples with {shard.num_streams} streams,"
+                f" the tar {samples} with {len(self.task.streams)}",
+            )
+            return None
+        return shard
+
+    def _tar_index(self, members: list[Member]) -> None:
+        """Holds `.idx` against the tar."""
+        self.findings.checked["idx"] += 1
+        try:
+            found = bytes(self.storage.read(f"{self.stem}.idx")).splitlines()
+        except FastvidError as error:
+            self.note("idx", error.message)
+            return
+        expected = wds2idx(members).splitlines()
+        if found != expected:
+            pairs = enumerate(zip(found, expected, strict=False), start=1)
+            line = next((n for n, (a, b) in pairs if a != b), min(len(found), len(expected)) + 1)
+            self.note("idx", f"tar index differs from the tar at line {line}")
+
+    def _facts(self, expected: pa.Table) -> None:
+        """Holds `.parquet` against what the tar gives."""
+        name = f"{self.stem}.parquet"
+        try:
+            found = from_parquet(self.storage.read(name), file=name)
+        except FastvidError as error:
+            self.note("parquet", error.message)
+            return
+        if found.num_rows != expected.num_rows:
+            self.note("parquet", f"facts have {found.num_rows} rows, the tar gives {expected.num_rows}")
+            return
+        for column in expected.column_names:
+            if column not in found.column_names:
+                # Columns that came with sound and flow say nothing of a dataset of pictures.
+                if expected[column].null_count < expected.num_rows:
+                    self.note("parquet", f"facts lack the column {column!r}")
+            elif not found[column].equals(expected[column]):
+                pairs = enumerate(zip(found[column].to_pylist(), expected[column].to_pylist(), strict=True))
+                row, (a, b) = next((row, pair) for row, pair in pairs if pair[0] != pair[1])
+                self.note(
+                    "parquet", f"{column} is {_short(a)}, the tar gives {_short(b)}", expected["key"][row].as_py()
+                )
+
+    def _index(
+        self, view: memoryview, groups: list[tuple[str, list[Member]]], shard: Shard | None, rows: Iterable[int]
+    ) -> None:
+        """Computes index rows from the tar and compares them."""
+        fresh: tuple[Shard, pa.Table] | None = None
+        if self.task.files:
+            self.findings.checked["parquet"] += 1
+            try:
+                fresh = self._recompute(view)
+                self._facts(fresh[1])
+            except FastvidError:
+                # One broken sample stops the whole shard from being indexed; alone, each says what it has.
+                self.note("parquet", "facts cannot be compared: a sample of the tar cannot be indexed")
+        for row in rows:
+            key, members = groups[row]
+            self.findings.checked["index"] += 1
+            self.findings.checked["packets"] += shard is not None
+            try:
+                again, facts = fresh or self._recompute(_piece(view, groups, row))
+            except FastvidError as error:
+                self.note("index", f"sample cannot be indexed: {error.message}", key)
+                continue
+            at = row if fresh else 0
+            fact = at * len(self.task.streams)
+            self.findings.facts[row] = (key, facts["source_id"][fact].as_py(), facts["num_frames"][fact].as_py())
+            if shard is not None:
+                for stream in self.task.streams:
+                    member = next(member for member in members if member.suffix == MEMBER_SUFFIX[stream])
+                    self.note_all(_compare(view, member, (shard, row), (again, at), stream), key, stream)
+
+    def _recompute(self, view: memoryview) -> tuple[Shard, pa.Table]:
+        """The index and the facts that a tar gives."""
+        scratch = _Scratch(view)
+        index_shard(cast(Storage, scratch), self.stem, streams=self.task.streams)
+        name = f"{self.stem}.parquet"
+        facts = from_parquet(scratch.written[name], file=name)
+        return Shard(cast(Storage, scratch), self.stem), facts
+
+    def _audio(self, data: memoryview) -> Iterator[Finding]:
+        """Decodes the sound of a sample."""
+        self.findings.checked["audio"] += 1
+        try:
+            if not count_samples(data):
+                yield "audio", "no sample of its sound decodes"
+        except SourceError as error:
+            yield "audio", error.message
+
+    def _samples(self, view: memoryview, groups: list[tuple[str, list[Member]]], shard: Shard | None) -> None:
+        checker = SampleChecker()
+        for row in self.task.rows:
+            if row >= len(groups):
+                continue
+            key, members = groups[row]
+            by_suffix = {member.suffix: member for member in members}
+            if (sound := by_suffix.get(MEMBER_SUFFIX["audio"])) is not None:
+                self.note_all(self._audio(view[sound.offset : sound.offset + sound.size]), key, "audio")
+            for stream in self.task.streams:
+                member = by_suffix.get(MEMBER_SUFFIX[stream])
+                if member is None:
+                    continue  # the index check has said so
+                found = _row(shard, row, stream) if shard is not None else ""
+                indexed = None if isinstance(found, str) else found  # the index check has said so
+                data = view[member.offset : member.offset + member.size]
+                self.note_all(checker.check(key, stream, data, indexed), key, stream)
+                self.findings.checked["decode"] += 1
+                if indexed is not None:
+                    self.findings.checked["plan"] += 1
+                    if indexed.info.flags & StreamFlag.CONFORMS:
+                        self.findings.checked.update(("timing", "shape"))
+                        self.findings.checked["colour"] += stream == "rgb"
+            self.findings.samples += 1
+
+
+class _Scratch:
+    """Stands for a storage with one tar; what is written goes into `written`."""
+
+    def __init__(self, tar: memoryview) -> None:
+        self.written: dict[str, bytes] = {}
+        self._tar = tar
+
+    def map(self, name: str) -> memoryview:
+        return self._tar if name.endswith(".tar") else memoryview(self.written[name])
+
+    def write(self, name: str, data: bytes) -> None:
+        self.written[name] = data
+
+
+def _piece(view: memoryview, groups: list[tuple[str, list[Member]]], row: int) -> memoryview:
+    """One sample of a tar as a tar of its own, long names included."""
+    start = _end(groups[row - 1][1][-1]) if row else 0
+    return memoryview(bytes(view[start : _end(groups[row][1][-1])]) + bytes(2 * BLOCKSIZE))
+
+
+def _row(shard: Shard, row: int, stream: str) -> Indexed | str:
+    """A stream's index row, or what is wrong with it."""
+    try:
+        return Indexed(shard.info(row, stream), shard.table(row, stream))
+    except FastvidError as error:
+        return error.message
+    except (ValueError, ZeroDivisionError) as error:  # a number outside its enumeration, a rate over zero
+        return str(error)
+
+
+def _compare(
+    view: memoryview, member: Member, stored: tuple[Shard, int], expected: tuple[Shard, int], stream: str
+) -> Iterator[Finding]:
+    """Holds a stream's index row against the tar."""
+    old, new = _row(*stored, stream), _row(*expected, stream)
+    if isinstance(old, str) or isinstance(new, str):
+        yield "index", f"index row is broken: {old if isinstance(old, str) else new}"
+        return
+    for message in _differences(old, new):
+        yield "index", message
+    place = stored[0].member(stored[1], stream)
+    if place != (member.offset, member.size):
+        yield "index", f"member is indexed at {place[0]}+{place[1]}, it lies at {member.offset}+{member.size}"
+    yield from check_packets(view[member.offset : member.offset + member.size], old.table)
+
+
+def _differences(stored: Indexed, expected: Indexed) -> Iterator[str]:
+    for name in type(stored.info).__dataclass_fields__:
+        old, new = getattr(stored.info, name), getattr(expected.info, name)
+        if old != new:
+            yield f"{name} is {_short(old)}, the tar gives {_short(new)}"
+    yield from _packet_differences(stored.table, expected.table)
+
+
+def _packet_differences(table: PacketTable, fresh: PacketTable) -> Iterator[str]:
+    if len(table) != len(fresh):
+        yield f"{len(table)} packets are indexed, the tar holds {len(fresh)}"
+        return
+    differs: npt.NDArray[np.bool_] = table.records[_STRUCTURE] != fresh.records[_STRUCTURE]
+    if differs.any():
+        packet = int(np.argmax(differs))
+        old, new = table.records[packet], fresh.records[packet]
+        fields = ", ".join(f"{name} {old[name]} for {new[name]}" for name in _STRUCTURE if old[name] != new[name])
+        yield f"{int(differs.sum())} packets are indexed wrongly; packet {packet} with {fields}"
+
+
+def _sha256(view: memoryview) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, len(view), _HASH_BLOCK):
+        digest.update(view[start : start + _HASH_BLOCK])
+    return digest.hexdigest()
+
+
+def _end(member: Member) -> int:
+    """Where the next header starts."""
+    return member.offset + -(-member.size // BLOCKSIZE) * BLOCKSIZE
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | bytes) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,170 @@
+"""Takes a source over without encoding it: the file as it is, or its packets in an MP4.
+
+What is written is proved like the tars of other tools (`fastvid.media.prove`): every frame must be the one that a
+player shows for the source, and a stream whose parts do not decode alone is marked to be decoded whole. What the index
+needs and an MP4's tables do not say stands in the sample's JSON, so that the tar alone gives the index again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.demux import index_mp4, read_track
+from fastvid.format.schema import StreamFlag
+from fastvid.format.shard import proved_info
+from fastvid.media.check_sample import broken_promises
+from fastvid.media.limits import Limits
+from fastvid.media.playback import ENCODE_HINT, play
+from fastvid.media.probe import OpenSource
+from fastvid.media.prove import Found, disproof, index_video, number_packets
+from fastvid.media.reasons import Reason
+from fastvid.media.remux import Remuxer
+
+# Times come from clocks that round.
+_ROUNDING: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A sample that was taken over.
+
+    Attributes:
+        video: The MP4.
+        start: Seconds into the source at which it begins; None for the whole source.
+        found: Its index.
+        conforms: Whether it is what a profile that encodes could have written.
+        remuxed: Whether the container is another one than the source's.
+    """
+
+    video: bytes
+    start: float | None
+    found: Found
+    conforms: bool
+    remuxed: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why it does not conform."""
+        return self.found.notes or (() if self.conforms else ("tables",))
+
+    def meta(self) -> dict[str, Any]:
+        """What the sample's JSON says of it."""
+        info = self.found.info
+        return {
+            "num_frames": info.num_frames,
+            "fps": str(info.fps),
+            "width": info.width,
+            "height": info.height,
+            "pix_fmt": self.found.pix_fmt,
+            "conforms": self.conforms,
+            "differs": list(self.notes),
+            "proved": _proved(self.found),
+        }
+
+
+def copy_video(
+    source: OpenSource, limits: Limits, *, start: float | None, end: float | None, max_seconds: float
+) -> list[Copied]:
+    """Takes over a source that decodes without an error, or a clip of it, in parts that keep a bound.
+
+    Args:
+        source: The open source.
+        limits: What it may cost.
+        start: Seconds where the clip begins; None for the beginning.
+        end: Seconds where the clip ends; None for the end.
+        max_seconds: Longest part. The packets that a part needs and does not show are hidden by an edit list.
+
+    Raises:
+        SourceError: It is damaged, its packets cannot be used without encoding, or the clip lies outside it.
+    """
+    if source.size > limits.output_bytes:
+        raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
+    data = _contents(source)
+    if start is None and end is None and source.container == "mov":
+        found = _as_it_is(data, limits)
+        if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
+            return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
+    played = play(data, source.container, limits, unpack=True)
+    numbered = number_packets(played)
+    muxer = Remuxer(data, source.container, played, numbered, whole=bool(numbered.whole or disproof(played, numbered)))
+    seconds = muxer.seconds
+    made = []
+    for first, last in _ranges(seconds, 1 / float(played.rate), start, end, max_seconds):
+        video = muxer.part(first, last)
+        found = index_video(video, limits)
+        if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
+            raise SourceError("its frames change in an MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        begins = None if last - first == len(seconds) else float(seconds[first])
+        made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
+    return made
+
+
+def _ranges(
+    seconds: npt.NDArray[np.float64], step: float, start: float | None, end: float | None, max_seconds: float
+) -> Iterator[tuple[int, int]]:
+    """The frames of each part, half-open; the fewest parts of about equal numbers of frames that keep the bound."""
+    # A frame belongs to a clip when it is shown at most half a step before it begins.
+    first = 0 if start is None else int(np.searchsorted(seconds, start - step / 2))
+    last = len(seconds) if end is None else int(np.searchsorted(seconds, end - step / 2))
+    if first >= last:
+        raise SourceError(
+            f"the clip {start} s to {end} s is not in {seconds[-1] + step:.2f} s of video", reason=Reason.OUT_OF_RANGE
+        )
+    count = max(1, ceil((seconds[last - 1] + step - seconds[first]) / max_seconds - _ROUNDING))
+    yield from pairwise(first + (last - first) * number // count for number in range(count + 1))
+
+
+def _as_it_is(data: bytes, limits: Limits) -> Found | None:
+    """The index of a source that can go into a shard unchanged."""
+    try:
+        found = index_video(data, limits)
+    except SourceError as error:
+        if error.reason == Reason.NO_INDEX:
+            return None
+        raise
+    return found if _agrees(data, found) else None
+
+
+def _agrees(video: bytes, found: Found) -> bool:
+    """Whether the index that a shard computes from an MP4 and its sample's JSON is the one that was proved."""
+    try:
+        info, records = index_mp4(video, whole=bool(found.info.flags & StreamFlag.WHOLE))
+        info = proved_info(replace(info, fps=found.info.fps), _proved(found))
+    except FormatError:
+        return False
+    return info == found.info and np.array_equal(records, found.records)
+
+
+def _proved(found: Found) -> dict[str, Any]:
+    info = found.info
+    return {
+        "width": info.width,
+        "height": info.height,
+        "color_range": info.range.name.lower(),
+        "color_matrix": info.matrix.name.lower(),
+        "whole": bool(info.flags & StreamFlag.WHOLE),
+    }
+
+
+def _conforms(video: bytes, found: Found) -> bool:
+    return not found.notes and not list(broken_promises(read_track(memoryview(video)), found.info))
+
+
+def _contents(source: OpenSource) -> bytes:
+    data, position = bytearray(source.size), 0
+    view = memoryview(data)
+    while position < source.size:
+        got = os.preadv(source.descriptor, [view[position:]], position)
+        if not got:
+            break
+        position += got
+    return bytes(data[:position])

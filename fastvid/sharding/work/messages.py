@@ -1,0 +1,240 @@
+"""Tasks, outcomes and their bytes: what travels between a job and its workers, and what waits on disk to be packed.
+
+JSON and raw blobs only: a worker reads hostile files, so nothing it sends is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from fastvid.errors import FormatError
+from fastvid.media.ffmpeg import FfmpegBuild
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import Profile
+from fastvid.sharding.encode.streams import PICTURES, Streams
+
+# Bytes of the header, bytes of all blobs, CRC-32 of both.
+_FRAME: Final = struct.Struct("<IQI")
+HEADER_BYTES: Final = _FRAME.size
+_MAX_HEADER: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all tasks of a job have in common.
+
+    Attributes:
+        profile: How samples are encoded.
+        build: The ffmpeg that encodes.
+        limits: What one source may cost.
+        max_seconds: Longer videos are split into parts of at most this length, in seconds.
+        streams: What is written beside the picture.
+    """
+
+    profile: Profile
+    build: FfmpegBuild
+    limits: Limits
+    max_seconds: float
+    streams: Streams = PICTURES
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Settings:
+        """From `to_json`'s result."""
+        build = dict(record["build"])
+        build["encoders"] = tuple(build["encoders"])
+        return cls(
+            Profile(**record["profile"]),
+            FfmpegBuild(**build),
+            Limits(**record["limits"]),
+            record["max_seconds"],
+            Streams.from_json(record["streams"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One source to encode.
+
+    Attributes:
+        index: Number of the source in the job.
+        source_id: Its name, as tables store it.
+        path: Where the file lies: a path, or a URL.
+        key: Name of its samples.
+        size: Bytes; 0 where nobody has asked yet.
+        start: Seconds where the clip begins, or None.
+        end: Seconds where the clip ends, or None.
+        patience: Factor on all time limits.
+        member: First byte and bytes of the video when `path` is a tar.
+        indexes: Index the video where it lies instead of encoding it.
+        tag: The tag of the version that was found at the URL; None takes any.
+    """
+
+    index: int
+    source_id: str
+    path: str
+    key: str
+    size: int = 0
+    start: float | None = None
+    end: float | None = None
+    patience: float = 1.0
+    member: tuple[int, int] | None = None
+    indexes: bool = False
+    tag: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSample:
+    """One sample, ready to be packed.
+
+    Attributes:
+        key: Its key.
+        meta: Its JSON member.
+        streams: Its streams by name, such as ``{"rgb": mp4}``.
+    """
+
+    key: str
+    meta: Mapping[str, Any]
+    streams: Mapping[str, bytes]
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of its first video stream."""
+        return int(self.meta["num_frames"])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a source: samples, or a reason.
+
+    Attributes:
+        index: Number of the source in the job.
+        samples: At least one when `reason` is None.
+        reason: Why there are none.
+        message: What exactly went wrong.
+        transient: Whether trying again may help.
+        seconds: Time spent.
+        warnings: What was changed beyond scaling, such as "hdr" or "variable-rate".
+        bytes_in: Bytes of the source as it was read; 0 where that is not known.
+    """
+
+    index: int
+    samples: tuple[EncodedSample, ...] = ()
+    reason: Reason | None = None
+    message: str = ""
+    transient: bool = False
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = field(default=())
+    bytes_in: int = 0
+
+    def to_bytes(self) -> bytes:
+        """One self-checking piece of bytes."""
+        blobs = [data for sample in self.samples for data in sample.streams.values()]
+        header = {
+            "index": self.index,
+            "reason": self.reason,
+            "message": self.message,
+            "transient": self.transient,
+            "seconds": self.seconds,
+            "warnings": list(self.warnings),
+            "bytes_in": self.bytes_in,
+            "samples": [
+                {
+                    "key": sample.key,
+                    "meta": dict(sample.meta),
+                    "streams": {name: len(data) for name, data in sample.streams.items()},
+                }
+                for sample in self.samples
+            ],
+        }
+        return pack(header, *blobs)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> Outcome:
+        """The outcome behind `to_bytes`' result.
+
+        Raises:
+            FormatError: The bytes are cut or changed.
+        """
+        return cls.from_parts(*unpack(data))
+
+    @classmethod
+    def from_parts(cls, header: Mapping[str, Any], blobs: memoryview) -> Outcome:
+        """The outcome of an unpacked piece.
+
+        Raises:
+            FormatError: It is of another kind.
+        """
+        try:
+            samples, position = [], 0
+            for record in header["samples"]:
+                streams = {}
+                for name, size in record["streams"].items():
+                    streams[name] = bytes(blobs[position : position + size])
+                    position += size
+                samples.append(EncodedSample(record["key"], record["meta"], streams))
+            if position != len(blobs):
+                raise FormatError(f"an outcome claims {position} bytes of streams and has {len(blobs)}")
+            return cls(
+                index=int(header["index"]),
+                samples=tuple(samples),
+                reason=None if header["reason"] is None else Reason(header["reason"]),
+                message=str(header["message"]),
+                transient=bool(header["transient"]),
+                seconds=float(header["seconds"]),
+                warnings=tuple(header["warnings"]),
+                bytes_in=int(header["bytes_in"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"an outcome does not parse: {error!r}") from error
+
+
+def pack(header: Mapping[str, Any], *blobs: bytes) -> bytes:
+    """A header and blobs as one piece with lengths and a checksum."""
+    text = json.dumps(header).encode("ascii")
+    checksum = zlib.crc32(text)
+    for blob in blobs:
+        checksum = zlib.crc32(blob, checksum)
+    return b"".join([_FRAME.pack(len(text), sum(map(len, blobs)), checksum), text, *blobs])
+
+
+def piece_size(start: bytes | memoryview) -> int:
+    """Bytes of a piece, from its first HEADER_BYTES.
+
+    Raises:
+        FormatError: The lengths are absurd.
+    """
+    text, blobs, _ = _FRAME.unpack_from(start)
+    if text > _MAX_HEADER or blobs > 1 << 40:
+        raise FormatError(f"a piece claims {text} bytes of header and {blobs} of blobs")
+    return HEADER_BYTES + int(text) + int(blobs)
+
+
+def unpack(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Header and blobs of one whole piece.
+
+    Raises:
+        FormatError: It is cut or changed.
+    """
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES or len(view) != piece_size(view):
+        raise FormatError("a piece is cut")
+    text, _, checksum = _FRAME.unpack_from(view)
+    body = view[HEADER_BYTES:]
+    if zlib.crc32(body) != checksum:
+        raise FormatError("a piece does not match its checksum")
+    header: dict[str, Any] = json.loads(bytes(body[:text]))
+    return header, body[text:]

@@ -1,0 +1,1 @@
+"""The configuration of a run: dataclasses, key=value overrides, recipes."""

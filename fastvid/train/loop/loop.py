@@ -1,0 +1,276 @@
+"""The training loop. It knows neither how replicas agree (`fastvid.train.loop.strategy`) nor how clips are made."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastvid.errors import FastvidError, StateError
+from fastvid.load.batch.batch import Batch
+from fastvid.runtime import faults
+from fastvid.train.config.config import Config, to_json
+from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.strategy import Strategy
+from fastvid.train.parts.evaluate import Score, evaluate
+from fastvid.train.parts.loader_protocol import Lineage, Loader
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member, StopSignal
+from fastvid.train.records.checkpoint import Checkpoints
+from fastvid.train.records.exposure import Exposure
+from fastvid.train.records.metrics import Recorder, Stopwatch, console
+from fastvid.train.records.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EvalData:
+    """What is evaluated.
+
+    Attributes:
+        loader: Gives every sample of the split once an epoch, over all ranks.
+        total: Samples of the split.
+    """
+
+    loader: Loader
+    total: int
+
+
+class Trainer:
+    """One process' part of a run.
+
+    Args:
+        config: The run.
+        member: This process.
+        replica: Model, optimiser and schedule before the first step.
+        loader: Training batches of this rank.
+        strategy: How replicas agree.
+        eval_data: None for no evaluation.
+        checkpoints: Where state goes; None keeps none.
+        recorder: Where metrics go.
+        stop: Says when to end early.
+
+    Attributes:
+        lineage: The samples that the weights have seen.
+        score: Of the last evaluation.
+        clips_per_s: Speed of this process' whole training over all replicas, without evaluations and checkpoints.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        member: Member,
+        replica: Replica,
+        loader: Loader,
+        strategy: Strategy,
+        *,
+        eval_data: EvalData | None = None,
+        checkpoints: Checkpoints | None = None,
+        recorder: Recorder | None = None,
+        stop: StopSignal | None = None,
+    ) -> None:
+        self.config, self.member, self.replica = config, member, replica
+        self.loader, self.strategy, self.eval_data = loader, strategy, eval_data
+        self.checkpoints, self.recorder = checkpoints, recorder or Recorder(None)
+        self.stop = stop or StopSignal()
+        self.lineage = Lineage()
+        self._own = Lineage()  # of this rank, since the lineage was last added up
+        self.score: Score | None = None
+        self.clips_per_s = 0.0
+        self._steps = self._logged = 0
+        self._may_write = self._writes = member.leads and checkpoints is not None
+        self._given = 0  # clips of this rank's batches since the last line of metrics, over the ranks that share them
+        self._seen = 0  # samples of all replicas when the last step was booked
+        self._position = loader.state_dict()
+        self._sums = torch.zeros(4, dtype=torch.float64, device=member.device)
+        self._watch, self._whole = Stopwatch(), Stopwatch()
+        self._exposure = Exposure(replica.model, member.device) if member.world.size > 1 else None
+        self._telemetry = Telemetry.of(config, member, replica.model)
+        self._saved_at = time.monotonic()
+        self._saved_samples = 0
+
+    def fit(self) -> bool:
+        """Trains until the epochs are over or a stop is asked for.
+
+        Returns:
+            Whether the run is over; False when it was stopped, with a checkpoint of where it stands.
+        """
+        devices = [self.member.device] if self.member.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            over = self._fit()
+        self.clips_per_s = self._whole.numbers()["clips_per_s"]
+        return over
+
+    def _fit(self) -> bool:
+        config, run = self.config, self.config.run
+        stepper = Stepper.of(config, self.member, self.strategy, self._exposure)
+        self.strategy.prepare(self.replica)
+        if self.replica.average is not None and self.replica.samples == 0:
+            self.replica.average.restart()
+        self._saved_at = time.monotonic()
+        self._watch.start()
+        self._whole.start()
+        with contextlib.closing(self.strategy.rounds(self.replica, self.loader, run.epochs)) as rounds:
+            for part in rounds:
+                replica = part.replica
+                self._seen, self._writes = replica.samples, self._may_write and part.kept
+                for batch in self._watch.timed(part.batches):
+                    agreed = self.strategy.agree(self._wishes())
+                    sums, norm = stepper.step(replica, batch)
+                    self._sums += sums
+                    wishes = agreed()
+                    self._advance(replica, part.epoch, batch)
+                    faults.reach("step")
+                    if wishes is None:
+                        continue
+                    if self._steps // run.log_every_steps > self._logged:
+                        self._log(replica, part.epoch, norm)
+                    stopping, saving = wishes.tolist()
+                    if (stopping or saving) and self._save(replica) and stopping:
+                        self._written()
+                        return False
+                self._save(replica)
+                done = part.epoch + 1
+                due = part.kept and (done % run.eval_every_epochs == 0 or done == run.epochs)
+                if self.eval_data is not None and due:
+                    self._evaluate(replica, self.eval_data, part.epoch)
+        self._written()
+        return True
+
+    def state_dict(self, replica: Replica) -> dict[str, Any]:
+        """What a checkpoint holds: enough to go on in a world of any size."""
+        return {
+            "config": to_json(self.config),
+            "replica": replica.state_dict(),
+            "loader": self._position,
+            "strategy": {"name": self.config.sync, "state": self.strategy.state_dict()},
+            "lineage": self.lineage.state_dict(),
+            "world_size": self.member.world.size,
+            "step": self._steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes a checkpoint over; before `fit`, and the same on every rank.
+
+        Raises:
+            StateError: It belongs to another model, loader or strategy.
+        """
+        if state["strategy"]["name"] != self.config.sync:
+            raise StateError(
+                f"checkpoint was written with sync={state['strategy']['name']}, this run has sync={self.config.sync}"
+            )
+        self.replica.load_state_dict(state["replica"])
+        self.loader.load_state_dict(state["loader"])
+        self.strategy.load_state_dict(state["strategy"]["state"])
+        if state["world_size"] != self.member.world.size:
+            self.strategy.on_membership_change(int(state["world_size"]), self.member.world.size)
+        self.lineage.load_state_dict(state["lineage"])
+        self._position = self.loader.state_dict()
+        self._steps = int(state["step"])
+        self._logged = self._steps // self.config.run.log_every_steps
+        self._saved_samples = self.replica.samples
+
+    def _wishes(self) -> Tensor:
+        """What this rank wishes, int64 [stop, save]; the others are told, so that all save, or end, after one step."""
+        late = time.monotonic() - self._saved_at >= self.config.run.checkpoint_every_s
+        return torch.tensor([int(self.stop.requested), int(late and self._writes)])
+
+    def _advance(self, replica: Replica, epoch: int, batch: Batch) -> None:
+        """Books a step that is done, over all ranks that share the batch."""
+        samples = batch.stop - batch.start
+        replica.samples += samples
+        self._own.add(epoch, *Lineage.of(batch))
+        self._position = self.loader.state_dict()
+        self._steps += 1
+        self._given += samples
+        # Others may have trained meanwhile, on batches that this rank does not share.
+        seen, self._seen = self._seen, replica.samples
+        self._watch.count(replica.samples - seen)
+        self._whole.count(replica.samples - seen)
+
+    def _log(self, replica: Replica, epoch: int, norm: Tensor | None) -> None:
+        loss, top1, _, clips = self.strategy.total(self._sums.cpu())().tolist()
+        if norm is None:
+            norm = nn.utils.get_total_norm([p.grad for p in replica.model.parameters() if p.grad is not None])
+        mean_loss = loss / max(1.0, clips)
+        speed, seconds = self._watch.numbers(), self._watch.seconds
+        row = {
+            "samples": replica.samples,
+            "epoch": epoch,
+            "step": self._steps,
+            "loss": mean_loss,
+            "top1_percent": 100 * top1 / max(1.0, clips),
+            "lr": replica.lr,
+            "grad_norm": float(norm),
+            "skipped": self._given - int(clips),
+            **speed,
+            **self._telemetry.numbers(speed, seconds, self._exposure.take() if self._exposure is not None else 0.0),
+            **self.strategy.numbers(),
+        }
+        self._sums.zero_()
+        self._given = 0
+        self._watch.start()
+        self._logged = self._steps // self.config.run.log_every_steps
+        self.recorder.write("train", **row)
+        if self.member.leads:
+            console(row, replica.samples, replica.schedule.total, self._whole)
+        if not math.isfinite(mean_loss):
+            raise FastvidError(
+                f"loss is {mean_loss} after {replica.samples} samples",
+                hint="lower optim.base_lr, lengthen optim.warmup_epochs or set optim.clip_norm",
+            )
+
+    def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
+        average = contextlib.nullcontext() if replica.average is None else replica.average.in_place()
+        with self._watch.paused(), self._whole.paused() as began, average:
+            self.score = evaluate(
+                replica.model,
+                data.loader,
+                total=data.total,
+                device=self.member.device,
+                amp=self.config.run.amp,
+                add_up=lambda values: self.strategy.total(values)(),
+            )
+            seconds = time.perf_counter() - began
+        self.strategy.scored(replica, self.score)
+        self.recorder.write("eval", samples=replica.samples, epoch=epoch, seconds=seconds, **self.score.as_row())
+        if self.member.leads:
+            log.info("epoch %d evaluated in %.1f s: %s", epoch + 1, seconds, self.score)
+            if self.checkpoints is not None:
+                self.checkpoints.note(replica.samples, self.score.top1_percent)
+
+    def _written(self) -> None:
+        """Waits for the checkpoint that is being written."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+
+    def _save(self, replica: Replica) -> bool:
+        """Writes a checkpoint of what is not saved yet. False when the ranks hold no common model now."""
+        with self._watch.paused(), self._whole.paused():
+            if not self.strategy.settle(replica):
+                return False
+            self._gather_lineage()
+            self._saved_at = time.monotonic()
+            if self.checkpoints is not None and self._writes and replica.samples != self._saved_samples:
+                self.checkpoints.begin(self.state_dict(replica), replica.samples)
+            self._saved_samples = replica.samples
+            return True
+
+    def _gather_lineage(self) -> None:
+        """Adds up over the ranks what each was given since the last time."""
+        own, self._own = self._own, Lineage()
+        kept = self.strategy.lineage()
+        if kept is not None:
+            self.lineage.load_state_dict(kept)
+        elif own.epochs:
+            epochs, rows = sorted(own.epochs), torch.tensor(own.rows())
+            for epoch, (samples, digest) in zip(epochs, self.strategy.total(rows)().tolist(), strict=True):
+                self.lineage.add(epoch, samples, digest)

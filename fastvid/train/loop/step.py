@@ -1,0 +1,149 @@
+"""One step of one replica on one batch: micro-batches forward and backward, clipping, the optimiser."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fastvid.load.batch.batch import Batch
+from fastvid.models import ghost
+from fastvid.train.config.config import Config, OptimConfig, RunConfig
+from fastvid.train.loop.strategy import Strategy
+from fastvid.train.parts.evaluate import autocast, count
+from fastvid.train.parts.loader_protocol import inputs
+from fastvid.train.parts.mixup import Mixed, Mixer
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.records.exposure import Exposure
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """How a replica steps.
+
+    Attributes:
+        optim: Clipping, label smoothing and mixing.
+        run: Precision, micro-batch and seed.
+        member: This process.
+        strategy: How replicas agree.
+        group_size: Clips of a batch that stay together.
+        ghost_norm: Whether the model has ghost batch norms.
+        exposure: Counts time that is lost to communication; None counts nothing.
+    """
+
+    optim: OptimConfig
+    run: RunConfig
+    member: Member
+    strategy: Strategy
+    group_size: int = 1
+    ghost_norm: bool = False
+    exposure: Exposure | None = None
+
+    @classmethod
+    def of(cls, config: Config, member: Member, strategy: Strategy, exposure: Exposure | None = None) -> Stepper:
+        """The stepper of a configuration."""
+        groups, ghosts = config.data.group_size, config.model.ghost_norm
+        return cls(config.optim, config.run, member, strategy, groups, ghosts, exposure)
+
+    def step(self, replica: Replica, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Moves a replica by this rank's share of a batch.
+
+        The loss is the sum of the clips' cross-entropies, each times its weight, times what the strategy says. It does
+        not depend on how the share is cut into micro-batches, up to rounding, as long as no layer looks at several
+        clips at once, as batch norm does.
+
+        Returns:
+            Sums over the share's valid rows, see `fastvid.train.parts.evaluate.count`; and the norm of the gradient
+            before clipping, None when nothing is clipped.
+        """
+        device = self.member.device
+        _seed(step_seed(self.run.seed, replica.samples, self.member.world.rank), device)
+        replica.set_lr()
+        replica.optimizer.zero_grad(set_to_none=True)
+        # The batch's own weights, not rounded to float32.
+        weight = batch.valid.double() / (batch.stop - batch.start)
+        scale = self.strategy.loss_scale(weight.sum())
+        weight = weight * scale
+        clips, mixed = inputs(batch), self._mixed(batch)
+        if mixed is not None:
+            clips = (mixed.video,)
+        if replica.freezer is not None:
+            replica.freezer.still(replica.samples)
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        slices = micro_batches(len(batch), self.run.micro_batch_size, self.group_size)
+        for rows in slices:
+            label = batch.label[rows]
+            with self.strategy.accumulate(replica, last=rows is slices[-1]):
+                with autocast(device, self.run.amp):
+                    logits = replica.forward(*(clip[rows] for clip in clips))
+                logits = logits.float() if logits.dtype in HALVES else logits
+                losses = self._losses(logits, label)
+                if mixed is not None:
+                    own = mixed.own[rows].to(losses.dtype)
+                    losses = own * losses + (1 - own) * self._losses(logits, mixed.partner[rows])
+                loss = (losses * weight[rows].to(losses.dtype)).sum()
+                torch.autograd.backward(replica.scaler.scale(loss))
+                if self.exposure is not None and rows is slices[-1]:
+                    self.exposure.backward_ended()
+            sums += count(logits.detach(), label, batch.valid[rows])
+        if replica.freezer is not None:
+            replica.freezer.drop_gradients(replica.samples)
+        norm = None
+        if self.optim.clip_norm is not None:
+            replica.scaler.unscale_(replica.optimizer)
+            norm = nn.utils.clip_grad_norm_(replica.model.parameters(), self.optim.clip_norm)
+        replica.scaler.step(replica.optimizer)
+        replica.scaler.update()
+        if self.ghost_norm:
+            ghost.update(replica.model, float(scale) * len(batch) / (batch.stop - batch.start))
+        with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
+            self.strategy.maybe_sync(replica, sums)
+        if replica.average is not None:
+            replica.average.update()
+        return sums, norm
+
+    def _losses(self, logits: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, label, reduction="none", label_smoothing=self.optim.label_smoothing)
+
+    def _mixed(self, batch: Batch) -> Mixed | None:
+        optim = self.optim
+        if not (optim.mixup or optim.cutmix):
+            return None
+        return Mixer(optim.mixup, optim.cutmix, self.group_size, self.run.seed)(batch)
+
+
+def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
+    """The fewest slices of at most `limit` rows; all rows at once without one.
+
+    Their sizes differ by one group of rows at most, and a group of `group` rows is never cut.
+    """
+    groups, most = -(-rows // group), max(1, (limit or rows) // group)
+    parts = -(-groups // most)
+    ends = [min(rows, groups * part // parts * group) for part in range(parts + 1)]
+    return [slice(first, end) for first, end in itertools.pairwise(ends)]
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seeds the generators that dropout draws from. `torch.manual_seed` does more: where CUDA is not in use it queues a
+    call with a formatted stack each time, and never forgets it (torch 2.13)."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def step_seed(seed: int, samples: int, rank: int) -> int:
+    """Seed of a step's dropout: a function of the run's seed, the samples seen and the rank.
+
+    So a run that goes on from a checkpoint draws what it would have drawn, and the generator's state is not part of it.
+    """
+    text = f"{seed}:{samples}:{rank}".encode()
+    # 63 bits: torch refuses larger seeds.
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,1 @@
+"""What a step is made of: replica, optimiser, schedule, averages, mixing, evaluation."""

@@ -1,0 +1,95 @@
+"""Mixup and CutMix of clips inside fixed groups of positions, so that a mixed batch is the same in any world.
+
+A clip is mixed with the one at the mirrored place of its group: with groups of four, 0 with 3 and 1 with 2. All that
+is random is a function of the run's seed, the epoch and the group's place in the epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastvid.load.batch.batch import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """A batch after mixing.
+
+    Attributes:
+        video: Like the batch's.
+        partner: int64 [B], label of what each clip was mixed with.
+        own: float64 [B], share of the clip's own label, 0 to 1.
+    """
+
+    video: Tensor
+    partner: Tensor
+    own: Tensor
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """Mixes the clips of a batch.
+
+    Mixup (Zhang et al. 2017, arXiv 1710.09412) adds clips: share of its own, drawn from Beta(alpha, alpha). CutMix (Yun
+    et al. 2019, arXiv 1905.04899) puts a box of the partner into the clip, the same in all frames. Where both are on,
+    each group takes one of them with equal probability.
+
+    Attributes:
+        mixup: alpha of mixup; 0 is off.
+        cutmix: alpha of CutMix; 0 is off.
+        group_size: Clips of a group, at least 2.
+        seed: Of the run.
+    """
+
+    mixup: float
+    cutmix: float
+    group_size: int
+    seed: int
+
+    def __call__(self, batch: Batch) -> Mixed:
+        """Mixes a batch whose rows are whole groups; a pair with a masked clip stays as it is."""
+        rows, size = len(batch), self.group_size
+        assert rows % size == 0, (rows, size)
+        video = batch.video
+        mirrored = torch.arange(rows).view(-1, size).flip(1).reshape(-1).to(video.device)
+        partner = batch.label[mirrored]
+        both = (batch.valid & batch.valid[mirrored]).tolist()
+        out = video.clone()
+        own = torch.ones(rows, dtype=torch.float64)
+        for first in range(0, rows, size):
+            draws = self._draws(batch.epoch, int(batch.position[first]))
+            box = bool(self.cutmix) and (not self.mixup or draws.random() < 0.5)
+            alpha = self.cutmix if box else self.mixup
+            share = float(draws.beta(alpha, alpha))
+            region = _region(share, draws, video.shape[-2], video.shape[-1]) if box else None
+            for row in range(first, first + size):
+                other = first + size - 1 - (row - first)
+                if not both[row] or other == row:
+                    continue
+                if region is None:
+                    out[row] = video[row] * share + video[other] * (1.0 - share)
+                    own[row] = share
+                else:
+                    down, right, height, width = region
+                    part = (..., slice(down, down + height), slice(right, right + width))
+                    out[row][part] = video[other][part]
+                    own[row] = 1.0 - height * width / (video.shape[-2] * video.shape[-1])
+        return Mixed(out, partner, own.to(video.device))
+
+    def _draws(self, epoch: int, position: int) -> np.random.Generator:
+        words = hashlib.blake2b(f"{self.seed}:{epoch}:{position}".encode(), digest_size=16).digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(words, "little")))
+
+
+def _region(share: float, draws: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
+    """Corner and size of a box of ``1 - share`` of the area, cut off at the border, as in the paper's code."""
+    side = float(np.sqrt(1.0 - share))
+    down, right = int(draws.integers(height)), int(draws.integers(width))
+    half_h, half_w = int(height * side) // 2, int(width * side) // 2
+    top, left = max(0, down - half_h), max(0, right - half_w)
+    return top, left, min(height, down + half_h) - top, min(width, right + half_w) - left

@@ -1,0 +1,105 @@
+"""Optimisers and their parameter groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+from fastvid.errors import UsageError
+from fastvid.train.config.config import Groups, OptimConfig
+from fastvid.train.parts.optim_large import Lamb, Lars
+
+# TSM's multipliers of the learning rate (mit-han-lab/temporal-shift-module ops/models.py, get_optim_policies, with
+# fc_lr5): biases of convolutions, weight and bias of the last layer.
+_TSM_BIAS = 2.0
+_TSM_HEAD_WEIGHT = 5.0
+_TSM_HEAD_BIAS = 10.0
+
+# Groups whose layers LARS and LAMB scale: those with weight decay.
+_ADAPTED = ("weight", "head_weight")
+
+
+def sgd(model: nn.Module, config: OptimConfig) -> SGD:
+    """SGD over the groups of a model. Each group has ``name`` and ``lr_mult``; the rate itself is set before each step.
+
+    Raises:
+        UsageError: The groups do not fit the model.
+    """
+    groups = parameter_groups(model, config.groups, config.weight_decay, config.head_lr_mult)
+    return SGD(groups, lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov)
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
+    """The optimiser of a configuration, over the groups that `sgd` describes.
+
+    Raises:
+        UsageError: The groups do not fit the model.
+    """
+    if config.name == "sgd":
+        return sgd(model, config)
+    groups = parameter_groups(model, config.groups, config.weight_decay, config.head_lr_mult)
+    for group in groups:
+        group["adapt"] = group["name"] in _ADAPTED
+    betas = (config.beta1, config.beta2)
+    if config.name == "lars":
+        return Lars(groups, lr=config.base_lr, momentum=config.momentum, trust=config.trust)
+    if config.name == "lamb":
+        return Lamb(groups, lr=config.base_lr, betas=betas, eps=config.eps)
+    if config.name == "adagrad":
+        return Adagrad(groups, lr=config.base_lr, eps=config.eps)
+    kind: type[Adam] = {"adam": Adam, "adamw": AdamW}[config.name]
+    return kind(groups, lr=config.base_lr, betas=betas, eps=config.eps)
+
+
+def parameter_groups(
+    model: nn.Module, kind: Groups, weight_decay: float, head_lr_mult: float = 1.0
+) -> list[dict[str, Any]]:
+    """Every trainable parameter once, grouped by learning rate and weight decay; empty groups are left out.
+
+    Args:
+        model: Its last linear layer is the head.
+        kind: "plain": weights decayed; biases and the parameters of norm layers not. "tsm": the same, and biases at
+            twice the rate, the head's weight at five times, the head's bias at ten times.
+        weight_decay: Of decayed groups.
+        head_lr_mult: Further factor of the head's rate.
+
+    Raises:
+        UsageError: "tsm" or a factor for a model without a linear layer.
+    """
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    tsm = kind == "tsm"
+    if (tsm or head_lr_mult != 1.0) and not linear:
+        given = "optim.groups is 'tsm'" if tsm else f"optim.head_lr_mult is {head_lr_mult}"
+        raise UsageError(f"{given}, but the model has no linear layer", hint="use optim.groups=plain")
+    head = linear[-1] if tsm or head_lr_mult != 1.0 else None
+    groups: dict[str, dict[str, Any]] = {
+        "weight": {"lr_mult": 1.0, "weight_decay": weight_decay},
+        "bias": {"lr_mult": _TSM_BIAS if tsm else 1.0, "weight_decay": 0.0},
+        "norm": {"lr_mult": 1.0, "weight_decay": 0.0},
+        "head_weight": {"lr_mult": head_lr_mult * (_TSM_HEAD_WEIGHT if tsm else 1.0), "weight_decay": weight_decay},
+        "head_bias": {"lr_mult": head_lr_mult * (_TSM_HEAD_BIAS if tsm else 1.0), "weight_decay": 0.0},
+    }
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen or not parameter.requires_grad:
+                continue
+            seen.add(id(parameter))
+            groups[_group(module, name, parameter.ndim, module is head)].setdefault("params", []).append(parameter)
+    return [{"name": name, **group} for name, group in groups.items() if "params" in group]
+
+
+def _group(module: nn.Module, name: str, ndim: int, is_head: bool) -> str:
+    bias = name.endswith("bias")
+    if is_head:
+        return "head_bias" if bias else "head_weight"
+    if bias and not _is_norm(module):
+        return "bias"
+    # A vector that is no bias scales something, as a norm's weight does, whatever its module is called.
+    return "norm" if _is_norm(module) or ndim < 2 else "weight"
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()

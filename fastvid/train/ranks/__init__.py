@@ -1,0 +1,1 @@
+"""The processes of a job: joining, meeting again after a restart, ending together."""

@@ -1,0 +1,1 @@
+"""A run from beginning to end: assemble, check, launch, score, predict, report."""

@@ -1,0 +1,273 @@
+"""From a configuration to the parts of a run: datasets, loaders, model, optimiser, schedule."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.batch.batch import IGNORED_LABEL, Batch
+from fastvid.load.loader import ClipLoader
+from fastvid.models import zoo
+from fastvid.models.ghost import use_ghost_norm
+from fastvid.models.pipeline import local_devices, spread
+from fastvid.models.two_stream import TwoStream, load_stream_weights
+from fastvid.models.weights import load_weights
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config
+from fastvid.train.loop.loop import EvalData
+from fastvid.train.loop.strategy import APART
+from fastvid.train.parts.freeze import Freezer
+from fastvid.train.parts.optim import make_optimizer
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks.elastic import Member, broadcast_bytes
+
+log = logging.getLogger(__name__)
+
+_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions of a kernel
+_LABEL: Final = "label"  # the column that a loader takes labels from
+
+
+def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) -> tuple[Config, Dataset, Dataset | None]:
+    """Both splits at one generation, and the configuration with generation and classes filled in.
+
+    A run keeps the generation it began with: it stands in the checkpoint.
+    """
+    data = config.data
+    generation = data.generation
+    if generation is None and state is not None:
+        generation = int(state["loader"]["fingerprint"]["generation"])
+    if generation is None:
+        current = Dataset(data.path).generation.number if member.leads else 0
+        generation = int(broadcast_bytes(str(current).encode(), member) or b"0")
+    train = Dataset(data.path, split=data.split, where=data.where, generation=generation)
+    evaluated = None
+    if data.eval_split is not None:
+        evaluated = Dataset(data.path, split=data.eval_split, where=data.where, generation=generation)
+    classes = config.model.num_classes or len(train.classes)
+    for dataset in (train, evaluated):
+        if dataset is not None:
+            check_labels(dataset, data.label, classes)
+    data = replace(data, generation=generation)
+    return replace(config, data=data, model=replace(config.model, num_classes=classes)), train, evaluated
+
+
+def check_labels(dataset: Dataset, column: str, num_classes: int) -> None:
+    """Every sample has a label that the model can give.
+
+    Raises:
+        UsageError: One has none, or one beyond the classes.
+    """
+    labels = dataset.column(column).to_pylist()
+    wrong = [row for row, label in enumerate(labels) if not isinstance(label, int) or not 0 <= label < num_classes]
+    if wrong:
+        raise UsageError(
+            f"{len(wrong)} of {len(labels)} samples have no label from 0 to {num_classes - 1} in column {column!r}; "
+            f"the first has {labels[wrong[0]]!r}",
+            key=dataset.key(wrong[0]),
+            split=dataset.split,
+            file=dataset.storage.url,
+            hint="set data.where, data.label or model.num_classes",
+        )
+
+
+def train_loader(config: Config, dataset: Dataset, member: Member) -> Labelled:
+    """The loader of the training split."""
+    return _loader(config, dataset, member, train=True)
+
+
+def eval_data(config: Config, dataset: Dataset, member: Member) -> EvalData:
+    """The loader of the evaluation split: every sample once, in the order of the dataset."""
+    return EvalData(_loader(config, dataset, member, train=False), len(dataset))
+
+
+def _loader(config: Config, dataset: Dataset, member: Member, *, train: bool) -> Labelled:
+    data = config.data
+    # Who shares no batches trains on whole ones.
+    world = World() if train and config.sync in APART else member.world
+    clips = ClipLoader(
+        dataset,
+        frames=data.frames if train else data.eval_frames,
+        spatial=data.spatial if train else data.eval_spatial,
+        streams=data.streams,
+        flow_stack=data.flow_stack,
+        global_batch_size=data.global_batch_size if train else max(data.eval_batch_size, world.size),
+        group_size=data.group_size if train else 1,
+        device=member.device,
+        decoder=data.decoder,
+        seed=config.run.seed,
+        shuffle=train,
+        last=data.last if train else "keep",
+        rank=world.rank,
+        world_size=world.size,
+        fields=() if data.label == _LABEL else (data.label,),
+        on_error=data.on_error,
+        num_threads=data.num_threads,
+        workers=data.workers,
+        prefetch=data.prefetch,
+    )
+    return Labelled(clips, data.label)
+
+
+class Labelled:
+    """A loader whose labels come from another column of the annotations.
+
+    Args:
+        clips: The loader; the column is one of its fields.
+        column: A column of class numbers.
+    """
+
+    def __init__(self, clips: ClipLoader, column: str = _LABEL) -> None:
+        self.clips, self.column = clips, column
+
+    @property
+    def epoch(self) -> int:
+        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        return self.clips.epoch
+
+    @property
+    def global_batch_size(self) -> int:
+        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        return self.clips.global_batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.column == _LABEL:
+            yield from self.clips
+            return
+        for batch in self.clips:
+            values = batch.fields[self.column]
+            label = torch.tensor([IGNORED_LABEL if value is None else int(value) for value in values])
+            yield replace(batch, label=label.to(batch.video.device).where(batch.valid, IGNORED_LABEL))
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def set_batch_size(self, global_batch_size: int) -> None:
+        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        self.clips.set_batch_size(global_batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        return self.clips.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        self.clips.load_state_dict(state)
+
+    def go(self, epoch: int, start: int, stop: int) -> None:
+        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        self.clips.load_state_dict(self.clips.state_dict() | {"epoch": epoch, "position": start})
+        # Nothing behind it is read ahead.
+        self.clips.batches = replace(self.clips.batches, num_samples=stop)
+
+
+def build_model(config: Config, member: Member) -> nn.Module:
+    """The model with fresh weights, the same on every rank."""
+    assert config.model.num_classes is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        model = zoo.build(
+            config.model.name,
+            config.model.num_classes,
+            config.data.frames.num_frames,
+            **config.model.arguments,
+        )
+    check_streams(config, model)
+    if config.model.ghost_norm:
+        use_ghost_norm(model, config.data.group_size)
+    model = model.to(member.device)
+    if config.model.channels_last:
+        for parameter in model.parameters():
+            if parameter.ndim in _FORMATS:
+                parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
+        model.register_forward_pre_hook(_channels_last)
+    if config.model.pipeline > 1:
+        spread(model, local_devices(member.device, config.model.pipeline), config.model.pipeline_batches)
+    if config.model.compile:
+        model.compile()
+    return model
+
+
+def check_streams(config: Config, model: nn.Module) -> None:
+    """The loader gives what the model takes.
+
+    Raises:
+        UsageError: It gives other streams, or other stacks of flow.
+    """
+    data = config.data
+    streams = tuple(getattr(model, "streams", data.streams))
+    if streams != data.streams:
+        raise UsageError(
+            f"data.streams is {','.join(data.streams)!r}, model {config.model.name!r} takes {','.join(streams)!r}",
+            hint=f"data.streams={','.join(streams)}",
+        )
+    if len(streams) > 1 and (config.optim.mixup or config.optim.cutmix):
+        raise UsageError(
+            "mixup and CutMix mix pictures only; a model of several streams has more", hint="optim.mixup=0"
+        )
+    stack = getattr(model, "flow_stack", data.flow_stack)
+    if stack != data.flow_stack:
+        raise UsageError(
+            f"data.flow_stack is {data.flow_stack}, the model was built for {stack}",
+            hint=f"data.flow_stack={stack}, or model.options.flow_stack={data.flow_stack}",
+        )
+
+
+def _channels_last(_model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(clips.contiguous(memory_format=torch.channels_last_3d) for clips in inputs)
+
+
+def load_initial_weights(config: Config, model: nn.Module) -> None:
+    """Fills a fresh model from the file that the configuration names, if any. A last layer of other classes is left.
+
+    Called on rank 0 alone: a strategy gives its weights to the others.
+    """
+    weights = config.model.weights
+    if weights is None:
+        return
+    if isinstance(model, TwoStream):
+        for report in load_stream_weights(model, weights.split(",")):
+            log.info("weights of %s: %s", weights, report)
+    else:
+        log.info("weights of %s: %s", weights, load_weights(model, weights))
+
+
+def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Replica:
+    """Model, optimiser and schedule before the first step.
+
+    Raises:
+        UsageError: The precision does not go with the device.
+    """
+    run = config.run
+    if run.amp == "fp16" and member.device.type != "cuda":
+        raise UsageError(f"run.amp is 'fp16', but the run computes on {member.device.type}", hint="use run.amp=bf16")
+    model = build_model(config, member)
+    freezer = Freezer(model, config.optim.freeze, samples_per_epoch) if config.optim.freeze else None
+    schedule = Schedule.of(
+        config.optim,
+        epochs=run.epochs,
+        samples_per_epoch=samples_per_epoch,
+        global_batch_size=config.data.global_batch_size,
+    )
+    decay = config.optim.ema_decay
+    return Replica(
+        model,
+        make_optimizer(model, config.optim),
+        schedule,
+        scale_loss=run.amp == "fp16",
+        ema_decay=None if decay is None else decay ** (config.data.global_batch_size / config.optim.base_batch_size),
+        freezer=freezer,
+    )
+
+
+def samples_per_epoch(clips: ClipLoader) -> int:
+    """Samples that a whole epoch of a loader delivers over all ranks."""
+    batches = clips.batches
+    return batches.count(0) * batches.size if batches.last == "drop" else batches.num_samples

@@ -1,0 +1,208 @@
+"""What a run would do, checked without a GPU and without a step: files, labels, weights, steps, memory.
+
+Memory is an estimate: weights, gradients and the optimiser's state are exact; activations are what autograd would keep
+for backward, counted by a forward on the meta device, halved under mixed precision. Workspace and fragmentation come on
+top, by experience a tenth to a fifth.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.order.batches import Batches, rank_slice
+from fastvid.models import profile
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.run import assemble
+
+log = logging.getLogger(__name__)
+
+_GIB: Final = 2**30
+# Numbers that an optimiser keeps for each weight, besides the weight and its gradient.
+_MOMENTS: Final = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank's device, see the module.
+
+    Attributes:
+        weights: Parameters and buffers.
+        gradients: As many as trainable parameters, twice with several ranks: DDP's buckets are views of them.
+        optimizer: Momentum or moments, and the average of the weights.
+        activations: What backward needs of one micro-batch.
+        batches: Clips of the batch under way.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    batches: int
+
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.batches
+
+
+def check(config: Config, world_size: int = 1) -> dict[str, Any]:
+    """Everything that can be known before a run.
+
+    Args:
+        config: The run.
+        world_size: Ranks it will have.
+
+    Raises:
+        FastvidError: What the run would raise before its first step; and FormatError for shards that are missing or
+            have another size.
+    """
+    member = Member(World(0, world_size), torch.device("cpu"))
+    alone = Member(World(), torch.device("cpu"))
+    config, train_set, eval_set = assemble.datasets(config, None, alone)
+    shards = check_files(train_set)
+    data = config.data
+    batches = Batches(len(train_set), data.global_batch_size, data.last, member.world, data.group_size)
+    per_epoch = batches.count(0) * batches.size if data.last == "drop" else batches.num_samples
+    model = assemble.build_model(config, alone)
+    assemble.load_initial_weights(config, model)
+    _check_writable(Path(config.run.out))
+    first, end = rank_slice(batches.size, world_size - 1, world_size, data.group_size)
+    rows = end - first
+    micro = min(rows, config.run.micro_batch_size or rows)
+    schedule = Schedule.of(
+        config.optim, epochs=config.run.epochs, samples_per_epoch=per_epoch, global_batch_size=batches.size
+    )
+    steps = batches.count(0)
+    assert config.model.num_classes is not None
+    return {
+        "dataset": train_set.storage.url,
+        "generation": data.generation,
+        "shards": len(shards),
+        "shard_bytes": sum(shards.values()),
+        "train_samples": len(train_set),
+        "eval_samples": None if eval_set is None else len(eval_set),
+        "classes": config.model.num_classes,
+        "world_size": world_size,
+        "clips_per_rank": rows,
+        "micro_batches": math.ceil(rows / micro),
+        "steps_per_epoch": steps,
+        "steps": steps * config.run.epochs,
+        "samples_dropped_per_epoch": len(train_set) - per_epoch,
+        "lr_first": schedule.lr(0),
+        "lr_highest": max(schedule.lr(round(schedule.total * part / 200)) for part in range(200)),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **_cost(config, model, rows, micro, per_epoch),
+    }
+
+
+def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: int) -> dict[str, Any]:
+    """Operations and memory; nothing for a model of several streams."""
+    if config.data.streams != ("rgb",):
+        return {}
+    shape = (1, 3, config.data.frames.num_frames, *_size(config))
+    cost = profile.profile(model, shape)
+    memory = estimate(config, model, rows=rows, micro=micro, shape=shape)
+    return {
+        "gmacs_per_clip": cost.macs / 1e9,
+        "pflops": cost.training_flops * per_epoch * config.run.epochs / 1e15,
+        "checkpoint_bytes": memory.weights + memory.optimizer,
+        "memory_gib": round(memory.total / _GIB, 2),
+        "memory_bytes": asdict(memory),
+    }
+
+
+def check_files(dataset: Dataset) -> dict[str, int]:
+    """Names and sizes of a dataset's tars.
+
+    Raises:
+        FormatError: One has another size than was written. StorageError where one is missing.
+    """
+    found = {}
+    for shard in dataset.generation.shards:
+        name = f"{shard.name}.tar"
+        found[name] = dataset.storage.size(name)
+        if found[name] != shard.bytes:
+            raise FormatError(
+                f"shard has {found[name]} bytes, {shard.bytes} were written",
+                file=f"{dataset.storage.url}/{name}",
+                hint="`fastvid verify` tells what is wrong",
+            )
+    return found
+
+
+def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: tuple[int, ...]) -> Memory:
+    """Memory of a rank.
+
+    Args:
+        config: The run.
+        model: On any device.
+        rows: Clips of the rank.
+        micro: Clips that it computes at once.
+        shape: Of a batch of one clip.
+    """
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    trainable = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    moments = _MOMENTS[config.optim.name] * trainable + (weights if config.optim.ema_decay is not None else 0)
+    kept = activation_bytes(model, shape)
+    if config.run.amp != "off":
+        kept //= 2
+    clip = 4 * math.prod(shape)
+    return Memory(weights, trainable, moments, kept * micro, clip * rows)
+
+
+def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """Bytes that autograd keeps of one batch of that shape, without the weights; nothing is computed."""
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    on_meta = {
+        name: torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+        for name, tensor in state.items()
+    }
+    own = {tensor.untyped_storage()._cdata for tensor in on_meta.values()}
+    # Tensors are kept, so that no storage's address is used twice.
+    alive: list[Tensor] = []
+    found: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            alive.append(tensor)
+            found[storage._cdata] = storage.nbytes()
+        return tensor
+
+    training = model.training
+    model.train()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            functional_call(model, on_meta, (torch.empty(shape, device="meta"),))
+    finally:
+        model.train(training)
+    return sum(found.values())
+
+
+def _size(config: Config) -> tuple[int, int]:
+    crop = next(transform for transform in config.data.spatial if hasattr(transform, "output"))
+    height, width = crop.output
+    return height, width
+
+
+def _check_writable(out: Path) -> None:
+    folder = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+    if not folder.is_dir():
+        raise UsageError("run.out lies below a file", file=folder)
+    free = shutil.disk_usage(folder).free
+    if free < _GIB:
+        log.warning("%s has %.1f GB free for checkpoints", folder, free / 1e9)

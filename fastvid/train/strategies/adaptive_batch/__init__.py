@@ -1,0 +1,1 @@
+"""A global batch that grows during the run."""

@@ -1,0 +1,312 @@
+"""The service of one shard: a thread that opens the door and a thread a client, each in a blocking receive.
+
+The first shard of a server is its head: it decides who brings the first weights, holds clients back, and lends samples.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastvid.errors import FastvidError, WorkerError
+from fastvid.train.strategies.asgd.connect import Door
+from fastvid.train.strategies.asgd.lease import Leases
+from fastvid.train.strategies.asgd.messages import Header, Kind, Link, bits_float
+from fastvid.train.strategies.asgd.staleness import Policy
+from fastvid.train.strategies.asgd.weight_shard import Shard
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ClientRecord:
+    """What a server knows of a client.
+
+    Attributes:
+        clock: Pushes and exchanges; a client that joins late or had nothing to do starts with the slowest one's.
+        pushes: Of its own.
+        steps: Gradients in them.
+        here: Whether it takes part now.
+        idle: Whether it waits for samples. It holds nobody back then: others may have to push before there are any.
+    """
+
+    clock: int = 0
+    pushes: int = 0
+    steps: int = 0
+    here: bool = True
+    idle: bool = False
+
+
+class Server:
+    """Serves a shard until it is closed. Safe to read from any thread.
+
+    Args:
+        shard: The weights.
+        policy: What staleness does.
+        leases: Samples to lend; only the head has them.
+        head: Whether this is the first shard.
+        warm_up: Versions that the first client makes before others are let in (a warm start); on the head.
+        host: Name or address of this machine, as clients reach it.
+        port: 0 for any that is free.
+        timeout_s: A client that says nothing for so long counts as dead.
+        state: What `state_dict` gave, to go on from there.
+
+    Attributes:
+        address: Where clients connect.
+        staleness: Pushes by their staleness.
+        clients: By number, also those that have gone.
+        lost: Clients that went without a word.
+        largest_lead: Most pushes by which a client was ahead of the slowest.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        policy: Policy | None = None,
+        leases: Leases | None = None,
+        *,
+        head: bool = True,
+        warm_up: int = 0,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        timeout_s: float = 60.0,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.shard, self.policy, self.leases = shard, policy or Policy(), leases
+        self.staleness: Counter[int] = Counter()
+        self.clients: dict[int, ClientRecord] = {}
+        self.lost = self.largest_lead = 0
+        self._head, self._warm_up, self._timeout_s = head, warm_up, timeout_s
+        self._first: int | None = None  # who brings the first weights
+        self._changed = threading.Condition()
+        self._closed = False
+        if state is not None:
+            self._load(state)
+        self._door = Door(host, port, timeout_s, first=max(self.clients, default=0))
+        self.address = self._door.address
+        self._sessions: list[threading.Thread] = []
+        self._porter = threading.Thread(target=self._open, name="asgd-door", daemon=True)
+        self._porter.start()
+
+    def close(self, patience_s: float | None = None) -> None:
+        """Lets nobody in any more, and waits for the clients to leave.
+
+        Args:
+            patience_s: How long to wait for each; None is `timeout_s`.
+        """
+        patience_s = self._timeout_s if patience_s is None else patience_s
+        self._door.close()
+        self._porter.join(patience_s)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for session in self._sessions:
+            session.join(patience_s)
+
+    def tell(self, ports: list[int]) -> None:
+        """Has the head tell clients where the other shards are, see `fastvid.train.strategies.asgd.connect.find`."""
+        self._door.tell(ports)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The shard, the leases, and what each client has done."""
+        with self._changed:
+            return {
+                "shard": self.shard.state_dict(),
+                "leases": None if self.leases is None else self.leases.state_dict(),
+                "staleness": dict(self.staleness),
+                "lost": self.lost,
+                "clients": {
+                    number: {"clock": record.clock, "pushes": record.pushes, "steps": record.steps}
+                    for number, record in self.clients.items()
+                },
+            }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.shard.load_state_dict(state["shard"])
+        if self.leases is not None and state["leases"] is not None:
+            self.leases.load_state_dict(state["leases"])
+        self.staleness.update({int(key): int(count) for key, count in state["staleness"].items()})
+        self.lost = int(state["lost"])
+        self.clients = {int(number): ClientRecord(**record, here=False) for number, record in state["clients"].items()}
+
+    def _open(self) -> None:
+        for ticket in self._door.knocks():
+            session = threading.Thread(target=self._session, args=(ticket,), name=f"asgd-{ticket}", daemon=True)
+            self._sessions.append(session)
+            session.start()
+
+    def _session(self, number: int) -> None:
+        left = False
+        try:
+            link = self._door.open(number)
+            # What a push or an exchange is received into; nothing else holds it.
+            buffer = torch.empty(self.shard.numel, dtype=self.shard.dtype)
+            while not left:
+                left = self._answer(link, number, link.receive(buffer), buffer)
+        except FastvidError as error:
+            log.warning("client %d is gone: %s", number, error)
+        finally:
+            self._part(number, lost=not left)
+
+    def _part(self, number: int, *, lost: bool) -> None:
+        with self._changed:
+            if number in self.clients:
+                self.clients[number].here = False
+            self.lost += lost
+            if self._first == number and not self.shard.initialised:
+                self._first = None
+            if self.leases is not None and (returned := self.leases.give_back(number)):
+                log.warning("client %d left %d samples to others", number, returned)
+            self._changed.notify_all()
+
+    def _answer(self, link: Link, number: int, asked: Header, buffer: Tensor) -> bool:
+        """Answers a message. Returns whether the client leaves."""
+        match asked.kind:
+            case Kind.JOIN:
+                self._join(link, number)
+            case Kind.INIT if not self._head or self._first == number:
+                self.shard.initialise(buffer)
+                self._say(link, Kind.DONE)
+            case Kind.PING | Kind.LEAVE:
+                self._say(link, Kind.DONE)
+            case _ if number not in self.clients or not self.shard.initialised:
+                # No service before there are weights.
+                self._say(link, Kind.REFUSED)
+            case Kind.FETCH:
+                snapshot = self.shard.snapshot
+                link.send(Header(Kind.DONE, version=snapshot.version), snapshot.values, snapshot.checksum)
+            case Kind.PUSH | Kind.EXCHANGE:
+                self._commit(link, number, asked, buffer)
+            case Kind.LEASE:
+                self._lend(link, number)
+            case _:
+                self._say(link, Kind.REFUSED)
+        with self._changed:
+            self._changed.notify_all()
+        return asked.kind is Kind.LEAVE
+
+    def _say(self, link: Link, kind: Kind, **fields: int) -> None:
+        version = self.shard.snapshot.version if self.shard.initialised else 0
+        link.send(Header(kind, version=version, samples=self._samples, **fields))
+
+    @property
+    def _samples(self) -> int:
+        return 0 if self.leases is None else self.leases.acknowledged
+
+    def counts(self) -> Counter[int]:
+        """Pushes by their staleness, of one moment."""
+        with self._changed:
+            return Counter(self.staleness)
+
+    @property
+    def present(self) -> int:
+        """Clients that take part now."""
+        return sum(record.here for record in self.clients.values())
+
+    def _join(self, link: Link, number: int) -> None:
+        fresh = False
+        if self._head:
+
+            def admitted() -> bool:
+                nonlocal fresh
+                if not self.shard.initialised:
+                    fresh = self._first is None
+                    self._first = number if fresh else self._first
+                    return fresh
+                pioneer = self.clients.get(-1 if self._first is None else self._first)
+                warming = pioneer is not None and pioneer.here and self.shard.snapshot.version < self._warm_up
+                return not warming
+
+            self._wait(link, admitted)
+        with self._changed:
+            self.clients[number] = record = ClientRecord()
+            record.clock = self._slowest(record)
+        self._say(link, Kind.DONE, client=number, fresh=int(fresh), clock=record.clock)
+
+    def _commit(self, link: Link, number: int, asked: Header, buffer: Tensor) -> None:
+        exchanges = asked.kind is Kind.EXCHANGE
+        if exchanges != (self.policy.elasticity is not None):
+            self._say(link, Kind.REFUSED)
+            return
+        # One commit and its books at a time: the staleness and the lead that are counted are those of this order.
+        with self._changed:
+            share = 1 / self.present
+            if exchanges:
+                commit = self.shard.exchange(buffer, self.policy.elasticity or 0.0, share)
+            else:
+                commit = self.shard.push(buffer, asked.version, bits_float(asked.rate), self.policy, share)
+                self.staleness[commit.staleness] += 1
+            record = self.clients[number]
+            record.clock, record.pushes, record.steps = record.clock + 1, record.pushes + 1, record.steps + asked.steps
+            self.largest_lead = max(self.largest_lead, record.clock - self._slowest(record))
+            if self.leases is not None and asked.lease >= 0:
+                self.leases.acknowledge(number, asked.lease, asked.start, asked.digest)
+            self._changed.notify_all()
+        if self._head:
+            self._wait(link, lambda: self.policy.may_go_on(record.clock, self._slowest(record)))
+        answer = Header(
+            Kind.DONE,
+            version=commit.version,
+            staleness=commit.staleness,
+            clock=record.clock,
+            samples=self._samples,
+        )
+        link.send(answer, buffer if exchanges else None)
+
+    def _slowest(self, client: ClientRecord) -> int:
+        """The least clock of the others that are at work; the client's own where it is alone."""
+        working = [one.clock for one in self.clients.values() if one is not client and one.here and not one.idle]
+        return min(working, default=client.clock)
+
+    def _lend(self, link: Link, number: int) -> None:
+        leases = self.leases
+        if leases is None:
+            self._say(link, Kind.REFUSED)
+            return
+        lease, record = None, self.clients[number]
+
+        def lent() -> bool:
+            nonlocal lease
+            lease = leases.take(number)
+            if lease is not None and record.idle:
+                record.idle, record.clock = False, max(record.clock, self._slowest(record))
+            elif lease is None and not record.idle:
+                # Once: two that wait for samples would wake each other without end.
+                record.idle = True
+                self._changed.notify_all()
+            return lease is not None or leases.over
+
+        # All may be lent and none be over: then some may come back.
+        self._wait(link, lent)
+        if lease is None:
+            self._say(link, Kind.DONE, lease=-1)
+        else:
+            self._say(link, Kind.DONE, lease=lease.number, epoch=lease.epoch, start=lease.start, stop=lease.stop)
+
+    def _wait(self, link: Link, reached: Callable[[], bool]) -> None:
+        """Blocks until a condition holds. The client is told now and then, so that it waits on, and its death is found.
+
+        Raises:
+            WorkerError: The client is gone, or the server is closed.
+        """
+        met = False
+
+        def over() -> bool:
+            nonlocal met
+            met = reached()
+            return met or self._closed
+
+        while True:
+            with self._changed:
+                if self._changed.wait_for(over, self._timeout_s / 4):
+                    break
+            link.send(Header(Kind.WAIT))
+        if not met:
+            raise WorkerError("the server was closed while a client waited")

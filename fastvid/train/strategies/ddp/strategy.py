@@ -1,0 +1,146 @@
+"""Synchronous data parallelism: gradients are averaged over all ranks in every step.
+
+Each rank computes its share of the global batch. Its loss is the sum of its clips' losses, each weighted by one over
+the size of the global batch, times the number of ranks, because DistributedDataParallel averages over the ranks: so
+the gradient is that of the mean over the global batch, also where shares differ in size.
+
+Norm statistics are each rank's own in training, from its own clips; a checkpoint and an evaluation take their mean over
+the ranks. Running statistics are linear in the batches' statistics, so it does not matter how often that happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from fastvid.errors import UsageError
+from fastvid.train.loop.strategy import Round
+from fastvid.train.parts.evaluate import Score
+from fastvid.train.parts.loader_protocol import Loader
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member
+
+
+class Ddp:
+    """The strategy ``sync=ddp``. It has no state.
+
+    Args:
+        member: This process.
+        gradients: What gradients travel as: "fp32" (as they are), "fp16" or "bf16" (half the bytes; needs CUDA).
+
+    Raises:
+        UsageError: The type is not known, or the device's back-end cannot send it.
+    """
+
+    def __init__(self, member: Member, *, gradients: str = "fp32") -> None:
+        self.member = member
+        self.world_size = member.world.size
+        if gradients not in _HOOKS:
+            raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"known are {', '.join(_HOOKS)}")
+        if gradients == "bf16" and member.device.type != "cuda":
+            raise UsageError("sync_options.gradients is 'bf16', which gloo cannot add up", hint="use fp16, or CUDA")
+        self._hook = _HOOKS[gradients]
+
+    def prepare(self, replica: Replica) -> None:
+        if self.world_size == 1:
+            return
+        for buffer in replica.model.buffers():
+            dist.broadcast(buffer, 0)
+        spans = len({parameter.device for parameter in replica.model.parameters()}) > 1
+        # Not static_graph: with no_sync in the first step it gives wrong gradients and an internal assertion (2.13).
+        replica.forward = DistributedDataParallel(
+            replica.model,
+            device_ids=[self.member.device] if self.member.device.type == "cuda" and not spans else None,
+            gradient_as_bucket_view=True,
+            **_KEEP_BUFFERS,
+        )
+        if self._hook is not None:
+            replica.forward.register_comm_hook(None, self._hook)
+
+    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
+        while (epoch := loader.epoch) < epochs:
+            yield Round(replica, loader, epoch)
+
+    @contextlib.contextmanager
+    def accumulate(self, replica: Replica, *, last: bool) -> Iterator[None]:
+        wrapped = replica.forward
+        if last or not isinstance(wrapped, DistributedDataParallel):
+            yield
+        else:
+            with wrapped.no_sync():
+                yield
+
+    def loss_scale(self, weight: Tensor) -> float:  # noqa: ARG002
+        return float(self.world_size)
+
+    def agree(self, wishes: Tensor) -> Callable[[], Tensor]:
+        return self.total(wishes)
+
+    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+        """Nothing: the gradients were averaged before the step."""
+
+    def total(self, values: Tensor) -> Callable[[], Tensor]:
+        if self.world_size == 1:
+            return lambda: values
+        work = dist.all_reduce(values, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            return values
+
+        return wait
+
+    def settle(self, replica: Replica) -> bool:
+        if self.world_size > 1:
+            statistics = [
+                buffer
+                for module in replica.model.modules()
+                for name in ("running_mean", "running_var")
+                if isinstance(buffer := getattr(module, name, None), Tensor)
+            ]
+            if replica.average is not None:
+                statistics += replica.average.statistics()
+            if statistics:
+                flat = torch.cat([buffer.reshape(-1) for buffer in statistics])
+                dist.all_reduce(flat)
+                flat /= self.world_size
+                parts = torch.split_with_sizes(flat, [buffer.numel() for buffer in statistics])
+                for buffer, part in zip(statistics, parts, strict=True):
+                    buffer.copy_(part.view_as(buffer))
+        return True
+
+    def scored(self, replica: Replica, score: Score) -> None:
+        """Nothing: a score changes nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing: there is no state."""
+
+    def on_membership_change(self, before: int, now: int) -> None:
+        """Nothing: the global batch stays, and only the shares change."""
+
+    def lineage(self) -> None:
+        """None: ranks share each batch, and the loop adds up what they were given."""
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+
+# A half's range is no danger: the loss is a mean over the global batch, and each rank divides before anything is added.
+_HOOKS: dict[str, Any] = {"fp32": None, "fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
+
+# No broadcast of buffers in each forward. Until torch 2.12 the argument is broadcast_buffers, deprecated since.
+_PARAMETERS = inspect.signature(DistributedDataParallel).parameters
+_KEEP_BUFFERS: dict[str, Any] = {
+    ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False
+}

@@ -1,0 +1,161 @@
+"""What a stage does with real clips: partitions of a dataset, kept in memory, and the models of a sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from fastvid.errors import UsageError
+from fastvid.load.batch.batch import Batch
+from fastvid.runtime.world import World
+from fastvid.storage import open_storage
+from fastvid.train.config.config import Config, flatten, to_json
+from fastvid.train.parts.evaluate import Score, evaluate
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.run import assemble
+from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
+from fastvid.train.strategies.relay.resident_storage import Resident
+from fastvid.train.strategies.relay.scheduler import Unit
+from fastvid.train.strategies.relay.visit import Trainee, train_visit
+
+_SHARED: Final = (
+    "data.path", "data.split", "data.eval_split", "data.where", "data.generation", "run.epochs", "run.out", "sync",
+)  # fmt: skip
+"""Beginnings of the settings in which models cannot differ."""
+
+
+class Clips:
+    """A `fastvid.train.strategies.relay.stage.Workshop`.
+
+    Args:
+        configs: One a model. They share dataset, splits and filter, and the number of epochs; everything else may
+            differ. Their generation is pinned.
+        num_partitions: S.
+        device: Where to compute.
+
+    Raises:
+        UsageError: The configurations do not share what they must, or a partition is smaller than a batch.
+    """
+
+    def __init__(self, configs: Sequence[Config], num_partitions: int, device: torch.device) -> None:
+        check_shared(configs)
+        self.member = Member(World(), device)
+        found = [assemble.datasets(config, None, self.member) for config in configs]
+        self.configs = [config for config, _, _ in found]
+        _, self.train, self.eval = found[0]
+        counts = samples_by_shard(self.train)
+        self.parts = deal_shards(counts, num_partitions)
+        self.sizes = [sum(counts[shard] for shard in part) for part in self.parts]
+        self.cache = Resident(open_storage(self.train.storage.url))
+        self._kept: dict[int, Partition] = {}
+        self._held_out: Partition | None = None
+        self._decoders: dict[int, str] = {}
+        for config in self.configs:
+            self._samples_per_epoch(config)
+
+    def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:
+        """See `Workshop`. Evaluation data is loaded as well: whoever ends an epoch evaluates."""
+        before = self.cache.bytes_moved
+        self._kept = {
+            part: self._kept.get(part) or Partition(self.train, self.parts[part], self.cache) for part in partitions
+        }
+        if self.eval is not None and self._held_out is None:
+            shards = [shard for shard, count in enumerate(samples_by_shard(self.eval)) if count]
+            self._held_out = Partition(self.eval, shards, self.cache)
+        kept = [*self._kept.values(), *([self._held_out] if self._held_out else [])]
+        self.cache.forget({name for partition in kept for name in partition.files})
+        for partition in kept:
+            partition.load()
+        return {"bytes_moved": self.cache.bytes_moved - before}
+
+    def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
+        """See `Workshop`."""
+        before = self.cache.bytes_moved
+        trainee = self.trainee(unit.model, fresh=token is None)
+        data, report = train_visit(trainee, unit, token, self.member.device)
+        return data, {**report, "bytes_moved": self.cache.bytes_moved - before}
+
+    def trainee(self, model: int, *, fresh: bool) -> Trainee:
+        """A model of the sweep; one that has a token needs no initial weights."""
+        config = self.configs[model]
+
+        def replica() -> Replica:
+            made = assemble.make_replica(config, self._samples_per_epoch(config), self.member)
+            if fresh:
+                assemble.load_initial_weights(config, made.model)
+            return made
+
+        @contextlib.contextmanager
+        def batches(unit: Unit) -> Iterator[Iterable[Batch]]:
+            seed = partition_seed(config.run.seed, unit.partition)
+            seeded = replace(self._decoding(model), run=replace(config.run, seed=seed))
+            loader = assemble.train_loader(seeded, self._kept[unit.partition], self.member)
+            try:
+                loader.clips.set_epoch(unit.epoch)
+                yield loader
+                self._decoders[model] = loader.clips.backend.name
+            finally:
+                loader.clips.close()
+
+        return Trainee(config, replica, batches, None if self.eval is None else self._evaluate(model))
+
+    def _decoding(self, model: int) -> Config:
+        """Settings with the decoder that the model's first visit here chose: "auto" tries for a second each time."""
+        config = self.configs[model]
+        decoder = self._decoders.get(model, config.data.decoder)
+        return replace(config, data=replace(config.data, decoder=decoder))
+
+    def _evaluate(self, model: int) -> Any:
+        config = self._decoding(model)
+
+        def score(replica: Replica) -> Score:
+            assert self._held_out is not None
+            data = assemble.eval_data(config, self._held_out, self.member)
+            try:
+                return evaluate(
+                    replica.model, data.loader, total=data.total, device=self.member.device, amp=config.run.amp
+                )
+            finally:
+                assert isinstance(data.loader, assemble.Labelled)
+                data.loader.clips.close()
+
+        return score
+
+    def _samples_per_epoch(self, config: Config) -> int:
+        size = config.data.global_batch_size
+        if config.data.last != "drop":
+            return sum(self.sizes)
+        if min(self.sizes) < size:
+            raise UsageError(
+                f"data.global_batch_size is {size}, a partition has {min(self.sizes)} samples",
+                hint="use fewer stages, smaller batches, or data.last=keep",
+            )
+        return sum(samples - samples % size for samples in self.sizes)
+
+
+def partition_seed(seed: int, partition: int) -> int:
+    """Seed of order, frames and crops on a partition, so that its epochs are shuffled on their own; 0 to 2**63 - 1."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def check_shared(configs: Sequence[Config]) -> None:
+    """Passes when models can travel over the same partitions.
+
+    Raises:
+        UsageError: There is no model, or they differ in what they must share; says in which setting.
+    """
+    if not configs:
+        raise UsageError("sweep has no model")
+    first, *others = (flatten(to_json(config)) for config in configs)
+    for other in others:
+        for name in sorted(first.keys() | other.keys()):
+            if name.startswith(_SHARED) and first.get(name) != other.get(name):
+                raise UsageError(
+                    f"models of a sweep share {name}, but it is {first.get(name)!r} and {other.get(name)!r}"
+                )

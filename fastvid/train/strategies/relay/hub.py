@@ -1,0 +1,212 @@
+"""The hub: keeps the newest token of every model, gives units to stages, and takes over from those that die."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch.distributed.distributed_c10d import Store
+
+from fastvid.errors import FormatError, WorkerError
+from fastvid.train.strategies.relay import packed_state as tokens
+from fastvid.train.strategies.relay.link import Link, Message, num_seats
+from fastvid.train.strategies.relay.ownership import Ownership
+from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
+from fastvid.train.strategies.relay.state_store import Shelf
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S: Final = 0.02  # between two looks for stages that come; a start takes seconds anyway
+_PATIENCE_S: Final = 2.0  # for a line of a sweep that failed; its stage may be what failed
+_ATTEMPTS: Final = 3
+"""Stages that one unit may lose before its model counts as the cause, as one that does not fit into memory."""
+
+
+@dataclass
+class Record:
+    """What happened.
+
+    Attributes:
+        visits: One entry a visit that was done, in the order of their ends: the unit's values, ``stage``, ``start`` and
+            ``end`` in seconds since the hub began, and what the stage reported.
+        lost: Units that came to nothing because their stage died.
+        token_bytes: Bytes of tokens sent and received by the hub.
+        stages: One entry each time that a stage loaded partitions.
+    """
+
+    visits: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[dict[str, Any]] = field(default_factory=list)
+    token_bytes: int = 0
+    stages: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Hub:
+    """One a sweep.
+
+    Args:
+        scheduler: Who goes where next.
+        store: Where stages come to.
+        shelf: Holds tokens, perhaps of a run that was interrupted.
+        timeout_s: Silence of a stage that means its death, and how long to wait for the first stage.
+        adopt_s: How long the partitions of a dead stage wait for a new one before another stage takes them too.
+        start_s: The same for all partitions at the beginning; None is `timeout_s`.
+        told: Is shown each visit that was done, as `Record.visits` has it; by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        store: Store,
+        shelf: Shelf,
+        *,
+        timeout_s: float,
+        adopt_s: float = 30.0,
+        start_s: float | None = None,
+        told: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self.scheduler, self.store, self.shelf = scheduler, store, shelf
+        self.timeout_s, self._told = timeout_s, told
+        self.record = Record()
+        self._ownership = Ownership(
+            scheduler.num_partitions, start_s=timeout_s if start_s is None else start_s, adopt_s=adopt_s
+        )
+        self._changed = threading.Condition()
+        self._losses: dict[Unit, int] = {}
+        self._began = time.monotonic()
+        self._alone_since: float | None = self._began
+        self._broken: BaseException | None = None
+
+    def run(self) -> Record:
+        """Serves until the sweep is over. Stages may come and go meanwhile.
+
+        Raises:
+            WorkerError: No stage is left and none comes for `timeout_s`.
+            FastvidError: A stage's answer or the shelf is unusable.
+        """
+        threads: list[threading.Thread] = []
+        while not self._over():
+            for seat in range(len(threads), num_seats(self.store)):
+                threads.append(threading.Thread(target=self._line, args=(seat,), name=f"relay-{seat}", daemon=True))
+                threads[-1].start()
+            time.sleep(_PAUSE_S)
+        for thread in threads:
+            thread.join(self.timeout_s if self._broken is None else _PATIENCE_S)
+        if self._broken is not None:
+            raise self._broken
+        return self.record
+
+    def stop(self, error: BaseException) -> None:
+        """Ends the sweep: `run` raises the error."""
+        with self._changed:
+            self._broken = self._broken or error
+            self._changed.notify_all()
+
+    def _over(self) -> bool:
+        with self._changed:
+            if self._ownership.adopt(time.monotonic() - self._began):
+                self._changed.notify_all()
+            if self._ownership.stages:
+                self._alone_since = None
+            elif self._alone_since is None:
+                self._alone_since = time.monotonic()
+            elif not self.scheduler.finished and time.monotonic() - self._alone_since > self.timeout_s:
+                raise WorkerError(
+                    f"no stage came for {self.timeout_s:g} s",
+                    hint="start stages again; the sweep goes on from its tokens",
+                )
+            return self.scheduler.finished or self._broken is not None
+
+    def _line(self, seat: int) -> None:
+        """Serves one stage; a thread each."""
+        try:
+            link = Link(self.store, seat, 0, self.timeout_s)
+            with self._changed:
+                self._ownership.join(seat)
+                self._changed.notify_all()
+            try:
+                self._serve(link)
+            finally:
+                with self._changed:
+                    self._ownership.leave(seat, time.monotonic() - self._began)
+                    self._changed.notify_all()
+        except WorkerError as error:
+            if not self._over():
+                log.warning("stage lost: %s", error)
+        except BaseException as error:
+            # Whoever waits in `run` has to hear of it.
+            self.stop(error)
+            raise
+
+    def _serve(self, link: Link) -> None:
+        known: tuple[int, ...] = ()
+        while True:
+            with self._changed:
+                owned = self._ownership.of(link.seat)
+                unit = None
+                if owned == known and self._broken is None:
+                    unit = self.scheduler.take(owned)
+                    if unit is None and not self._ended():
+                        self._changed.wait(link.beat_s)
+                ended = unit is None and self._ended()
+            if ended:
+                link.send(Message("end"))
+                return
+            if owned != known:
+                link.send(Message("own", {"partitions": list(owned)}))
+                report = link.receive().values
+                self.record.stages.append({"stage": link.seat, "partitions": list(owned), **report})
+                known = owned
+            elif unit is not None:
+                self._visit(link, unit)
+            else:
+                link.beat()
+
+    def _ended(self) -> bool:
+        return self.scheduler.finished or self._broken is not None
+
+    def _visit(self, link: Link, unit: Unit) -> None:
+        start = time.monotonic() - self._began
+        try:
+            sent = self.shelf.get(unit.model)
+            link.send(Message("unit", dataclasses.asdict(unit), sent or b""))
+            answer = link.receive()
+            if answer.kind == "done":
+                try:
+                    tokens.check(answer.body)
+                except FormatError as error:
+                    raise WorkerError(f"the stage on line {link.seat} sent a damaged token: {error}") from error
+                # On the shelf before anybody can be given the model's next unit.
+                self.shelf.put(unit.model, answer.body)
+        except WorkerError:
+            self._lost(unit, link.seat)
+            raise
+        with self._changed:
+            self.record.token_bytes += len(sent or b"") + len(answer.body)
+            if answer.kind == "failed":
+                self.scheduler.fail(unit, str(answer.values["reason"]))
+            else:
+                row = {**dataclasses.asdict(unit), "stage": link.seat, "start": start}
+                self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})
+                self._told(self.record.visits[-1])
+                score = answer.values.get("score")
+                self.scheduler.done(
+                    unit, seconds=float(answer.values["seconds"]), score=float("nan") if score is None else score
+                )
+            self._changed.notify_all()
+
+    def _lost(self, unit: Unit, seat: int) -> None:
+        with self._changed:
+            self.record.lost.append({**dataclasses.asdict(unit), "stage": seat})
+            self._losses[unit] = self._losses.get(unit, 0) + 1
+            if self._losses[unit] >= _ATTEMPTS:
+                self.scheduler.fail(
+                    unit, f"{_ATTEMPTS} stages died in epoch {unit.epoch} on partition {unit.partition}"
+                )
+            else:
+                self.scheduler.lost(unit)
+            self._changed.notify_all()

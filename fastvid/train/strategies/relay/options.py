@@ -1,0 +1,85 @@
+"""The options of a sweep, as a configuration holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from fastvid.errors import UsageError
+from fastvid.train.config.config import Config
+from fastvid.train.strategies.relay.halving import Halving
+from fastvid.train.strategies.relay.scheduler import Order
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """How models travel: ``sync_options`` of ``sync=relay``.
+
+    Attributes:
+        out: Local folder of the sweep: the models' ``run.out``.
+        timeout_s: Silence that means death: the models' ``run.timeout_s``.
+        order: "ring" or "hopper".
+        partitions: S; None takes the number of processes, or what a sweep that goes on has.
+        halving: From ``rungs``, epochs after which only the better part goes on, such as "1,3", and ``keep``, that
+            part. None trains all models to the end.
+        replay: results.json of a sweep whose order is repeated.
+        adopt_s: See `fastvid.train.strategies.relay.hub.Hub`.
+        hub: Host and port of a hub in another job; this one has stages only.
+        port: Where the hub of this job is reached by other jobs; 0 for nowhere in particular.
+    """
+
+    out: str
+    timeout_s: float
+    order: Order = "hopper"
+    partitions: int | None = None
+    halving: Halving | None = None
+    replay: Path | None = None
+    adopt_s: float = 30.0
+    hub: tuple[str, int] | None = None
+    port: int = 0
+
+    @classmethod
+    def of(cls, config: Config) -> SweepOptions:
+        """The options of a model's configuration.
+
+        Raises:
+            UsageError: One is unknown or out of range.
+        """
+        given: dict[str, Any] = dict(config.sync_options)
+        rungs, keep = given.pop("rungs", None), given.pop("keep", None)
+        known = {field.name for field in dataclasses.fields(cls)} - {"out", "timeout_s", "halving"}
+        unknown = sorted(given.keys() - known)
+        if unknown:
+            raise UsageError(
+                f"sync 'relay' has no option {', '.join(map(repr, unknown))}",
+                hint=f"its options are {', '.join(sorted([*known, 'rungs', 'keep']))}",
+            )
+        if given.get("order", "ring") not in get_args(Order):
+            raise UsageError(f"sync option order is {given['order']!r}", hint=f"known are {', '.join(get_args(Order))}")
+        partitions = given.get("partitions")
+        if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
+            raise UsageError(f"sync option partitions is {partitions!r}, expected at least 1")
+        if keep is not None and rungs is None:
+            raise UsageError("sync option keep is given without rungs")
+        if given.get("replay") is not None:
+            given["replay"] = Path(given["replay"])
+        if given.get("hub") is not None:
+            given["hub"] = _address(str(given["hub"]))
+        halving = None if rungs is None else Halving(_epochs(rungs), 0.5 if keep is None else float(keep))
+        return cls(out=config.run.out, timeout_s=config.run.timeout_s, halving=halving, **given)
+
+
+def _epochs(text: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in str(text).split(","))
+    except ValueError as error:
+        raise UsageError(f"sync option rungs is {text!r}, expected epochs such as 1,3") from error
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"sync option hub is {text!r}, expected host:port")
+    return host, int(port)

@@ -1,0 +1,219 @@
+"""Which model visits which partition next. Pure decisions: no clock, no threads, no processes.
+
+ring      every model visits partitions 0, 1, ... S-1 in this order in every epoch, first come first served
+          (Chen et al. 2015). With equal times t and M >= S models it takes (M E + S - 1) t.
+hopper    a free stage takes any idle model that still needs its partition in this epoch (model hopper parallelism,
+          Cerebro, VLDB 2020); among them the one with most work left at the speed it has shown, because the longest
+          chain of visits bounds the whole.
+replay    the order that a run has recorded, model by model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from fastvid.errors import StateError, UsageError
+from fastvid.train.strategies.relay.halving import Contest, Halving
+
+Order = Literal["ring", "hopper"]
+Status = Literal["training", "waiting", "parked", "dropped", "failed", "over"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unit:
+    """One visit.
+
+    Attributes:
+        model: Number of the model.
+        epoch: From 0.
+        partition: Number of the partition.
+        ends_epoch: Whether it is the last visit of its epoch.
+    """
+
+    model: int
+    epoch: int
+    partition: int
+    ends_epoch: bool = False
+
+
+@dataclass
+class Progress:
+    """Where a model stands.
+
+    Attributes:
+        model: Its number.
+        visits: Partition of every visit done, in order; S of them are an epoch.
+        scores: One an epoch done; higher is better.
+        seconds: Spent in visits.
+        status: "waiting" for a stage, "training", "parked" at a rung, "dropped" there, "failed", or "over".
+        reason: Why it failed.
+    """
+
+    model: int
+    visits: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    status: Status = "waiting"
+    reason: str | None = None
+    arrived: int = 0
+
+
+class Scheduler:
+    """Hands out units.
+
+    Args:
+        num_models: M.
+        num_partitions: S.
+        epochs: E, visits of each model to each partition.
+        order: "ring" or "hopper".
+        halving: None trains all models to the end.
+        replay: For each model the partitions in the order of its visits, of a run that was recorded; given, it takes
+            the place of `order`. A model's record may end early, where it was dropped.
+
+    Raises:
+        UsageError: A number is below 1, or the replay belongs to another sweep.
+    """
+
+    def __init__(
+        self,
+        num_models: int,
+        num_partitions: int,
+        epochs: int,
+        *,
+        order: Order = "hopper",
+        halving: Halving | None = None,
+        replay: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        for name, value in (("models", num_models), ("partitions", num_partitions), ("epochs", epochs)):
+            if value < 1:
+                raise UsageError(f"sweep has {value} {name}, expected at least 1")
+        if order not in get_args(Order):
+            raise UsageError(f"order is {order!r}", hint=f"known are {', '.join(get_args(Order))}")
+        if replay is not None:
+            _check_replay(replay, num_models, num_partitions, epochs)
+        self.num_partitions, self.epochs, self.order, self.replay = num_partitions, epochs, order, replay
+        self.models = [Progress(model, arrived=model) for model in range(num_models)]
+        self._contest = Contest(halving, num_models) if halving else None
+        self._running: dict[int, Unit] = {}
+        self._ticks = num_models
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train, now or later."""
+        return not self._running and all(model.status not in ("waiting", "parked") for model in self.models)
+
+    def take(self, partitions: Collection[int]) -> Unit | None:
+        """A unit for a free stage that keeps these partitions; None where there is none now."""
+        able = [
+            (self._urgency(model), model, min(needs))
+            for model in self.models
+            if model.status == "waiting" and (needs := self._needs(model) & set(partitions))
+        ]
+        if not able:
+            return None
+        _, model, partition = min(able, key=lambda candidate: candidate[0])
+        done = len(model.visits)
+        unit = Unit(
+            model.model, done // self.num_partitions, partition, (done + 1) % self.num_partitions == 0
+        )  # fmt: skip
+        model.status = "training"
+        self._running[model.model] = unit
+        return unit
+
+    def done(self, unit: Unit, *, seconds: float = 0.0, score: float = 0.0) -> None:
+        """A unit was trained. `score` counts where it ends an epoch; higher is better."""
+        assert self._running.pop(unit.model) == unit
+        self._advance(self.models[unit.model], unit.partition, seconds, score)
+
+    def lost(self, unit: Unit) -> None:
+        """A unit came to nothing; its model waits again, where it stood in the queue."""
+        assert self._running.pop(unit.model) == unit
+        self.models[unit.model].status = "waiting"
+
+    def fail(self, unit: Unit, reason: str) -> None:
+        """A unit cannot be trained; its model is given up, and the others go on."""
+        assert self._running.pop(unit.model) == unit
+        self.models[unit.model].status = "failed"
+        self.models[unit.model].reason = reason
+        if self._contest is not None:
+            self._settle(self._contest.withdraw(unit.model))
+
+    def restore(self, visits: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
+        """Goes where a run stood, before anything is taken; one entry a model. Decisions at rungs come out as before,
+        because they do not depend on the order of the reports.
+
+        Raises:
+            StateError: The visits are none that this sweep can make.
+        """
+        stages = self.num_partitions
+        for epoch in range(self.epochs):
+            for model in self.models:
+                for partition in visits[model.model][epoch * stages : (epoch + 1) * stages]:
+                    if partition not in self._needs(model):
+                        raise StateError(
+                            f"model {model.model} has visited partition {partition} in epoch {epoch}",
+                            hint="another number of partitions or another order was recorded; use another run.out",
+                        )
+                    ends = (len(model.visits) + 1) % stages == 0
+                    self._advance(model, partition, 0.0, scores[model.model][epoch] if ends else 0.0)
+
+    def _needs(self, model: Progress) -> set[int]:
+        """Partitions that a model may visit next."""
+        done = len(model.visits)
+        if self.replay is not None:
+            return set(self.replay[model.model][done : done + 1])
+        if self.order == "ring":
+            return {done % self.num_partitions}
+        seen = model.visits[done - done % self.num_partitions :]
+        return set(range(self.num_partitions)) - set(seen)
+
+    def _urgency(self, model: Progress) -> tuple[float, int]:
+        """Lower goes first."""
+        if self.order == "ring" or self.replay is not None:
+            return 0.0, model.arrived
+        left = self.epochs * self.num_partitions - len(model.visits)
+        speed = model.seconds / len(model.visits) if model.visits else math.inf
+        return -left * speed, model.arrived
+
+    def _advance(self, model: Progress, partition: int, seconds: float, score: float) -> None:
+        model.visits.append(partition)
+        model.seconds += seconds
+        model.status = "waiting"
+        model.arrived = self._tick()
+        epochs, inside = divmod(len(model.visits), self.num_partitions)
+        recorded_end = self.replay is not None and len(model.visits) == len(self.replay[model.model])
+        if not inside:
+            model.scores.append(score)
+            if epochs == self.epochs:
+                model.status = "over"
+            elif self._contest is not None and self._contest.compares(epochs):
+                model.status = "parked"
+                self._settle(self._contest.report(model.model, epochs, score))
+            elif recorded_end:
+                model.status = "dropped"
+
+    def _settle(self, decisions: Iterator[tuple[int, bool]]) -> None:
+        for number, goes_on in decisions:
+            model = self.models[number]
+            if model.status == "parked":
+                model.status = "waiting" if goes_on else "dropped"
+                model.arrived = self._tick()
+
+    def _tick(self) -> int:
+        self._ticks += 1
+        return self._ticks
+
+
+def _check_replay(replay: Sequence[Sequence[int]], num_models: int, num_partitions: int, epochs: int) -> None:
+    if len(replay) != num_models:
+        raise UsageError(f"replay is of {len(replay)} models, the sweep has {num_models}")
+    for model, visits in enumerate(replay):
+        parts = [visits[begin : begin + num_partitions] for begin in range(0, len(visits), num_partitions)]
+        if len(parts) > epochs or any(sorted(part) != list(range(num_partitions)) for part in parts):
+            raise UsageError(
+                f"replay of model {model} is not whole epochs of {num_partitions} partitions",
+                hint="is it of another sweep?",
+            )

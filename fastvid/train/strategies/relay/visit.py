@@ -1,0 +1,116 @@
+"""One visit: a model comes out of its token, trains on a partition once, and goes back into a token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from fastvid.errors import StateError
+from fastvid.load.batch.batch import Batch
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config
+from fastvid.train.loop.step import Stepper
+from fastvid.train.parts.evaluate import Score
+from fastvid.train.parts.loader_protocol import Lineage
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.train.strategies.relay import packed_state as tokens
+from fastvid.train.strategies.relay.scheduler import Unit
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """One model of a sweep, as a stage can build it.
+
+    Attributes:
+        config: Its run.
+        replica: Builds it fresh, always with the same weights.
+        batches: Opens the batches of an epoch of a partition; the same ones whenever it is asked for the same.
+        evaluate: Scores it; None scores it by its training loss.
+    """
+
+    config: Config
+    replica: Callable[[], Replica]
+    batches: Callable[[Unit], AbstractContextManager[Iterable[Batch]]]
+    evaluate: Callable[[Replica], Score] | None = None
+
+
+_MODEL: Final = "model"
+
+
+def train_visit(
+    trainee: Trainee, unit: Unit, token: bytes | None, device: torch.device
+) -> tuple[bytes, dict[str, Any]]:
+    """Trains a unit. A pure function of its arguments, so a unit that was lost can be trained again, anywhere.
+
+    Args:
+        trainee: The model.
+        unit: Epoch and partition.
+        token: The model as its last visit left it; None for a fresh one.
+        device: Where to compute.
+
+    Returns:
+        The new token; and JSON values: ``samples`` (of this visit), ``loss`` (mean, in nats), ``top1_percent``, ``lr``,
+        ``lineage`` (number and digest of the samples); where the unit ends an epoch ``score`` (higher is better) and
+        ``eval``. Where the loss is not finite, no token, and the ``reason``.
+
+    Raises:
+        StateError: The token is another model's, or of another place in the sweep.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        replica, state = _open(trainee, unit, token)
+        member = Member(World(), device)
+        stepper = Stepper.of(trainee.config, member, Ddp(member))
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        before, lineage = replica.samples, Lineage()
+        with trainee.batches(unit) as batches:
+            for batch in batches:
+                sums += stepper.step(replica, batch)[0]
+                replica.samples += batch.stop - batch.start
+                lineage.add(unit.epoch, *Lineage.of(batch))
+        loss, top1, _, clips = sums.tolist()
+        mean_loss = loss / max(1.0, clips)
+        if not math.isfinite(mean_loss):
+            return b"", {"reason": f"loss is {mean_loss} after {replica.samples} samples"}
+        report: dict[str, Any] = {
+            "samples": replica.samples - before,
+            "loss": mean_loss,
+            "top1_percent": 100 * top1 / max(1.0, clips),
+            "lr": replica.lr,
+            "lineage": lineage.state_dict(),
+        }
+        state["visits"].append(unit.partition)
+        if unit.ends_epoch:
+            score = None if trainee.evaluate is None else trainee.evaluate(replica)
+            report["eval"] = None if score is None else score.as_row()
+            report["score"] = -mean_loss if score is None else score.top1_percent
+            state["scores"].append(report["score"])
+        data = tokens.pack({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
+    return data, report
+
+
+def read_weights(token: bytes) -> dict[str, torch.Tensor]:
+    """The weights in a token: the model's state dict."""
+    return dict(tokens.unpack(token)["replica"]["model"])
+
+
+def _open(trainee: Trainee, unit: Unit, token: bytes | None) -> tuple[Replica, dict[str, Any]]:
+    replica = trainee.replica()
+    if token is None:
+        torch.manual_seed(trainee.config.run.seed)
+        return replica, {_MODEL: unit.model, "visits": [], "scores": []}
+    state = tokens.unpack(token)
+    if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:
+        raise StateError(
+            f"token is of model {state[_MODEL]} after {len(state['scores'])} epochs, "
+            f"the unit of model {unit.model} in epoch {unit.epoch}"
+        )
+    replica.load_state_dict(state.pop("replica"))
+    torch.set_rng_state(state.pop("rng"))
+    return replica, state

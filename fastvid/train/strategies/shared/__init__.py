@@ -1,0 +1,1 @@
+"""What several strategies use: means over ranks, gradient noise, counted traffic."""

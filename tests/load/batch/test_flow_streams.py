@@ -1,0 +1,188 @@
+"""Batches of pictures and flow: the same frames and crop, motion as the clip shows it."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import StateError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop
+from fastvid.load.clips.sampling import Dense, Segments
+from fastvid.load.clips.streams import stack_frames
+from fastvid.load.clips.views import Views
+from fastvid.load.loader import ClipLoader
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.job import run_job
+from tests import datasets
+from tests.makers import encode, texture
+
+pytest.importorskip("cv2", reason="optical flow needs OpenCV")
+
+HEIGHT, WIDTH, FRAMES = 64, 96, 8
+RIGHT, UP = 3, 2  # pixels a frame
+X264 = ["-c:v", "libx264", "-crf", "5", "-preset", "ultrafast"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three videos that drift to the right and up, with flow."""
+    folder = tmp_path_factory.mktemp("drift")
+    (folder / "raw").mkdir()
+    for number in range(3):
+        y, u, v = texture(1, (HEIGHT, WIDTH), seed=number)
+        luma = np.stack([np.roll(y[0], (-UP * t, RIGHT * t), (0, 1)) for t in range(FRAMES)])
+        chroma = (np.repeat(plane, FRAMES, 0) for plane in (u, v))
+        encode(folder / "raw" / f"v{number}.mp4", (luma, *chroma), X264)
+    profile = PROFILES["compact"].changed(short_side=HEIGHT)
+    run_job(str(folder / "raw"), folder / "data", profile=profile, streams="rgb,flow", workers=1)
+    return folder
+
+
+def batches(folder, **options):
+    standard = {
+        "frames": Segments(3),
+        "spatial": RandomCrop(48),
+        "global_batch_size": 3,
+        "streams": ("rgb", "flow"),
+        "num_threads": 2,
+        "rank": 0,
+        "world_size": 1,
+    }
+    return list(ClipLoader(Dataset(str(folder / "data")), **standard | options))
+
+
+def middle(flow):
+    """Median motion of the inside of each clip: x and y."""
+    inner = flow[..., 8:-8, 8:-8]
+    x, y = inner[:, 0::2].reshape(len(flow), -1), inner[:, 1::2].reshape(len(flow), -1)
+    return x.median(1).values.tolist(), y.median(1).values.tolist()
+
+
+def test_flow_is_in_pixels_a_frame_to_the_right_and_down(folder):
+    (batch,) = batches(folder)
+    assert batch.video.shape == (3, 3, 3, 48, 48)
+    assert batch.flow.shape == (3, 2, 3, 48, 48)
+    assert batch.flow.dtype == torch.float32
+    x, y = middle(batch.flow)
+    assert x == pytest.approx([RIGHT] * 3, abs=0.3)
+    assert y == pytest.approx([-UP] * 3, abs=0.3)
+
+
+def test_a_mirrored_clip_is_mirrored_with_its_motion(folder):
+    (plain,) = batches(folder, shuffle=False, spatial=CenterCrop(48))
+    (mirrored,) = batches(folder, shuffle=False, spatial=(CenterCrop(48), HorizontalFlip(1.0)))
+    assert torch.equal(mirrored.video, plain.video.flip(-1))
+    assert torch.equal(mirrored.flow[:, 0], -plain.flow[:, 0].flip(-1))
+    assert torch.equal(mirrored.flow[:, 1], plain.flow[:, 1].flip(-1))
+    assert mirrored.flow[:, 0].abs().max() > 1
+    # Mirrored twice it is what it was.
+    again = mirrored.flow.flip(-1)
+    again[:, 0].neg_()
+    assert torch.equal(again, plain.flow)
+
+
+def test_a_resized_clip_has_the_motion_that_is_seen_in_it(folder):
+    (same,) = batches(folder, spatial=CenterCrop((64, 96)))
+    (half,) = batches(folder, spatial=CenterCrop((32, 48), short_side=32))
+    (x, y), (half_x, half_y) = middle(same.flow), middle(half.flow)
+    assert half_x == pytest.approx([value / 2 for value in x], abs=0.1)
+    assert half_y == pytest.approx([value / 2 for value in y], abs=0.1)
+
+
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
+def test_streams_alone_are_what_they_are_together(folder, layout):
+    options = {"spatial": (RandomResizedCrop(32), HorizontalFlip(0.5)), "flow_stack": 2, "layout": layout, "seed": 5}
+    (both,) = batches(folder, **options)
+    (pictures,) = batches(folder, **options, streams="rgb")
+    (motion,) = batches(folder, **options, streams=("flow",))
+    assert torch.equal(both.video, pictures.video)
+    assert pictures.flow is None
+    assert torch.equal(both.flow, motion.flow)
+    assert motion.video is motion.flow
+    assert torch.equal(both.frame_index, motion.frame_index)
+    assert both.key == pictures.key == motion.key
+    assert both.flow.shape == ((3, 4, 3, 32, 32) if layout == "BCTHW" else (3, 3, 4, 32, 32))
+
+
+def test_a_stack_holds_the_flows_around_each_frame(folder):
+    options = {"shuffle": False, "spatial": CenterCrop(48), "frames": Segments(2, jitter=False)}
+    (stacked,) = batches(folder, **options, flow_stack=4)
+    every = Dense(FRAMES, 1, jitter=False)
+    (single,) = batches(folder, **{**options, "frames": every})
+    for row in range(3):
+        for place, frame in enumerate(stacked.frame_index[row].tolist()):
+            for number, flow in enumerate(stack_frames(np.array([frame]), FRAMES, 4).tolist()):
+                assert torch.equal(stacked.flow[row, 2 * number : 2 * number + 2, place], single.flow[row, :, flow])
+
+
+@given(st.lists(st.integers(0, 29), min_size=1, max_size=5), st.integers(1, 12))
+def test_stacks_are_consecutive_and_stay_inside_the_video(frames, stack):
+    flows = stack_frames(np.array(frames, dtype=np.int64), 30, stack).reshape(len(frames), stack)
+    assert flows.min() >= 0
+    assert flows.max() <= 29
+    assert set(np.diff(flows, axis=1).ravel().tolist()) <= {0, 1}
+    for frame, row in zip(frames, flows.tolist(), strict=True):
+        if frame - stack // 2 >= 0 and frame + stack <= 29:
+            assert row == list(range(frame - stack // 2, frame - stack // 2 + stack))
+        assert frame in row
+
+
+def test_the_state_belongs_to_its_streams(folder):
+    dataset = Dataset(str(folder / "data"))
+    common = {"frames": Segments(2), "spatial": RandomCrop(48), "global_batch_size": 1, "rank": 0, "world_size": 1}
+    both = ClipLoader(dataset, **common, streams=("rgb", "flow"), flow_stack=2)
+    state = both.state_dict()
+    ClipLoader(dataset, **common, streams=("rgb", "flow"), flow_stack=2).load_state_dict(state)
+    for other in ({"streams": "rgb"}, {"streams": ("rgb", "flow"), "flow_stack": 3}):
+        with pytest.raises(StateError, match="another streams"):
+            ClipLoader(dataset, **common, **other).load_state_dict(state)
+
+
+def test_a_clip_of_which_one_stream_is_damaged_is_skipped_once(folder, tmp_path):
+    shutil.copytree(folder / "data", tmp_path / "data")
+    dataset = Dataset(str(tmp_path / "data"))
+    shard = dataset.shard(0)
+    start, _ = shard.member(1, "flow")
+    tar = tmp_path / "data" / "data-000000.tar"
+    data = bytearray(tar.read_bytes())
+    for record in shard.table(1, "flow").records:
+        data[start + int(record["offset"]) + 5] ^= 1
+    tar.write_bytes(data)
+    loader = ClipLoader(
+        Dataset(str(tmp_path / "data")),
+        frames=Segments(2),
+        spatial=RandomCrop(48),
+        global_batch_size=3,
+        streams=("rgb", "flow"),
+        shuffle=False,
+        on_error="skip",
+        rank=0,
+        world_size=1,
+    )
+    (batch,) = loader
+    assert batch.valid.tolist() == [True, False, True]
+    assert not batch.flow[1].any()
+    assert batch.flow[0].any()
+    assert sum(loader.stats.total.skips.values()) == 1
+    assert loader.stats.total.clips == 2
+
+
+def test_mistakes_are_named(folder, tmp_path):
+    clip = datasets.make_clip(tmp_path / "clip.mp4", frames=4)
+    datasets.pack(tmp_path / "plain", [[("clip", clip, 0)]])
+    common = {"frames": Segments(2), "spatial": RandomCrop(48), "global_batch_size": 1, "rank": 0, "world_size": 1}
+    with pytest.raises(UsageError, match=r"the dataset has rgb[\s\S]*--streams rgb,flow"):
+        ClipLoader(Dataset(str(tmp_path / "plain")), **common, streams=("rgb", "flow"))
+    still = common | {"frames": Segments(2, jitter=False), "spatial": CenterCrop(48), "views": Views(2, 3)}
+    for streams in ("flow", ("rgb", "flow")):
+        with pytest.raises(UsageError, match=r"views are of the rgb stream[\s\S]*one clip of each video"):
+            ClipLoader(Dataset(str(folder / "data")), **still, streams=streams)
+    for wrong in ({"streams": ()}, {"streams": ("flow", "flow")}, {"streams": "flow", "flow_stack": 0}):
+        with pytest.raises(UsageError, match=r"streams are|flow_stack is"):
+            ClipLoader(Dataset(str(folder / "data")), **common, **wrong)

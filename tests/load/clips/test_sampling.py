@@ -1,0 +1,149 @@
+"""Samplers against literal transcriptions of the formulas they cite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import UsageError
+from fastvid.load.clips.sampling import Dense, Segments, Uniform
+from fastvid.load.order.random_draws import Draws, Purpose
+
+DRAWS = st.builds(Draws, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6))
+LENGTHS = st.integers(1, 400)
+
+
+def tsn_train(num_frames, num_segments, new_length, randint):
+    """TSN's training indices, from 0, as the TSM repository writes them."""
+    average_duration = (num_frames - new_length + 1) // num_segments
+    if average_duration > 0:
+        return np.multiply(list(range(num_segments)), average_duration) + randint(average_duration, num_segments)
+    if num_frames > num_segments:
+        return np.sort(randint(num_frames - new_length + 1, num_segments))
+    return np.zeros((num_segments,))
+
+
+def tsn_test(num_frames, num_segments, new_length):
+    """TSN's test indices, from 0."""
+    tick = (num_frames - new_length + 1) / float(num_segments)
+    return np.array([int(tick / 2.0 + tick * x) for x in range(num_segments)])
+
+
+def with_consecutive(starts, length, num_frames):
+    """Each place with the frames behind it; the end of the video is repeated."""
+    indices = []
+    for start in starts:
+        p = int(start)
+        for _ in range(length):
+            indices.append(p)
+            if p < num_frames - 1:
+                p += 1
+    return indices
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(1, 6), DRAWS)
+def test_segments_in_training_are_tsn(num_frames, segments, length, draws):
+    sampler = Segments(segments, length=length)
+    frames = sampler.draw(num_frames, draws)
+    assert frames.dtype == np.int64
+    assert frames.shape == (sampler.num_frames,) == (segments * length,)
+    assert 0 <= frames.min() <= frames.max() < num_frames
+    if num_frames >= length:  # the formulas say nothing of shorter videos
+        starts = tsn_train(
+            num_frames, segments, length, lambda high, size: np.array(draws.integers(Purpose.FRAMES, high, size))
+        )
+        assert frames.tolist() == with_consecutive(starts, length, num_frames)
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(1, 6), DRAWS)
+def test_segments_in_evaluation_are_tsn(num_frames, segments, length, draws):
+    frames = Segments(segments, jitter=False, length=length).draw(num_frames, draws)
+    assert 0 <= frames.min() <= frames.max() < num_frames
+    if num_frames >= length:
+        assert frames.tolist() == with_consecutive(tsn_test(num_frames, segments, length), length, num_frames)
+
+
+@given(st.integers(8, 400), DRAWS)
+def test_each_segment_gives_one_of_its_own_frames(num_frames, draws):
+    step = num_frames // 8
+    frames = Segments(8).draw(num_frames, draws)
+    assert (frames // step).tolist() == list(range(8))
+
+
+def test_training_segments_reach_every_frame_of_a_segment():
+    seen = {int(Segments(4).draw(40, Draws(0, 0, position))[2]) for position in range(400)}
+    assert seen == set(range(20, 30))
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(1, 9), st.booleans(), st.sampled_from(["loop", "clamp"]), DRAWS)
+def test_dense_takes_every_stride_th_frame(num_frames, length, stride, jitter, short, draws):
+    frames = Dense(length, stride, jitter=jitter, short=short).draw(num_frames, draws)
+    assert frames.dtype == np.int64
+    assert frames.shape == (length,)
+    span = (length - 1) * stride + 1
+    start = int(frames[0])
+    if num_frames >= span:
+        assert frames.tolist() == list(range(start, start + span, stride))
+        assert start + span <= num_frames
+        if not jitter:
+            assert start == (num_frames - span) // 2
+    else:
+        assert start == 0
+        plain = [i * stride for i in range(length)]
+        expected = [f % num_frames for f in plain] if short == "loop" else [min(f, num_frames - 1) for f in plain]
+        assert frames.tolist() == expected
+
+
+def test_dense_starts_anywhere_it_fits_and_nowhere_else():
+    starts = [int(Dense(4, 3).draw(16, Draws(0, 0, position))[0]) for position in range(600)]
+    assert set(starts) == set(range(7))
+    counts = np.bincount(starts)
+    # 6 degrees of freedom: mean 6, deviation 3.5.
+    assert ((counts - 600 / 7) ** 2 / (600 / 7)).sum() < 6 + 4 * 3.5
+
+
+@given(LENGTHS, st.integers(1, 40), DRAWS)
+def test_uniform_spans_the_video(num_frames, length, draws):
+    frames = Uniform(length).draw(num_frames, draws)
+    assert frames.dtype == np.int64
+    if length == 1:
+        assert frames.tolist() == [(num_frames - 1) // 2]
+        return
+    assert (frames[0], frames[-1]) == (0, num_frames - 1)
+    exact = np.linspace(0, num_frames - 1, length)
+    assert np.abs(frames - exact).max() <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("sampler", [Segments(8), Segments(3, length=2), Dense(8, 2)])
+def test_frames_change_with_seed_epoch_and_position(sampler):
+    drawn = {tuple(sampler.draw(300, Draws(s, e, p)).tolist()) for s in range(3) for e in range(3) for p in range(3)}
+    assert len(drawn) > 20
+
+
+def test_samplers_without_jitter_never_change():
+    for sampler in (Segments(8, jitter=False), Dense(8, 4, jitter=False), Uniform(8)):
+        assert len({tuple(sampler.draw(300, Draws(0, 0, p)).tolist()) for p in range(20)}) == 1
+
+
+def test_the_repr_says_everything_that_matters():
+    samplers = [
+        *(Segments(8), Segments(9), Segments(8, jitter=False), Segments(8, length=2)),
+        *(Dense(8, 2), Dense(8, 3), Dense(8, 2, jitter=False), Dense(8, 2, short="clamp"), Uniform(8)),
+    ]
+    assert len({repr(sampler) for sampler in samplers}) == len(samplers)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Segments(0), lambda: Segments(8, length=0), lambda: Dense(0, 1), lambda: Dense(8, 0), lambda: Uniform(0)],
+)
+def test_lengths_below_one_are_refused(make):
+    with pytest.raises(UsageError, match="expected at least 1"):
+        make()
+
+
+def test_an_unknown_rule_for_short_videos_is_refused():
+    with pytest.raises(UsageError, match=r"short is 'wrap'\n.*known are loop, clamp"):
+        Dense(8, 2, short="wrap")

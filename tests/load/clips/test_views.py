@@ -1,0 +1,231 @@
+"""Several clips of one decode: views of an evaluation, repeats of an augmentation; each as if it were decoded alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fastvid.decode.request import Box
+from fastvid.errors import StateError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
+from fastvid.load.clips.sampling import Dense, Segments, Uniform
+from fastvid.load.clips.views import Views
+from fastvid.load.loader import ClipLoader
+from tests.datasets import make_clip, pack
+from tests.load.fakes import FakeDataset, fake
+from tests.load.tools import make, rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("views")
+    sizes = {"wide": "112x64", "tall": "64x112", "short": "96x64"}
+    clips = {
+        key: make_clip(path / f"{key}.mp4", size=size, frames=9 if key == "short" else 40)
+        for key, size in sizes.items()
+    }
+    pack(path / "set", [[(key, data, n) for n, (key, data) in enumerate(clips.items())]], classes=("a", "b", "c"))
+    return path / "set"
+
+
+def load(folder, **options):
+    standard = {"global_batch_size": 3, "shuffle": False, "last": "keep", "num_threads": 2, "dtype": torch.uint8}
+    loader = ClipLoader(Dataset(str(folder)), rank=0, world_size=1, **standard | options)
+    return loader, list(loader)
+
+
+@dataclass(frozen=True)
+class FixedFrames:
+    """Clip number `clip` of those that a sampler spreads."""
+
+    of: object
+    clip: int
+    count: int
+
+    @property
+    def num_frames(self):
+        return self.of.num_frames
+
+    def draw(self, num_frames, draws):
+        return self.of.spread(num_frames, self.count)[self.clip]
+
+
+@dataclass(frozen=True)
+class FixedCrop:
+    """Crop number `number` of some views."""
+
+    spatial: Spatial
+    views: Views
+    number: int
+
+    @property
+    def output(self):
+        return self.spatial.crop.output
+
+    def draw(self, height, width, draws):
+        return self.views.cuts(self.spatial, height, width)[self.number].box
+
+
+@pytest.mark.parametrize(
+    "sampler", [Dense(6, 2, jitter=False), Segments(4, jitter=False), Segments(3, False, length=2)]
+)
+@pytest.mark.parametrize("crop", [CenterCrop(48), CenterCrop(40, short_side=48)])
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
+def test_every_view_is_the_clip_that_would_have_been_decoded_alone(folder, sampler, crop, layout):
+    views = Views(num_clips=2, num_crops=3)
+    loader, (batch,) = load(folder, frames=sampler, spatial=crop, views=views, layout=layout)
+    side = crop.output[0]
+    axes = (3, sampler.num_frames) if layout == "BCTHW" else (sampler.num_frames, 3)
+    assert batch.video.shape == (3, 6, *axes, side, side)
+    assert batch.frame_index.shape == (3, 6, sampler.num_frames)
+    assert (batch.key, batch.label.tolist()) == (("wide", "tall", "short"), [0, 1, 2])
+    separate = 0
+    for clip in range(2):
+        for number in range(3):
+            frames, spatial = FixedFrames(sampler, clip, 2), FixedCrop(Spatial.of(crop), views, number)
+            alone, (expected,) = load(folder, frames=frames, spatial=spatial, layout=layout)
+            assert torch.equal(batch.video[:, clip * 3 + number], expected.video)
+            assert torch.equal(batch.frame_index[:, clip * 3 + number], expected.frame_index)
+            separate += alone.stats.total.packets
+    total = loader.stats.total
+    shard = Dataset(str(folder)).shard(0)
+    wanted = [np.unique(shown) for shown in batch.frame_index.numpy()]
+    assert total.packets == sum(len(shard.table(row).plan(frames).packets) for row, frames in enumerate(wanted))
+    assert total.packets < separate / 3
+    assert total.clips == 3
+
+
+def test_ten_crops_are_corners_and_middle_then_their_mirror_images(folder):
+    crop = CenterCrop(48)
+    cuts = Views(num_crops=10).cuts(Spatial.of(crop), 64, 112)
+    boxes = [Box(0, 0, 48, 48), Box(0, 64, 48, 48), Box(16, 0, 48, 48), Box(16, 64, 48, 48), Box(8, 32, 48, 48)]
+    assert [cut.box for cut in cuts] == boxes * 2
+    assert [cut.flip for cut in cuts] == [False] * 5 + [True] * 5
+    _, (batch,) = load(folder, frames=Segments(4, jitter=False), spatial=crop, views=Views(num_crops=10))
+    assert torch.equal(batch.video[:, 5:], batch.video[:, :5].flip(-1))
+    _, (single,) = load(folder, frames=Segments(4, jitter=False), spatial=crop)
+    assert torch.equal(batch.video[:, 4], single.video)
+
+
+@pytest.mark.parametrize(("height", "width", "corners"), [(64, 112, [(8, 0), (8, 32), (8, 64)]), (112, 64, None)])
+def test_three_crops_lie_along_the_longer_side(height, width, corners):
+    cuts = Views(num_crops=3).cuts(Spatial.of(CenterCrop(48)), height, width)
+    found = [(cut.box.y, cut.box.x) for cut in cuts]
+    assert found == (corners or [(0, 8), (32, 8), (64, 8)])
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 7, 39, 300])
+@pytest.mark.parametrize("sampler", [Dense(8, 4, jitter=False), Segments(5, jitter=False), Segments(3, False, 2)])
+def test_one_clip_is_that_of_evaluation_and_several_are_spread(sampler, num_frames):
+    assert np.array_equal(sampler.spread(num_frames, 1)[0], sampler.draw(num_frames, None))
+    many = sampler.spread(num_frames, 7)
+    assert many.shape == (7, sampler.num_frames)
+    assert ((many >= 0) & (many < num_frames)).all()
+    if num_frames == 300:
+        starts = many[:, 0]
+        steps = np.diff(starts)
+        assert (steps > 0).all()
+        assert steps.max() - steps.min() <= 1
+        if isinstance(sampler, Dense):
+            assert (starts[0], many[-1, -1]) == (0, 299)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_evaluation_with_views_counts_every_video_once(world):
+    samples = []
+    for rank in range(world):
+        loader = make(
+            FakeDataset(29),
+            decoder=fake("PlanesDecoder"),
+            frames=Dense(4, 2, jitter=False),
+            spatial=CenterCrop(16),
+            views=Views(3, 3),
+            shuffle=False,
+            last="keep",
+            rank=rank,
+            world_size=world,
+        )
+        for batch in loader:
+            assert batch.video.shape[1:3] == (9, 3)
+            samples += batch.sample[batch.valid].tolist()
+            # The decoder of this test writes frame numbers as grey.
+            grey = batch.video[batch.valid][:, :, 0, :, 0, 0].float()
+            expected = (16 + 10 * batch.frame_index[batch.valid] - 16) * 255 / 219
+            assert torch.allclose(grey, expected.clamp(0, 255), atol=1)
+    assert sorted(samples) == list(range(29))
+
+
+def test_a_damaged_video_is_skipped_with_all_its_views():
+    dataset = FakeDataset(16)
+    dataset.damage(5)
+    options = {"frames": Segments(3, jitter=False), "spatial": CenterCrop(16), "views": Views(2, 5), "shuffle": False}
+    loader = make(dataset, decoder=fake("PlanesDecoder"), on_error="skip", **options)
+    batches = list(loader)
+    assert [sample for batch in batches for sample in batch.sample[~batch.valid].tolist()] == [5]
+    assert (batches[0].video[5] == 0).all()
+    assert batches[0].video[4].any()
+    assert loader.stats.total.skips == {"ChecksumError": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spatial": RandomCrop(16)}, "cut by their own rule"),
+        ({"spatial": [CenterCrop(16), HorizontalFlip(0.5)]}, "cut by their own rule"),
+        ({"frames": Uniform(4)}, "gives one clip of a video"),
+        ({"frames": Segments(4)}, "jitter=False"),
+        ({"repeats": 2}, "once a video"),
+        ({"decoder": fake("RgbDecoder")}, "no planes to cut views from"),
+    ],
+)
+def test_views_that_cannot_be_are_refused(options, message):
+    standard = {"frames": Segments(4, jitter=False), "spatial": CenterCrop(16), "decoder": fake("PlanesDecoder")}
+    with pytest.raises(UsageError, match=message):
+        make(FakeDataset(40), views=Views(2, 3), **standard | options)
+
+
+def test_wrong_views_are_refused_and_belong_to_the_fingerprint():
+    with pytest.raises(UsageError, match="num_crops is 4"):
+        Views(1, 4)
+    with pytest.raises(UsageError, match="num_clips is 0"):
+        Views(0)
+    options = {"frames": Segments(4, jitter=False), "spatial": CenterCrop(16), "decoder": fake("PlanesDecoder")}
+    state = make(FakeDataset(40), views=Views(2, 3), **options).state_dict()
+    for views in (None, Views(3, 3)):
+        with pytest.raises(StateError, match="another sampler"):
+            make(FakeDataset(40), views=views, **options).load_state_dict(state)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_repeats_are_decoded_together_and_are_what_they_would_be_alone(folder, threads, monkeypatch):
+    options = {
+        "frames": Dense(6, 2),
+        "spatial": [RandomResizedCrop(32), HorizontalFlip(0.5)],
+        "repeats": 4,
+        "global_batch_size": 6,  # cuts the second sample's clips in two
+        "num_threads": threads,
+        "seed": 3,
+    }
+    together, batches = load(folder, **options)
+    monkeypatch.setattr("fastvid.load.clips.plan.join_neighbours", list)
+    alone, expected = load(folder, **options)
+    assert len(batches) == 2
+    for one, other in zip(batches, expected, strict=True):
+        assert rows(one) == rows(other)
+    assert together.stats.total.packets < 0.7 * alone.stats.total.packets
+    assert together.stats.total.requests < alone.stats.total.requests
+    assert together.stats.total.clips == 12
+
+
+def test_a_damaged_video_is_skipped_with_all_its_repeats():
+    dataset = FakeDataset(16)
+    dataset.damage(5)
+    options = {"repeats": 3, "shuffle": False, "global_batch_size": 12, "on_error": "skip", "max_skip_rate": 1.0}
+    loader = make(dataset, decoder=fake("PlanesDecoder"), **options)
+    skipped = [p for batch in loader for p in batch.position[~batch.valid].tolist()]
+    assert skipped == [15, 16, 17]
+    assert loader.stats.total.skips == {"ChecksumError": 3}

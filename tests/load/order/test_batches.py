@@ -1,0 +1,144 @@
+"""Epochs cut into global batches, batches into ranks: nothing lost, nothing twice, whatever the world."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import UsageError
+from fastvid.load.order.batches import MASKED, Batches, rank_slice
+from fastvid.runtime.world import World, available_cores
+
+
+@given(st.integers(0, 500), st.integers(1, 40))
+def test_rank_slices_cover_a_batch_in_order(batch, world):
+    slices = [rank_slice(batch, rank, world) for rank in range(world)]
+    assert [row for start, stop in slices for row in range(start, stop)] == list(range(batch))
+    sizes = [stop - start for start, stop in slices]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@st.composite
+def epochs(draw):
+    """(samples, batch size, last, world size, position) that a loader accepts."""
+    samples, world = draw(st.integers(1, 120)), draw(st.integers(1, 7))
+    last = draw(st.sampled_from(["drop", "mask", "keep"]))
+    largest = max(world, samples) if last == "drop" else 130
+    size = draw(st.integers(world, largest))
+    if last == "drop" and size > samples:
+        last = "mask"
+    return samples, size, last, world, draw(st.integers(0, samples))
+
+
+@given(epochs())
+def test_ranks_together_deliver_the_rest_of_an_epoch(epoch):
+    samples, size, last, world, position = epoch
+    ranks = [Batches(samples, size, last, World(rank, world)) for rank in range(world)]
+    counts = {rank.count(position) for rank in ranks}
+    assert len(counts) == 1  # every rank takes equally many steps
+    delivered = []
+    for number in range(counts.pop()):
+        shares = [rank.share(position + number * size) for rank in ranks]
+        together = np.concatenate([share.positions for share in shares])
+        valid = together[together != MASKED]
+        assert {(share.start, share.stop) for share in shares} == {(valid[0], valid[-1] + 1)}
+        rows = [len(share.positions) for share in shares]
+        assert min(rows) >= 1
+        assert max(rows) - min(rows) <= 1
+        if last != "keep":
+            assert sum(rows) == size
+        weight = sum(share.weight * np.count_nonzero(share.positions != MASKED) for share in shares)
+        assert weight == pytest.approx(1)
+        delivered += valid.tolist()
+    left = samples - position
+    expected = left // size * size if last == "drop" else left
+    assert delivered == list(range(position, position + expected))
+
+
+@given(st.data(), st.integers(1, 200))
+def test_worlds_and_sizes_may_change_at_every_batch(data, samples):
+    position, delivered = 0, []
+    while position < samples:
+        world = data.draw(st.integers(1, 5))
+        size = data.draw(st.integers(world, 60))
+        shares = [Batches(samples, size, "keep", World(rank, world)).share(position) for rank in range(world)]
+        delivered += [p for share in shares for p in share.positions.tolist() if p != MASKED]
+        position = shares[0].stop
+    assert delivered == list(range(samples))
+
+
+def test_a_batch_smaller_than_the_world_is_refused():
+    with pytest.raises(UsageError, match="global_batch_size 3 is smaller than the world of 4"):
+        Batches(10, 3, "drop", World(0, 4))
+
+
+def test_an_epoch_without_a_batch_is_refused():
+    with pytest.raises(UsageError, match="5 samples give no batch of 8"):
+        Batches(5, 8, "drop", World())
+    assert Batches(5, 8, "mask", World()).count(0) == 1
+
+
+def test_an_unknown_rule_for_the_last_batch_is_refused():
+    with pytest.raises(UsageError, match=r"last is 'pad'\n.*known are drop, mask, keep"):
+        Batches(5, 2, "pad", World())
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """An environment without torchrun's variables."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_world_comes_from_arguments_then_torchrun_then_alone(environment):
+    assert World.resolve(None, None) == World(0, 1)
+    environment.setenv("RANK", "2")
+    environment.setenv("WORLD_SIZE", "3")
+    assert World.resolve(None, None) == World(2, 3)
+    assert World.resolve(0, 5) == World(0, 5)
+
+
+def test_the_process_group_goes_before_the_environment(environment, tmp_path):
+    import torch.distributed as dist
+
+    environment.setenv("RANK", "2")
+    environment.setenv("WORLD_SIZE", "3")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert World.resolve(None, None) == World(0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, None), (None, 2), (2, 2), (-1, 2)])
+def test_worlds_that_make_no_sense_are_refused(environment, rank, size):
+    with pytest.raises(UsageError, match="rank"):
+        World.resolve(rank, size)
+
+
+def test_half_an_environment_is_refused(environment):
+    environment.setenv("RANK", "0")
+    with pytest.raises(UsageError, match="WORLD_SIZE=None"):
+        World.resolve(None, None)
+
+
+def test_ranks_of_a_node_share_its_cores(environment):
+    alone = available_cores()
+    assert alone >= 1
+    environment.setenv("LOCAL_WORLD_SIZE", "2")
+    assert available_cores() == max(1, alone // 2)
+    environment.setenv("LOCAL_WORLD_SIZE", "100000")
+    assert available_cores() == 1
+
+
+def test_a_container_quota_counts(environment, tmp_path):
+    environment.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    environment.setattr("fastvid.runtime.world._CGROUPS", tmp_path)
+    assert available_cores() == 64
+    (tmp_path / "cpu.max").write_text("350000 100000\n")
+    assert available_cores() == 3
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert available_cores() == 64

@@ -1,0 +1,290 @@
+"""Block shuffle, mixtures, classes in shares, repeats: exact, at random access, resumable, and how well they mix."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastvid.errors import StateError, UsageError
+from fastvid.load.order.blocks import BlockOrder, BlockShuffle
+from fastvid.load.order.epoch import ClassBalanced, Visits
+from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.permutation import Order
+from fastvid.load.order.shares import GroupedOrder, apportion
+from tests.load.fakes import FakeDataset
+from tests.load.tools import make, rows
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def all_ids(order):
+    return order.ids(np.arange(order.num_samples))
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.integers(1, 100), SEEDS, SEEDS, st.data())
+def test_block_shuffle_visits_every_sample_once_window_by_window(sizes, window, seed, epoch, data):
+    sizes = np.array(sizes, dtype=np.int64)
+    total = int(sizes.sum())
+    order = BlockOrder(sizes, window, seed, epoch)
+    ids = all_ids(order)
+    assert sorted(ids.tolist()) == list(range(total))
+    if not total:
+        return
+    some = data.draw(st.lists(st.integers(0, total - 1), max_size=8))
+    assert BlockOrder(sizes, window, seed, epoch).ids(some).tolist() == ids[some].tolist()
+    # Laid out by shard, each window is a range: what is read at a time lies together.
+    shards = np.repeat(np.arange(len(sizes)), sizes)
+    count = -(-total // window)
+    done = Counter()
+    for number in range(count):
+        inside = Counter(shards[ids[number * total // count : (number + 1) * total // count]].tolist())
+        assert 1 <= sum(inside.values()) <= window
+        done += inside
+        # Only the first and the last shard of a window's range can be incomplete after it.
+        assert sum(done[shard] < sizes[shard] for shard in done) <= 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=8).filter(
+        lambda groups: any(count for _, count in groups)
+    ),
+    SEEDS,
+    st.integers(0, 2**64 - 20),
+)
+def test_groups_get_their_shares_and_pass_through_their_samples_lap_by_lap(groups, seed, first):
+    sizes, counts = [size for size, _ in groups], [count for _, count in groups]
+
+    def members(numbers, indices):
+        assert (indices >= 0).all()
+        assert (indices < np.array(sizes)[numbers]).all()
+        return numbers * 100 + indices
+
+    seen = Counter()
+    for epoch in range(first, first + 4):
+        ids = all_ids(GroupedOrder(sizes, counts, members, seed, epoch))
+        assert [int((ids // 100 == group).sum()) for group in range(len(sizes))] == counts
+        seen.update(ids.tolist())
+    for group, (size, count) in enumerate(groups):
+        visits = [seen[group * 100 + index] for index in range(size)]
+        # Four epochs may begin and end inside a lap: whole laps, and one part of a lap at each end.
+        assert sum(visits) == 4 * count
+        assert max(visits) - min(visits) <= 2
+        if first * count % size == 0:
+            assert max(visits) - min(visits) <= 1
+
+
+def test_laps_of_a_group_differ_and_so_do_groups():
+    order = GroupedOrder([500, 500], [1000, 500], lambda groups, indices: groups * 1000 + indices, 3, 0)
+    first, second = (order._permuted(*lane) for lane in (lanes(0, 0), lanes(0, 1)))
+    other = order._permuted(*lanes(1, 0))
+    for one, two in ((first, second), (first, other), (first, np.arange(500))):
+        assert sorted(one.tolist()) == list(range(500))
+        # Two independent orders agree in one place on average.
+        assert np.count_nonzero(one == two) < 10
+
+
+def lanes(group, lap):
+    return np.full(500, group), np.full(500, lap, dtype=np.uint64), np.arange(500), np.full(500, 500)
+
+
+@given(st.integers(0, 10**9), st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-300))
+def test_apportioned_positions_add_up_and_stay_within_one_of_their_share(total, weights):
+    counts = apportion(total, weights)
+    assert sum(counts) == total
+    for count, weight in zip(counts, weights, strict=True):
+        assert abs(count - total * weight / sum(weights)) <= 1 + total * 1e-12
+
+
+def kinds(size):
+    """Datasets with every way to visit them, and what an epoch holds."""
+    dataset, other = FakeDataset(size), FakeDataset(2 * size + 1, dataset_id="other")
+    return {
+        "blocks": (dataset, {"shuffle": BlockShuffle(24)}),
+        "concatenated": (Mixture([dataset, other]), {}),
+        "concatenated in blocks": (Mixture([dataset, other]), {"shuffle": BlockShuffle(40)}),
+        "weighted": (Mixture([dataset, other], weights=[3, 1], num_samples=2 * size + 3), {}),
+        "balanced": (dataset, {"balance": ClassBalanced()}),
+        "repeated": (dataset, {"repeats": 3}),
+        "balanced and repeated": (dataset, {"balance": ClassBalanced(0.5, num_samples=size + 7), "repeats": 2}),
+        "repeated in blocks": (dataset, {"shuffle": BlockShuffle(20), "repeats": 2}),
+    }
+
+
+@pytest.mark.parametrize("kind", list(kinds(1)))
+@settings(max_examples=8, deadline=None)
+@given(
+    size=st.integers(3, 50),
+    seed=SEEDS,
+    epoch=st.integers(0, 5),
+    legs=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 30), st.integers(0, 4)), min_size=2, max_size=4),
+)
+def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(kind, size, seed, epoch, legs):
+    dataset, visits = kinds(size)[kind]
+    options = {"seed": seed, "last": "keep", **visits}
+    alone = make(dataset, global_batch_size=16, **options)
+    alone.set_epoch(epoch)
+    undisturbed = [row for batch in alone for row in rows(batch)]
+    assert len(undisturbed) == Visits(dataset, **visits).num_samples
+    delivered, state = [], json.dumps({**make(dataset, **options).state_dict(), "epoch": epoch})
+    for number, (world, more, steps) in enumerate(legs):
+        options["global_batch_size"] = world + more
+        ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]
+        for rank in ranks:
+            rank.load_state_dict(json.loads(state))
+        iterators = [iter(rank) for rank in ranks]
+        for step, batches in enumerate(zip(*iterators, strict=True)):
+            if step == steps and number < len(legs) - 1:
+                break
+            delivered += [row for batch in batches for row in rows(batch)]
+            (state,) = {json.dumps(rank.state_dict()) for rank in ranks}
+        for iterator in iterators:
+            iterator.close()
+        if json.loads(state)["position"] == len(undisturbed):
+            break
+    assert delivered == undisturbed
+
+
+def test_a_mixture_without_weights_is_all_of_each():
+    first, second = FakeDataset(21), FakeDataset(40, classes=("c", "d", "a"))
+    mixture = Mixture([first, second])
+    batches = list(make(mixture, shuffle=False, last="keep", fields=("note",)))
+    keys = [key for batch in batches for key in batch.key]
+    assert keys == [f"key{n}" for n in range(21)] + [f"key{n}" for n in range(40)]
+    assert [value for batch in batches for value in batch.fields["note"]][21:23] == ["note-0", "note-1"]
+    assert mixture.classes == ("a", "b", "c", "d")
+    labels = [int(label) for batch in batches for label in batch.label]
+    assert labels == [n % 3 for n in range(21)] + [(2, 3, 0)[n % 3] for n in range(40)]
+
+
+def test_a_mixture_keeps_its_shares_over_epochs():
+    small, large = FakeDataset(10), FakeDataset(100)
+    loader = make(Mixture([small, large], weights=[1, 1], num_samples=50), global_batch_size=5)
+    seen = Counter()
+    for _ in range(4):
+        samples = [int(sample) for batch in loader for sample in batch.sample]
+        assert sum(sample < 10 for sample in samples) == 25
+        seen.update(samples)
+    assert {seen[sample] for sample in range(10)} == {10}  # 100 positions in ten laps
+    assert {seen[sample] for sample in range(10, 110)} == {1}  # 100 positions in one lap, over four epochs
+
+
+def test_balanced_classes_have_equal_shares_and_the_unlabelled_none():
+    dataset = FakeDataset(100)
+    dataset.labels = np.array([-1] * 10 + [0] * 80 + [2] * 9 + [5])
+    loader = make(dataset, balance=ClassBalanced(), global_batch_size=9)
+    assert Counter(int(label) for batch in loader for label in batch.label) == {0: 30, 2: 30, 5: 30}
+    root = make(dataset, balance=ClassBalanced(0.5, num_samples=130), global_batch_size=10)
+    # The roots are 8.94, 3 and 1, of 12.94.
+    assert Counter(int(label) for batch in root for label in batch.label) == {0: 90, 2: 30, 5: 10}
+    dataset.labels = np.full(100, -1)
+    with pytest.raises(UsageError, match="no sample has a label"):
+        make(dataset, balance=ClassBalanced())
+
+
+def test_repeats_are_neighbours_with_draws_of_their_own():
+    loader = make(FakeDataset(64), repeats=4, global_batch_size=64)
+    assert len(loader) == 4
+    clips = [row for batch in loader for row in rows(batch)]
+    groups = [clips[at : at + 4] for at in range(0, 256, 4)]
+    assert all(len({row[1] for row in group}) == 1 for group in groups)
+    assert sorted(group[0][1] for group in groups) == list(range(64))
+    assert sum(len({row[5] for row in group}) > 1 for group in groups) > 55
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"shuffle": BlockShuffle(10)}),
+        ({"shuffle": BlockShuffle(10)}, {"shuffle": BlockShuffle(11)}),
+        ({}, {"balance": ClassBalanced(num_samples=40)}),
+        ({"balance": ClassBalanced(0.25)}, {"balance": ClassBalanced(0.5)}),
+        ({}, {"repeats": 2}),
+    ],
+)
+def test_a_state_of_another_order_is_refused(one, other):
+    dataset = FakeDataset(40)
+    state = make(dataset, **one).state_dict()
+    make(dataset, **one).load_state_dict(json.loads(json.dumps(state)))
+    with pytest.raises(StateError, match="another order"):
+        make(dataset, **other).load_state_dict(state)
+
+
+def test_a_state_of_another_mixture_is_refused():
+    parts = [FakeDataset(40), FakeDataset(40, dataset_id="other")]
+    state = make(Mixture(parts, weights=[1, 2])).state_dict()
+    for mixture, part in (
+        (Mixture(parts, weights=[1, 3]), "order"),
+        (Mixture(parts), "order"),
+        (Mixture(parts[::-1], weights=[1, 2]), "dataset"),
+        (Mixture([parts[0], FakeDataset(40, dataset_id="other", where="x > 1")], weights=[1, 2]), "filter"),
+    ):
+        with pytest.raises(StateError, match=f"another {part}"):
+            make(mixture).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: Mixture([]), "at least one dataset"),
+        (lambda d: Mixture([d, d], weights=[1]), "1 weights for 2 datasets"),
+        (lambda d: Mixture([d], weights=[0]), "expected positive numbers"),
+        (lambda d: Mixture([d], num_samples=5), "without weights every sample comes once"),
+        (lambda d: Mixture([d], weights=[1], num_samples=0), "num_samples is 0"),
+        (lambda d: Mixture([d, FakeDataset(3, classes=())]), "labels cannot be merged"),
+        (lambda d: BlockShuffle(0), "window is 0"),
+        (lambda d: ClassBalanced(1.5), "power is 1.5"),
+        (lambda d: ClassBalanced(num_samples=0), "num_samples is 0"),
+        (lambda d: make(d, repeats=0), "repeats is 0"),
+        (lambda d: make(d, balance=ClassBalanced(), shuffle=False), "classes in shares"),
+        (lambda d: make(Mixture([d], weights=[1]), shuffle=BlockShuffle()), "a weighted mixture"),
+        (lambda d: make(Mixture([d], weights=[1]), balance=ClassBalanced()), "has weights already"),
+    ],
+)
+def test_contradictions_are_refused(call, message):
+    with pytest.raises(UsageError, match=message):
+        call(FakeDataset(40))
+
+
+def mixing(order, shards, classes, batch):
+    """How well an order mixes, each 1.0 for a uniform one: distance of neighbours, and variance of classes in batches.
+
+    Args:
+        order: The order.
+        shards: Shard of each sample.
+        classes: Class of each sample, 0 or 1, half each.
+        batch: Samples of a batch.
+    """
+    ids = all_ids(order)
+    whole = ids[: len(ids) // batch * batch].reshape(-1, batch)
+    distance = np.abs(np.diff(ids)).mean() / (len(ids) / 3)
+    # Without replacement the variance is hypergeometric, 1/4 a sample times (N - B) / (N - 1).
+    spread = classes[whole].mean(1).var() * batch * 4 * (len(ids) - 1) / (len(ids) - batch)
+    touched = np.mean([len(np.unique(shards[row])) for row in whole])
+    return float(distance), float(spread), float(touched)
+
+
+def test_shuffle_quality_is_as_documented():
+    sizes = np.full(400, 250)
+    shards = np.repeat(np.arange(400), 250)
+    mixed = np.arange(100_000) % 2  # every shard holds both classes, as `fastvid shard` writes them
+    by_shard = shards % 2  # every shard holds one class: the worst case
+    uniform = Order(100_000, 1, 0)
+    distance, spread, touched = mixing(uniform, shards, mixed, 100)
+    assert distance == pytest.approx(1, abs=0.02)
+    assert spread == pytest.approx(1, abs=0.15)
+    assert touched == pytest.approx(400 * (1 - (1 - 1 / 400) ** 100), rel=0.02)
+    assert mixing(uniform, shards, by_shard, 100)[1] == pytest.approx(1, abs=0.15)
+    blocks = BlockOrder(sizes, 5_000, 1, 0)
+    distance, spread, touched = mixing(blocks, shards, mixed, 100)
+    assert spread == pytest.approx(1, abs=0.15)
+    assert distance > 0.9
+    assert 19 < touched < 21  # 20 shards a window
+    # Twenty shards of one class each: between batches classes vary more, by 1 + 99 / 20 at most.
+    assert 3 < mixing(blocks, shards, by_shard, 100)[1] < 8
+    # The control: what a buffer of one shard would give.
+    assert mixing(BlockOrder(sizes, 250, 1, 0), shards, by_shard, 100)[1] > 50

@@ -1,0 +1,144 @@
+"""The order of an epoch is a permutation, computed at random access, the same everywhere and for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fastvid.errors import UsageError
+from fastvid.load.order.permutation import SORTED_LIMIT, Order
+
+M32, M64 = 2**32 - 1, 2**64 - 1
+
+
+def reference(n, seed, epoch, position):
+    """The order in plain integers, written from its description: key, then Feistel network or sort by hash."""
+    digest = hashlib.blake2b(struct.pack("<QQQ", seed, epoch, n) + b"fastvid-order-1", digest_size=32).digest()
+    if n <= 65_536:
+        start = int.from_bytes(digest[24:], "little")
+        return sorted(range(n), key=lambda i: splitmix(start + (i + 1) * 0x9E3779B97F4A7C15))[position]
+    bits = (n - 1).bit_length()
+    half = (bits + bits % 2) // 2
+    mask = 2**half - 1
+    x = position
+    while True:
+        left, right = x >> half, x & mask
+        for key in struct.unpack("<6I", digest[:24]):
+            left, right = right, left ^ (murmur(right ^ key) & mask)
+        x = left << half | right
+        if x < n:
+            return x
+
+
+def splitmix(z):
+    z &= M64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & M64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & M64
+    return z ^ z >> 31
+
+
+def murmur(h):
+    h ^= h >> 16
+    h = h * 0x85EBCA6B & M32
+    h ^= h >> 13
+    h = h * 0xC2B2AE35 & M32
+    return h ^ h >> 16
+
+
+WORDS = st.integers(0, M64)
+
+
+@given(st.integers(1, 400), WORDS, WORDS)
+def test_small_sets_follow_the_reference(n, seed, epoch):
+    expected = [reference(n, seed, epoch, p) for p in range(min(n, 20))]
+    assert Order(n, seed, epoch).ids(np.arange(min(n, 20))).tolist() == expected
+
+
+@given(st.integers(SORTED_LIMIT + 1, 2**61), WORDS, WORDS, st.data())
+@example(SORTED_LIMIT + 1, 0, 0, None)
+@example(2**26 + 1, M64, 7, None)
+def test_large_sets_follow_the_reference(n, seed, epoch, data):
+    positions = [0, 1, n // 2, n - 1]
+    if data is not None:
+        positions += data.draw(st.lists(st.integers(0, n - 1), max_size=6))
+    ids = Order(n, seed, epoch).ids(positions)
+    assert ids.dtype == np.int64
+    assert ids.tolist() == [reference(n, seed, epoch, p) for p in positions]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 1000, SORTED_LIMIT, SORTED_LIMIT + 1, 2**17, 100_003, 262_145])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_sample_comes_exactly_once(n, shuffle):
+    ids = Order(n, 3, 1, shuffle=shuffle).ids(np.arange(n))
+    assert np.array_equal(np.sort(ids), np.arange(n))
+
+
+@pytest.mark.parametrize("n", [500, 100_003])
+def test_any_positions_in_any_order_give_what_all_positions_give(n):
+    order = Order(n, 5, 2)
+    everything = order.ids(np.arange(n))
+    some = np.random.default_rng(0).integers(0, n, 300)
+    assert np.array_equal(order.ids(some), everything[some])
+    assert order.ids(n - 1).tolist() == [everything[-1]]
+    assert order.ids([]).tolist() == []
+
+
+def test_without_shuffle_samples_come_as_they_lie():
+    assert Order(10, 1, 1, shuffle=False).ids([3, 0, 9]).tolist() == [3, 0, 9]
+
+
+@pytest.mark.parametrize("n", [1000, 100_000])
+def test_seed_epoch_and_size_each_give_another_order(n):
+    first = Order(n, 0, 0).ids(np.arange(999))
+    for other in (Order(n, 1, 0), Order(n, 0, 1), Order(n + 1, 0, 0)):
+        # Two independent orders agree in one place on average.
+        assert np.count_nonzero(first == other.ids(np.arange(999))) < 10
+    assert np.array_equal(first, Order(n, 0, 0).ids(np.arange(999)))
+
+
+@pytest.mark.parametrize("n", [20_000, 1_000_000])
+def test_neighbours_are_independent(n):
+    ids = Order(n, 11, 4).ids(np.arange(20_000)) / n
+    counts, _ = np.histogram(ids, bins=100, range=(0, 1))
+    # Chi-squared over 100 cells has mean 99 and deviation 14; the whole of a small set fills cells exactly.
+    assert ((counts - 200) ** 2 / 200).sum() < 99 + 4 * 14
+    # Standard error of a correlation over 20,000 pairs is 0.007.
+    assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.03
+    assert abs(np.abs(np.diff(ids)).mean() - 1 / 3) < 0.01
+
+
+def test_permutations_of_a_tiny_set_are_equally_likely():
+    counts = {}
+    for epoch in range(6000):
+        permutation = tuple(Order(4, 0, epoch).ids(np.arange(4)).tolist())
+        counts[permutation] = counts.get(permutation, 0) + 1
+    assert len(counts) == 24
+    # 23 degrees of freedom: mean 23, deviation 6.8.
+    assert sum((count - 250) ** 2 / 250 for count in counts.values()) < 23 + 4 * 6.8
+
+
+def test_a_hundred_million_samples_take_no_memory():
+    tracemalloc.start()
+    ids = Order(10**8, 1, 1).ids(np.arange(512))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(set(ids.tolist())) == 512
+    assert peak < 200_000
+
+
+@pytest.mark.parametrize("position", [-1, 10])
+def test_positions_outside_the_epoch_are_refused(position):
+    with pytest.raises(UsageError, match=f"position {position} is outside an epoch of 10"):
+        Order(10).ids([0, position])
+
+
+@pytest.mark.parametrize("arguments", [(-1,), (5, -1), (5, 2**64), (5, 0, -1)])
+def test_arguments_out_of_range_are_refused(arguments):
+    with pytest.raises(UsageError, match="expected 0 <= "):
+        Order(*arguments)

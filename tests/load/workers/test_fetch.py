@@ -1,0 +1,145 @@
+"""Reading a clip's packets: the right bytes, few reads, and no damage unnoticed."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.decode import clips
+from fastvid.decode.clips import coalesce
+from fastvid.decode.request import Box, ClipRequest
+from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
+from fastvid.load.workers.fetch import fetch
+from tests.load.fakes import FakeDataset
+
+SPANS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), min_size=1, max_size=60)
+
+
+def request(sample, frames):
+    return ClipRequest(sample, np.asarray(frames, dtype=np.int64), Box(0, 0, 8, 8), (8, 8))
+
+
+def get(dataset, sample, frames, **options):
+    (shard,), (row,) = dataset.locate([sample])
+    return fetch(dataset.shard(shard), int(row), request(sample, frames), key=f"key{sample}", **options)
+
+
+@given(SPANS, st.integers(0, 200))
+def test_runs_cover_every_packet_and_places_lead_to_its_bytes(spans, gap):
+    offsets, sizes = zip(*spans, strict=True)
+    file = np.random.default_rng(0).integers(0, 256, 4000, dtype=np.uint8).tobytes()
+    starts, runs = coalesce(offsets, sizes, gap)
+    read = b"".join(file[begin : begin + length] for begin, length in runs)
+    for start, offset, size in zip(starts, offsets, sizes, strict=True):
+        assert read[start : start + size] == file[offset : offset + size]
+    # Runs lie further apart than the gap: no two could have been one.
+    ends = [begin + length for begin, length in runs]
+    assert all(begin - end > gap for end, (begin, _) in zip(ends[:-1], runs[1:], strict=True))
+
+
+@given(SPANS)
+def test_without_a_gap_no_byte_is_read_for_nothing(spans):
+    offsets, sizes = zip(*spans, strict=True)
+    wanted = {byte for offset, size in spans for byte in range(offset, offset + size)}
+    assert sum(length for _, length in coalesce(offsets, sizes, 0)[1]) == len(wanted)
+
+
+def test_a_clip_holds_exactly_the_planned_packets():
+    dataset = FakeDataset(40)
+    frames = [3, 0, 9, 3]
+    fetched = get(dataset, 29, frames, gap=0)
+    clip = fetched.clip
+    packets = [bytes(clip.data[a : a + n]) for a, n in zip(clip.starts.tolist(), clip.sizes.tolist(), strict=True)]
+    assert [struct.unpack_from("<II", packet) for packet in packets] == [(29, 0), (29, 3), (29, 9)]
+    assert clip.shows.tolist() == [0, 3, 9]
+    assert clip.keys.tolist() == [True] * 3
+    assert clip.request.frames.tolist() == frames
+    assert (clip.key, clip.shard) == ("key29", "data-000001")
+    end = int((clip.starts + clip.sizes).max())
+    assert bytes(clip.data[end : end + 64]) == bytes(64)
+    assert (fetched.bytes_read, fetched.requests, fetched.packets) == (sum(map(len, packets)), 3, 3)
+
+
+def test_close_packets_are_read_together():
+    dataset = FakeDataset(40)
+    together, apart = get(dataset, 29, [0, 3, 9], gap=1000), get(dataset, 29, [0, 3, 9], gap=0)
+    assert (together.requests, apart.requests) == (1, 3)
+    assert together.bytes_read > apart.bytes_read
+    for clip in (together.clip, apart.clip):
+        places = zip(clip.starts.tolist(), clip.shows.tolist(), strict=True)
+        assert all(struct.unpack_from("<II", clip.data, start) == (29, frame) for start, frame in places)
+
+
+def test_every_flipped_bit_of_a_planned_packet_is_found():
+    dataset = FakeDataset(20)
+    shard = dataset.shard(1)
+    start, size = shard.members[2]
+    data = dataset.storage.files[shard.tar]
+    planned = set()
+    records = shard.table(2).records
+    for frame in (1, 4):
+        offset, length = int(records["offset"][frame]), int(records["size"][frame])
+        planned |= set(range(start + offset, start + offset + length))
+    for byte in range(start, start + size):
+        for bit in range(8):
+            data[byte] ^= 1 << bit
+            if byte in planned:
+                with pytest.raises(ChecksumError) as caught:
+                    get(dataset, 18, [1, 4])
+                assert caught.value.where["shard"] == "data-000001"
+                assert caught.value.where["key"] == "key18"
+                assert caught.value.where["packet"] in (1, 4)
+            else:
+                get(dataset, 18, [1, 4])
+            data[byte] ^= 1 << bit
+
+
+def test_without_the_checksum_damage_would_pass(monkeypatch):
+    dataset = FakeDataset(20)
+    monkeypatch.setattr(clips, "_check", lambda *arguments: None)
+    whole = bytes(get(dataset, 3, [0]).clip.data)
+    dataset.damage(3)
+    assert bytes(get(dataset, 3, [0]).clip.data) != whole
+
+
+def test_a_replaced_shard_is_no_wrong_clip():
+    dataset, other = FakeDataset(20), FakeDataset(20)
+    tar = dataset.shard(0).tar
+    data = other.storage.files[tar]
+    start, _ = other.shard(0).members[0]
+    data[start : start + 4] = struct.pack("<I", 99)
+    dataset.storage.files[tar] = data
+    with pytest.raises(ChecksumError, match=r"packet has checksum [0-9a-f]{8}, indexed was [0-9a-f]{8}"):
+        get(dataset, 0, [0])
+
+
+def test_a_cut_shard_is_a_storage_error_that_says_where():
+    dataset = FakeDataset(20)
+    del dataset.storage.files["data-000001.tar"][-4:]
+    get(dataset, 16, [0])
+    with pytest.raises(StorageError, match="key19") as caught:
+        get(dataset, 19, [1])
+    assert caught.value.where["shard"] == "data-000001"
+
+
+def test_a_table_that_leads_outside_the_sample_is_refused():
+    dataset = FakeDataset(20)
+    shard = dataset.shard(0)
+    shard.members[2] = (shard.members[2][0], 5)
+    with pytest.raises(FormatError, match="leads outside"):
+        get(dataset, 2, [1])
+
+
+def test_a_frame_outside_the_video_is_refused():
+    with pytest.raises(UsageError, match="frame 12 is outside"):
+        get(FakeDataset(20), 1, [12])
+
+
+def test_the_checksum_is_the_one_of_the_standard_library():
+    # What is on disk must be checkable by anyone: CRC-32 of IEEE 802.3, whose check value is this.
+    assert zlib.crc32(b"123456789") == 0xCBF43926

@@ -1,0 +1,213 @@
+"""What a loader says about its time, and memory that comes back."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.load.loader import ClipLoader
+from fastvid.load.memory.buffers import BufferPool
+from fastvid.load.workers.engine import Run
+from fastvid.load.workers.stats import Counters, LoaderStats
+from tests.load import fakes
+from tests.load.fakes import FakeDataset, fake
+
+
+def make(**options):
+    standard = {
+        "frames": Segments(3, jitter=False),
+        "spatial": CenterCrop(16),
+        "global_batch_size": 8,
+        "decoder": fake(),
+        "num_threads": 2,
+        "rank": 0,
+        "world_size": 1,
+    }
+    return ClipLoader(FakeDataset(80), **standard | options)
+
+
+def spent(**seconds):
+    return LoaderStats(total=Counters(**{f"{name}_seconds": value for name, value in seconds.items()}))
+
+
+def test_a_run_that_waits_is_data_bound_and_told_what_to_change():
+    verdict = spent(wait=60, compute=40, fetch=5, decode=90, finish=5).verdict()
+    assert verdict.startswith("data-bound: 60% of the time is spent waiting, 90% of it on decode; ")
+    assert "num_threads" in verdict
+    assert "put the shards on faster storage" in spent(wait=60, compute=40, fetch=9, decode=1).verdict()
+
+
+@pytest.mark.parametrize(
+    ("facts", "seconds", "counts", "advice"),
+    [
+        ({"num_threads": 2, "cores": 8}, {"decode": 190}, {}, "raise num_threads from 2 to 8"),
+        ({"num_threads": 4, "cores": 4}, {"decode": 80}, {}, "threads are busy for 20% of the time only"),
+        (
+            {"num_threads": 2, "cores": 2, "num_frames": 8},
+            {"decode": 190},
+            {"packets": 2600, "clips": 100},
+            "shard with --profile intra: 8 packets a clip instead of 26",
+        ),
+        (
+            {"num_threads": 2, "cores": 2, "num_frames": 8},
+            {"decode": 190},
+            {"packets": 800, "clips": 100},
+            "more cores (num_threads), or a GPU",
+        ),
+        ({"num_threads": 2, "cores": 2}, {"fetch": 190}, {"requests": 700, "clips": 100}, "(7 reads a clip)"),
+        ({"num_threads": 2, "cores": 2}, {"finish": 190}, {}, "move conversion to the device"),
+        ({"num_threads": 2, "cores": 2}, {"copy": 90, "wait": 10}, {}, "copy-bound: 90% of the time"),
+    ],
+)
+def test_the_change_that_would_help_most_is_named(facts, seconds, counts, advice):
+    stats = spent(**{"wait": 60, "compute": 40, **seconds})
+    stats.total.compute_seconds = 100 - stats.total.wait_seconds
+    for name, value in facts.items():
+        setattr(stats, name, value)
+    for name, value in counts.items():
+        setattr(stats.total, name, value)
+    verdict = stats.verdict()
+    assert advice in verdict
+    if "data-bound" in verdict:
+        assert "with free data the run would be 2.5 times as fast" in verdict
+
+
+def test_a_compute_bound_run_is_told_how_much_the_loader_could_give():
+    stats = spent(wait=2, compute=98, decode=50)
+    stats.num_threads = 2
+    assert stats.verdict().endswith("; the loader could give 4.0 times as much")
+
+
+def test_every_batch_becomes_a_json_line(tmp_path):
+    path = tmp_path / "stats.jsonl"
+    for _ in range(2):
+        list(make(stats_file=path))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["position"] for line in lines] == list(range(8, 81, 8)) * 2
+    assert [line["total"]["clips"] for line in lines] == list(range(8, 81, 8)) * 2
+    assert {line["step"]["clips"] for line in lines} == {8}
+    assert lines[-1]["verdict"].startswith(("data-bound", "compute-bound"))
+    whole = sum(sum(8 + frame % 5 for frame in range(n)) for n in FakeDataset(80).lengths)
+    assert lines[-1]["total"]["bytes_whole"] == whole
+    assert 0 < lines[-1]["total"]["bytes_read"] <= whole
+
+
+def test_the_live_view_tells_where_the_time_goes(caplog):
+    with caplog.at_level(logging.INFO, logger="fastvid.load.workers.progress_view"):
+        list(make(show_stats=True))
+    assert "epoch 0, 80/80 clips" in caplog.text
+    assert "decode" in caplog.text
+    assert "skipped: none" in caplog.text
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What the loader's own thread reads as seconds, `now`; it stands still."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("fastvid.load.loader.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def test_cached_batches_give_the_ceiling_and_leave_the_loader_where_it_was(clock):
+    loader = make()
+    next(iter(loader))
+    state = loader.state_dict()
+    starts = []
+    for batch in loader.cached(2):
+        clock.now += 2.0
+        starts.append(batch.start)
+    assert starts == [8, 16] * 4 + [8]
+    assert loader.state_dict() == state
+    assert loader.stats.ceiling == 8 / 2.0
+    assert [batch.start for batch in loader] == list(range(8, 80, 8))
+
+
+def test_a_run_that_computes_is_compute_bound():
+    assert spent(wait=2, compute=98, decode=500).verdict() == "compute-bound: 2% of the time is spent waiting for data"
+
+
+def test_without_a_second_batch_there_is_no_verdict():
+    assert "nothing measured yet" in spent(fill=3).verdict()
+
+
+def test_waiting_and_computing_add_up_to_the_clock(clock, monkeypatch):
+    def slow(run, timeout):
+        clock.now += 0.25
+        return plain(run, timeout)
+
+    plain = Run.next
+    monkeypatch.setattr(Run, "next", slow)
+    loader = make()
+    for _ in loader:
+        clock.now += 2.0
+    total = loader.stats.total
+    # Ten batches, of which the first fills the queue; what follows the last one is between no two.
+    assert (total.fill_seconds, total.wait_seconds, total.compute_seconds) == (0.25, 9 * 0.25, 9 * 2.0)
+
+
+def test_a_slow_decoder_shows(monkeypatch):
+    monkeypatch.setattr(fakes.RgbDecoder, "delay", 0.005)
+    loader = make(num_threads=1)
+    list(loader)
+    assert loader.stats.total.decode_seconds >= 80 * 0.005
+    assert loader.stats.verdict().startswith("data-bound")
+    assert loader.stats.step.decode_seconds >= 8 * 0.005
+
+
+def test_counts_are_exact_and_the_step_is_the_last_batch():
+    loader = make()
+    for number, _ in enumerate(loader):
+        assert loader.stats.step.clips == 8
+        assert loader.stats.step.batches == 1
+        assert loader.stats.total.clips == 8 * (number + 1)
+    total = loader.stats.total
+    lengths = FakeDataset(80).lengths
+    assert total.packets == sum(len(set(Segments(3, jitter=False).draw(n, None).tolist())) for n in lengths)
+    assert total.packets_from_keys == total.packets  # every fake packet is a key
+    assert total.requests == 80
+    row = total.as_dict()
+    assert row["clips"] == 80
+    assert row["skips"] == {}
+
+
+def test_a_buffer_comes_back_when_its_last_view_dies():
+    pool = BufferPool(2)
+    array = pool.take(4096)
+    place = array.ctypes.data
+    view = torch.from_numpy(array.view(np.float32).reshape(32, 32))[3:5].numpy()[0]
+    del array
+    gc.collect()
+    assert pool.take(4096).ctypes.data != place
+    del view
+    assert pool.take(4096).ctypes.data == place
+    assert pool.take(8192).ctypes.data != place
+
+
+def test_buffers_are_kept_up_to_a_number():
+    pool = BufferPool(2)
+    arrays = [pool.take(4096) for _ in range(5)]
+    places = {array.ctypes.data for array in arrays}
+    assert len(places) == 5
+    arrays.clear()
+    assert sum(len(free) for free in pool._free.values()) == 2
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_forked_child_has_a_copy():
+    array = BufferPool(2).take(4096)
+    array[:] = 1
+    child = os.fork()
+    if not child:
+        array[:] = 2
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (array == 1).all()

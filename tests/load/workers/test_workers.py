@@ -1,0 +1,333 @@
+"""Worker processes: the same batches, and a clip that hangs or crashes costs that clip and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from fastvid.decode.backends import Backend
+from fastvid.errors import ChecksumError, MissingDependency, UsageError, WorkerError
+from fastvid.format.dataset import Dataset
+from fastvid.format.schema import Codec
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.load.clips.views import Views
+from fastvid.load.loader import ClipLoader
+from fastvid.load.memory.arena import Arena
+from fastvid.load.order.random_draws import Purpose
+from tests.datasets import REPOSITORY, make_clip, pack
+from tests.load import troubled
+from tests.load.tools import fastvid_threads, rows, until
+
+SAMPLES = 12
+
+
+def backend(name):
+    return Backend(name, f"tests.load.troubled:{name}", "cpu", frozenset(Codec), "nothing")
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    path = tmp_path_factory.mktemp("workers")
+    data = make_clip(path / "clip.mp4", frames=20)
+
+    def make(name, *troubles, at=0):
+        keys = [f"clip{n}" for n in range(SAMPLES - len(troubles))]
+        keys[at:at] = troubles
+        pack(path / name, [[(key, data, n % 2) for n, key in enumerate(keys)]])
+        return path / name
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def good(build):
+    return build("good")
+
+
+def make(folder, **options):
+    standard = {"frames": Segments(4), "spatial": [RandomCrop(32), HorizontalFlip(0.5)], "global_batch_size": 4}
+    standard |= {"num_threads": 1, "dtype": torch.uint8, "workers": "process", "rank": 0, "world_size": 1}
+    return ClipLoader(Dataset(str(folder)), **standard | options)
+
+
+def processes():
+    """Process ids of this process's children, zombies included."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # Behind the name, which may hold anything: state, parent.
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
+
+
+@dataclass(frozen=True)
+class OwnSampler:
+    """What a user may write: no worker process has its module."""
+
+    num_frames: int = 4
+    asked: ClassVar[set[int]] = set()
+
+    def draw(self, num_frames, draws):
+        self.asked.add(os.getpid())
+        return np.array(draws.integers(Purpose.FRAMES, num_frames, 4), dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": torch.float32},
+        {"dtype": torch.float32, "layout": "BTCHW"},
+        {"dtype": torch.float16},
+        {"layout": "BTCHW"},
+        {"frames": OwnSampler()},
+        {"frames": Segments(4, jitter=False), "spatial": CenterCrop(32), "views": Views(2, 3)},
+        {"repeats": 2},
+    ],
+)
+def test_processes_give_what_threads_give_and_end_with_the_loader(good, options):
+    before = processes()
+    loader = make(good, num_threads=2, **options)
+    batches = list(loader)
+    assert len(processes() - before) == 2  # kept for the next epoch
+    expected = list(make(good, workers="thread", **options))
+    # All batches are kept here, so none may be written again while somebody has it.
+    assert [rows(batch) for batch in batches] == [rows(batch) for batch in expected]
+    total = loader.stats.total
+    assert total.clips == SAMPLES * options.get("repeats", 1)
+    assert total.packets > 0
+    assert total.bytes_read > 0
+    assert total.decode_seconds > 0
+    loader.close()
+    assert processes() == before
+    assert len(list(loader)) == len(batches)  # the loader can be used again
+    del loader
+    gc.collect()
+    assert processes() == before
+
+
+def test_memory_of_batches_that_nobody_keeps_is_written_again(good):
+    loader = make(good, prefetch=1)
+    # Not kept: each batch may lie where another one lay.
+    seen = [rows(batch) for _ in range(3) for batch in loader]
+    loader.close()
+    threads = make(good, workers="thread")
+    assert seen == [rows(batch) for _ in range(3) for batch in threads]
+
+
+def test_the_arena_gives_memory_back_and_takes_it_again():
+    arena = Arena(keep=1)
+    size = 4 << 20
+
+    def resident():
+        return os.fstat(arena.file).st_blocks * 512
+
+    taken = [arena.take(size) for _ in range(4)]
+    offsets = {arena.offset(array) for array in taken}
+    assert len(offsets) == 4
+    for value, array in enumerate(taken):
+        array[:] = value + 1
+    assert [set(array.tolist()) for array in (part[::4096] for part in taken)] == [{1}, {2}, {3}, {4}]
+    assert resident() == 4 * size
+    view = taken[0][size // 2 :]
+    assert arena.offset(view) == arena.offset(taken[0]) + size // 2
+    del taken, array
+    gc.collect()
+    assert resident() == 2 * size  # what `view` holds, and one free range
+    assert arena.offset(arena.take(size)) in offsets
+    assert set(view[::4096].tolist()) == {1}
+    del view
+    gc.collect()
+    assert resident() == size
+
+
+def test_a_loader_leaves_no_descriptor_and_no_memory_behind(good):
+    def shared():
+        return [line for line in Path("/proc/self/maps").read_text().splitlines() if "fastvid-batches" in line]
+
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd")), len(shared())
+    loader = make(good)
+    batch = next(iter(loader))
+    loader.close()
+    del loader
+    gc.collect()
+    assert len(shared()) == before[1] + 1
+    assert batch.video.float().mean() > 0  # lives on
+    del batch
+    gc.collect()
+    assert (len(os.listdir("/proc/self/fd")), len(shared())) == before
+
+
+def test_own_samplers_are_asked_in_the_process_that_has_them(good):
+    OwnSampler.asked.clear()
+    loader = make(good, frames=OwnSampler())
+    list(loader)
+    loader.close()
+    assert OwnSampler.asked == {os.getpid()}
+
+
+def test_a_worker_does_not_import_torch(good):
+    loader = make(good)
+    before = processes()
+    next(iter(loader))
+    (worker,) = processes() - before
+    maps = Path(f"/proc/{worker}/maps").read_text()
+    assert "libav" in maps
+    assert "libtorch" not in maps
+    loader.close()
+
+
+# At the beginning of what a worker was sent, and in the middle of it.
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(("trouble", "message"), [("hangs", "hung for 3 s and was killed"), ("crashes", "SIGSEGV")])
+def test_a_worker_that_is_lost_costs_its_clip_and_the_run_goes_on(build, trouble, message, at, caplog):
+    folder = build(f"{trouble}{at}", trouble, at=at)
+    options = {"decoder": backend("TroubledDecoder"), "shuffle": False, "clip_timeout": 3.0, "spatial": CenterCrop(32)}
+    loader = make(folder, on_error="skip", **options)
+    batches = list(loader)
+    lost = [key for batch in batches for key, valid in zip(batch.key, batch.valid, strict=True) if not valid]
+    assert lost == [trouble]
+    assert loader.stats.total.skips == {"WorkerError": 1}
+    assert message in caplog.text
+    assert f"shard=data-000000, key={trouble}" in caplog.text
+    expected = list(make(folder, workers="thread", **{**options, "decoder": "pyav"}))
+    kept = [row for batch in expected for row in rows(batch) if row[2] != trouble]
+    assert [row for batch in batches for row in rows(batch)] == kept
+    loader.close()
+    strict = make(folder, **options)
+    with pytest.raises(WorkerError, match=message) as caught:
+        list(strict)
+    assert (caught.value.where["shard"], caught.value.where["key"]) == ("data-000000", trouble)
+    strict.close()
+
+
+def test_a_worker_that_is_lost_between_batches_costs_no_clip(good, caplog):
+    loader = make(good, prefetch=1)
+    before = processes()
+    seen = []
+    for batch in loader:
+        seen.extend(rows(batch))
+        # When the next batch is made, the worker waits.
+        until(lambda: len(seen) == SAMPLES or loader._run.ready)
+        for worker in processes() - before:
+            os.kill(worker, signal.SIGKILL)
+    loader.close()
+    assert seen == [row for batch in make(good, workers="thread") for row in rows(batch)]
+    assert loader.stats.total.skips.total() == 0
+
+
+def test_a_worker_that_is_lost_at_its_start_costs_nothing_but_not_for_ever(good, tmp_path, monkeypatch):
+    armed = tmp_path / "armed"
+    body = f'rm {armed}/$(ls {armed} | head -1) && kill -9 $$; exec {sys.executable} "$@"'
+    stub = tmp_path / "python"
+    stub.write_text(f"#!/bin/sh\n{body}\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stub))
+    armed.mkdir()
+    for tries in range(2):
+        (armed / str(tries)).touch()
+    loader = make(good)
+    assert sum(len(rows(batch)) for batch in loader) == SAMPLES
+    loader.close()
+    for tries in range(9):
+        (armed / str(tries)).touch()
+    with pytest.raises(WorkerError, match="died of SIGKILL before it was ready"):
+        list(loader)
+    assert len(list(armed.iterdir())) == 6
+
+
+def test_damage_is_found_in_workers_as_in_threads(build):
+    folder = build("damaged")
+    dataset = Dataset(str(folder))
+    start, _ = dataset.shard(0).member(5)
+    tar = folder / "data-000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[start + int(dataset.shard(0).table(5).records["offset"][0]) + 3] ^= 1
+    tar.write_bytes(data)
+    loader = make(folder, shuffle=False)
+    with pytest.raises(ChecksumError, match="indexed was") as caught:
+        list(loader)
+    assert caught.value.where["key"] == "clip5"
+    loader.close()
+
+
+def test_a_bug_in_a_worker_is_never_skipped(build):
+    loader = make(build("bug", "bug"), decoder=backend("TroubledDecoder"), on_error="skip", max_skip_rate=1.0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(loader)
+    assert any("in worker process" in note for note in caught.value.__notes__)
+    loader.close()
+
+
+def test_a_decoder_that_does_not_open_in_a_worker_ends_the_iteration(good):
+    loader = make(good, decoder=backend("AbsentDecoder"), on_error="skip")
+    with pytest.raises(MissingDependency, match="no such device"):
+        list(loader)
+    loader.close()
+
+
+def test_leaving_an_iteration_does_not_wait_for_a_hung_worker(build, tmp_path, monkeypatch):
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv(troubled.HANGS, str(hangs))
+    keys = ["clip", "hangs"]
+    folder = build("left", *keys)
+    options = {"decoder": backend("TroubledDecoder"), "shuffle": False, "global_batch_size": 1}
+    loader = make(folder, **options)
+    iterator = iter(loader)
+    assert next(iterator).key == ("clip",)
+    until(hangs.exists)
+    iterator.close()
+    loader.close()
+    assert not fastvid_threads()
+
+
+def test_ctrl_c_ends_everything_at_once(good, tmp_path):
+    script = tmp_path / "train.py"
+    # No guard around the main module: workers do not import it.
+    script.write_text(
+        textwrap.dedent(f"""
+        import signal, sys, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have switched it off
+        sys.path.insert(0, {str(REPOSITORY)!r})
+        from tests.load.workers.test_workers import make
+        loader = make({str(good)!r})
+        for batch in loader:
+            print("batch", flush=True)
+            time.sleep(600)
+        """)
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("batch")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=200)
+    assert "KeyboardInterrupt" in errors
+    assert process.returncode in (1, 130, -signal.SIGINT)
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": "fork"}, "known are thread, process"),
+        ({"clip_timeout": 0}, "clip_timeout is 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(good, options, message):
+    with pytest.raises(UsageError, match=message):
+        make(good, **options)

@@ -1,0 +1,101 @@
+"""At which constant rate a source is written."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.media.timing import MAX_RATE, STANDARD, choose_timing
+
+MILLISECONDS = Fraction(1, 1000)
+TICKS = Fraction(1, 90_000)
+
+rates = st.sampled_from([rate for rate in STANDARD if rate <= MAX_RATE])
+
+
+def grid(rate, count, base=TICKS, start=0):
+    return [round(start + number / rate / base) for number in range(count)]
+
+
+@given(rates, st.integers(2, 400), st.integers(0, 10**9), st.randoms())
+def test_frames_on_a_grid_are_one_to_one_however_the_container_rounds_and_orders_them(rate, count, start, random):
+    for base in (TICKS, MILLISECONDS):
+        pts = grid(rate, count, base, start)
+        random.shuffle(pts)
+        timing = choose_timing(pts, base, [rate], count)
+        assert (timing.kind, timing.rate, timing.input_rate, timing.frames) == ("constant", rate, rate, count)
+
+
+@given(rates, st.integers(3, 300))
+def test_a_container_that_only_counts_milliseconds_gives_the_true_rate(rate, count):
+    # Matroska and FLV: FFmpeg offers 1000 as the rate.
+    timing = choose_timing(grid(rate, count, MILLISECONDS), MILLISECONDS, [Fraction(1000)], count)
+    assert timing.kind == "constant"
+    assert timing.frames == count
+    # Over the whole video the clock is right within half a frame.
+    assert abs((count - 1) / timing.rate - (count - 1) / rate) < Fraction(1, 2) / rate + 2 * MILLISECONDS
+
+
+@given(rates, st.lists(st.booleans(), min_size=8, max_size=200))
+def test_holes_are_filled_and_no_frame_is_lost(rate, there):
+    there = [True, True, *there, True]
+    kept = [number for number, keep in enumerate(there) if keep]
+    timing = choose_timing([grid(rate, len(there))[number] for number in kept], TICKS, [rate], len(kept))
+    if timing.kind == "gaps":
+        assert timing.rate == rate
+        assert timing.frames == len(there) <= 2 * len(kept)
+        assert timing.input_rate is None
+    assert timing.frames >= len(kept)
+
+
+@given(st.lists(st.integers(1, 90_000), min_size=2, max_size=200))
+def test_any_clock_gives_a_rate_and_a_bounded_number_of_frames(steps):
+    pts = [sum(steps[:number]) for number in range(len(steps) + 1)]
+    timing = choose_timing(pts, TICKS, [None, Fraction(30)], len(pts))
+    assert 0 < timing.rate <= MAX_RATE
+    assert 1 <= timing.frames <= 2 * len(pts)
+
+
+def test_a_variable_rate_keeps_its_average():
+    pts = [0, 3, 4, 11, 12, 30, 31, 33, 50, 61, 62, 99]
+    timing = choose_timing([90_000 * t // 30 for t in pts], TICKS, [Fraction(90_000)], len(pts))
+    assert timing.kind == "variable"
+    assert timing.frames == len(pts)
+    assert abs(timing.rate - Fraction(11) / (Fraction(99, 30))) < Fraction(1, 100)
+
+
+@pytest.mark.parametrize(
+    ("pts", "nominal", "rate"),
+    [
+        ([None] * 5, [Fraction(50)], 50),
+        ([None] * 5, [None], 25),
+        ([0, 3600, None, 10800], [Fraction(24)], 24),
+        ([7, 7, 7], [Fraction(12)], 12),
+        ([0], [Fraction(15)], 15),
+        ([0], [Fraction(1000)], 25),
+        # A clock that jumps by a day, as a recording stopped and resumed has it.
+        ([*grid(Fraction(30), 50), *grid(Fraction(30), 50, start=90_000 * 86_400)], [Fraction(90_000)], 30),
+    ],
+)
+def test_without_a_usable_clock_frames_are_counted(pts, nominal, rate):
+    timing = choose_timing(pts, TICKS, nominal, len(pts))
+    assert (timing.kind, timing.rate, timing.frames) == ("counted", rate, len(pts))
+
+
+@pytest.mark.parametrize(("rate", "written"), [(120, 60), (100, 50), (240, 60), (90, 45), (144, 48)])
+def test_fast_cameras_are_thinned_by_a_whole_number(rate, written):
+    timing = choose_timing(grid(Fraction(rate), 241), TICKS, [Fraction(rate)], 241)
+    assert timing.rate == written
+    assert timing.frames == -(-241 // (rate // written))
+
+
+@pytest.mark.parametrize(
+    ("claimed", "rate"),
+    [("2997/100", "30000/1001"), ("45000/1501", "30000/1001"), ("24000/1001", "24000/1001"), ("24", "24")],
+)
+def test_rounded_header_rates_become_what_they_mean(claimed, rate):
+    pts = grid(Fraction(rate), 60)
+    assert choose_timing(pts, TICKS, [Fraction(claimed)], 60).rate == Fraction(rate)

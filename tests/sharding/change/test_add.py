@@ -1,0 +1,210 @@
+"""`fastvid add`: new sources into a dataset that exists, once, whenever it was killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fastvid.errors import JobError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.generations import read_generation, read_head
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.ledger import read_ledger
+from fastvid.sharding.verify.verify import verify_dataset
+from fastvid.storage import LocalStorage
+from tests.datasets import REPOSITORY, make_clip
+
+
+def make(path, frames):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make_clip(path, frames=frames)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Videos of two classes, a broken one, and the dataset made of them."""
+    folder = tmp_path_factory.mktemp("base")
+    make(folder / "videos/jump/a.mp4", 9)
+    make(folder / "videos/run/b.mp4", 10)
+    (folder / "videos/run/broken.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(64))
+    run_job(str(folder / "videos"), str(folder / "data"), workers=1)
+    return folder
+
+
+@pytest.fixture
+def place(base, tmp_path):
+    """A copy of the base, to be changed. The videos' paths differ from those in the ledger."""
+    shutil.copytree(base, tmp_path / "base")
+    return tmp_path / "base"
+
+
+def state(store):
+    """Tars by checksum, annotations, and the ledger without clocks and paths."""
+    dataset = Dataset(store.url)
+    ledger, _ = read_ledger(store)
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "path")} for row in ledger.to_pylist()]
+    tars = {s.name: hashlib.sha256(store.read(f"{s.name}.tar")).hexdigest() for s in dataset.generation.shards}
+    return tars, dataset.annotations.to_pylist(), dataset.classes, rows
+
+
+def ids(store):
+    return sorted(Dataset(store.url).column("source_id").to_pylist())
+
+
+def test_new_sources_stand_beside_the_old_ones(place):
+    store = LocalStorage(place / "data")
+    before = {name: store.read(name) for name in store.list("data-")}
+    make(place / "videos/fly/c.mp4", 11)
+    make(place / "videos/jump/d.mp4", 12)
+    done = add_sources(store.url, str(place / "videos"), workers=1)
+    assert (done.known, done.generation, done.report.packed) == (3, 2, 2)
+    assert ids(store) == ["fly/c.mp4", "jump/a.mp4", "jump/d.mp4", "run/b.mp4"]
+    assert {name: store.read(name) for name in before} == before
+    now = Dataset(store.url)
+    assert [shard.name for shard in now.generation.shards] == ["data-000000", "data-000001"]
+    assert now.classes == ("jump", "run", "fly"), "new classes go behind the known ones"
+    labels = dict(zip(now.column("source_id").to_pylist(), now.labels.tolist(), strict=True))
+    assert labels == {"jump/a.mp4": 0, "run/b.mp4": 1, "fly/c.mp4": 2, "jump/d.mp4": 0}
+    assert len(Dataset(store.url, generation=1)) == 2
+    ledger = {row["source_id"]: row for row in read_ledger(store)[0].to_pylist()}
+    assert len(ledger) == 5
+    assert (ledger["fly/c.mp4"]["shard"], ledger["jump/a.mp4"]["shard"]) == ("data-000001", "data-000000")
+    assert verify_dataset(store.url, workers=1).ok
+    assert not store.list("ledger-parts/")
+
+    again = add_sources(store.url, str(place / "videos"), workers=1)
+    assert (again.known, again.generation, again.report.packed) == (5, 2, 0)
+    # The job that made the dataset still knows it as its own.
+    os.remove(place / "videos/fly/c.mp4")
+    os.remove(place / "videos/jump/d.mp4")
+    assert run_job(str(place / "videos"), store.url, workers=1).packed == 4
+
+
+def test_what_was_taken_out_does_not_come_back(place):
+    store = LocalStorage(place / "data")
+    remove_samples(store, ["jump/a"])
+    compact_shards(store)
+    collect_garbage(store)
+    make(place / "videos/jump/c.mp4", 11)
+    add_sources(store.url, str(place / "videos"), workers=1)
+    assert ids(store) == ["jump/c.mp4", "run/b.mp4"]
+
+
+def test_rejected_sources_are_tried_again_when_asked_for(place):
+    store = LocalStorage(place / "data")
+    shutil.copy(place / "videos/run/b.mp4", place / "videos/run/broken.mp4")
+    assert add_sources(store.url, str(place / "videos"), workers=1).known == 3
+    done = add_sources(store.url, str(place / "videos"), workers=1, again=True)
+    assert (done.known, done.report.packed) == (2, 1)
+    assert "run/broken.mp4" in ids(store)
+    rows = {row["source_id"]: row["status"] for row in read_ledger(store)[0].to_pylist()}
+    assert rows == {"jump/a.mp4": "packed", "run/b.mp4": "packed", "run/broken.mp4": "packed"}
+
+
+def test_another_file_under_a_known_name_is_refused_or_renamed(place):
+    store = LocalStorage(place / "data")
+    make(place / "more/jump/a.mp4", 14)
+    with pytest.raises(UsageError, match=r"'jump/a\.mp4' is in the dataset already, from another file"):
+        add_sources(store.url, str(place / "more"), workers=1)
+    done = add_sources(store.url, str(place / "more"), prefix="jump", workers=1)
+    assert done.report.packed == 1
+    assert ids(store) == ["jump/a.mp4", "jump/jump/a.mp4", "run/b.mp4"]
+    assert len(set(Dataset(store.url).keys.to_pylist())) == 3
+
+
+def test_the_same_file_by_another_name_is_known(base, tmp_path):
+    # Paths are those of the ledger here, so the dataset is copied and the videos are not.
+    shutil.copytree(base / "data", tmp_path / "data")
+    done = add_sources(str(tmp_path / "data"), str(base / "videos/jump"), workers=1)
+    assert (done.known, done.report.packed) == (1, 0)
+
+
+def test_a_key_that_is_in_use_is_not_given_again(place):
+    # "jump/a.mp4" has the key jump/a; a file of that key's name without the ending would have it too.
+    store = LocalStorage(place / "data")
+    make(place / "videos/jump/a.mkv", 14)
+    make(place / "videos/jump/a/x.mp4", 15)
+    add_sources(store.url, str(place / "videos"), workers=1)
+    keys = Dataset(store.url).keys.to_pylist()
+    assert len(set(keys)) == 4
+    assert not [key for key in keys for other in keys if other.startswith(f"{key}/")]
+
+
+def test_only_rejected_sources_make_no_generation(place):
+    store = LocalStorage(place / "data")
+    (place / "videos/run/text.mp4").write_text("no video")
+    done = add_sources(store.url, str(place / "videos"), workers=1)
+    assert (done.generation, done.report.packed) == (1, 0)
+    assert dict(done.report.rejected) == {"not-video": 1}
+    assert read_ledger(store)[0].num_rows == 4
+
+
+def test_numbers_as_labels_are_positions_in_the_classes(place):
+    store = LocalStorage(place / "data")
+    make(place / "new/c.mp4", 9)
+    for label, message in ((7, "'7' is no class"), (1, None)):
+        (place / "list.txt").write_text(f"c.mp4 {label}\n")
+        arguments = {"annotations": f"list:{place / 'list.txt'}", "workers": 1}
+        if message is None:
+            add_sources(store.url, str(place / "new"), **arguments)
+        else:
+            with pytest.raises(UsageError, match=message):
+                add_sources(store.url, str(place / "new"), **arguments)
+    now = Dataset(store.url)
+    assert now.classes == ("jump", "run")
+    assert now.labels[now.find("c")] == 1
+
+
+def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, monkeypatch):
+    from dataclasses import replace
+
+    from fastvid.sharding.change import add
+
+    store = LocalStorage(place / "data")
+    make(place / "videos/jump/c.mp4", 9)
+    other = replace(find_ffmpeg(), version="99.0")
+    monkeypatch.setattr(add, "find_ffmpeg", lambda: other)
+    with pytest.raises(JobError, match=r"another build of ffmpeg: version was .* and is '99\.0'"):
+        add_sources(store.url, str(place / "videos"), workers=1)
+    add_sources(store.url, str(place / "videos"), workers=1, other_build=True)
+    assert [shard.encoder["version"] for shard in read_generation(store)[1].shards] == [find_ffmpeg().version, "99.0"]
+
+
+def test_killed_anywhere_it_goes_on(place, tmp_path):
+    make(place / "videos/jump/c.mp4", 11)
+    make(place / "videos/fly/d.mp4", 12)
+    (place / "videos/fly/text.mp4").write_text("no video")
+
+    def run(folder, fault):
+        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": fault}
+        arguments = ["add", str(folder), str(place / "videos"), "--workers", "1", "--samples-per-shard", "2"]
+        done = subprocess.run([sys.executable, "-m", "fastvid", *arguments], env=variables, capture_output=True)
+        return done.returncode
+
+    def copy(name):
+        shutil.copytree(place / "data", tmp_path / name)
+        return LocalStorage(tmp_path / name)
+
+    whole = copy("whole")
+    assert run(whole.url, "none") == 3
+    expected = state(whole)
+    for fault in ("encode:2", "copied", "committed", "merged"):
+        store = copy(fault.replace(":", "-"))
+        assert run(store.url, fault) == -9, fault
+        assert len(Dataset(store.url)) in (2, 4)
+        with pytest.raises(JobError, match="unfinished"):
+            collect_garbage(store)
+        # Once everything is in the dataset, the next run finds nothing new.
+        assert run(store.url, "none") == (0 if fault == "merged" else 3), fault
+        assert state(store) == expected, fault
+        assert not store.list("ledger-parts/")
+        assert read_head(store).generation == 2

@@ -1,0 +1,90 @@
+"""What was written is decoded and held against the promises; each broken promise is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastvid.errors import SourceError
+from fastvid.format.demux import index_mp4
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.check_encoded import verify
+from fastvid.sharding.encode.profiles import PROFILES
+from tests.sharding.shardtools import encode, ffmpeg, make, turn
+
+SMALL = PROFILES["compact"].changed(short_side=96)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verify")
+    path = folder / "good.mp4"
+    path.write_bytes(encode(make(folder / "a.mp4", size="160x96", frames=40), SMALL).videos[0])
+    return path
+
+
+def failure(data, profile=SMALL, frames=(40, 40)):
+    with pytest.raises(SourceError) as caught:
+        verify(data, profile, frames=frames)
+    assert caught.value.reason == Reason.VERIFY_FAILED
+    return caught.value.message
+
+
+def test_a_good_sample_passes(good):
+    found = verify(good.read_bytes(), SMALL, frames=(40, 40))
+    assert (found.num_frames, found.width, found.height, found.num_keys) == (40, 160, 96, 2)
+    assert found.num_droppable == 33  # of 40: one key and four references in the first GOP, one and one in the second
+
+
+def test_a_wrong_number_of_frames(good):
+    assert "40 frames, expected 41" in failure(good.read_bytes(), frames=(41, 45))
+
+
+def test_another_size_structure_or_file(good):
+    data = good.read_bytes()
+    assert "expected 128 and a multiple" in failure(data, SMALL.changed(short_side=128))
+    assert "key frames" in failure(data, SMALL.changed(gop=16))
+    assert "index" in failure(data[:1000])
+    assert "index" in failure(b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-colorspace", "bt709"), "tagged"),
+        (("-color_range", "pc"), "tagged"),
+        (("-bsf:v", "h264_metadata=matrix_coefficients=1"), "tagged matrix 1"),
+        (("-bsf:v", "h264_metadata=video_full_range_flag=1"), "yuvj420p"),
+    ],
+)
+def test_tags_are_checked_in_the_container_and_in_the_stream(options, message, good, tmp_path):
+    path = tmp_path / "tagged.mp4"
+    ffmpeg("-i", str(good), "-c", "copy", *options, str(path))
+    assert message in failure(path.read_bytes())
+
+
+def test_a_display_matrix_left_behind_is_seen(good, tmp_path):
+    assert "turned" in failure(turn(good, tmp_path / "turned.mp4").read_bytes())
+
+
+def test_references_that_should_not_be_there_are_seen(tmp_path):
+    # x264's own defaults refer to every frame of so short a clip without B-frames.
+    path = make(
+        tmp_path / "a.mp4", "-bf", "0", "-g", "32", "-keyint_min", "32", "-sc_threshold", "0", size="160x96", frames=40
+    )
+    assert "every frame is referred to" in failure(path.read_bytes())
+
+
+def test_damage_in_any_packet_is_a_failure_or_changes_nothing_that_libavcodec_can_see(good):
+    data = good.read_bytes()
+    _, records = index_mp4(data)
+    caught = 0
+    for record in records:
+        broken = bytearray(data)
+        middle = int(record["offset"]) + int(record["size"]) // 2
+        broken[middle : middle + 8] = bytes(255 - b for b in broken[middle : middle + 8])
+        try:
+            verify(bytes(broken), SMALL, frames=(40, 40))
+        except SourceError:
+            caught += 1
+    # Decoders hide some damage; that is why packets carry checksums. Most must show.
+    assert caught >= len(records) // 2

@@ -1,0 +1,324 @@
+"""Optical flow of samples: right, the same everywhere, stored as promised, and part of the job's promises."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import av
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import fastvid
+from fastvid.cli.main import main
+from fastvid.errors import JobError, MissingDependency, SourceError, UsageError, WorkerError
+from fastvid.format.dataset import Dataset
+from fastvid.format.flow import STEPS, ZERO, to_pixels
+from fastvid.format.generations import read_generation
+from fastvid.format.schema import Range
+from fastvid.format.shard import Shard, index_shard
+from fastvid.media.colour_tags import tagged
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.change.compact import compact_shards
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.encode.check_encoded import verify
+from fastvid.sharding.encode.flow import estimate_flow, flow_settings
+from fastvid.sharding.encode.flow_encode import encode_flow
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.streams import Streams, choose_streams, same_streams
+from fastvid.sharding.engines.ray_work import _here
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.verify.verify import verify_dataset
+from fastvid.sharding.work.messages import Settings
+from fastvid.storage import LocalStorage
+from tests.makers import texture
+from tests.sharding.shardtools import REPOSITORY, command, encode, ffmpeg, ledger, make, tars
+
+pytest.importorskip("cv2", reason="optical flow needs OpenCV")
+
+SMALL = {"short_side": 64}
+OPTIONS = ["--short-side", "64", "--streams", "rgb,flow", "--samples-per-shard", "2"]
+
+
+def drifting(frames=6, size=(64, 96)):
+    """Luma that moves three pixels to the right each frame."""
+    luma = texture(1, size)[0][0]
+    return [np.roll(luma, 3 * number, axis=1) for number in range(frames)]
+
+
+def write_drifting(path, frames=6):
+    height, width = 64, 96
+    chroma = bytes([128]) * (height * width // 2)
+    data = b"".join(frame.tobytes() + chroma for frame in drifting(frames))
+    raw = ["-f", "rawvideo", "-pix_fmt", "yuv420p", "-s", f"{width}x{height}", "-r", "25", "-i", "-"]
+    ffmpeg(*raw, "-crf", "5", "-preset", "ultrafast", str(path), data=data)
+    return path
+
+
+@pytest.mark.parametrize("method", ["dis", "tvl1"])
+def test_a_known_drift_is_found_and_the_last_frame_repeats_the_flow_before_it(method):
+    settings = flow_settings(method)
+    levels = [one.copy() for one in estimate_flow(drifting(3), settings)]
+    assert len(levels) == 3
+    flow = to_pixels(levels[0], settings.bound)[8:-8, 12:-12]
+    assert np.median(flow[..., 0]) == pytest.approx(3, abs=0.3)
+    assert np.median(flow[..., 1]) == pytest.approx(0, abs=0.3)
+    assert (levels[2] == levels[1]).all()
+
+
+def test_one_frame_has_no_motion_and_no_frames_have_no_flow():
+    settings = flow_settings("dis")
+    (only,) = estimate_flow(drifting(1), settings)
+    assert (only == ZERO).all()
+    assert not list(estimate_flow([], settings))
+
+
+def test_opencv_is_left_as_it_was():
+    import cv2
+
+    before = cv2.getNumThreads(), cv2.useOptimized()
+    list(estimate_flow(drifting(3), flow_settings("dis")))
+    assert (cv2.getNumThreads(), cv2.useOptimized()) == before
+
+
+_DIGEST = """
+import hashlib, sys
+import cv2
+from fastvid.sharding.encode import flow
+from tests.makers import texture
+import numpy as np
+luma = texture(1, (96, 160))[0][0]
+frames = [np.roll(luma, 3 * n, axis=1) for n in range(4)]
+digest = hashlib.sha256()
+for levels in flow.estimate_flow(frames, flow.flow_settings("dis")):
+    digest.update(levels.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_an_older_cpu_gives_the_same_bytes():
+    # OpenCV's own switch for what it may use of a CPU, and the one of Intel's library inside it.
+    older = {"OPENCV_CPU_DISABLE": "SSE4_1,SSE4_2,AVX,FP16,AVX2,AVX512-SKX", "OPENCV_IPP": "disabled"}
+    printed = []
+    for extra in ({}, older):
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | extra
+        done = subprocess.run(
+            [sys.executable, "-c", _DIGEST], env=environment, capture_output=True, text=True, check=True, timeout=300
+        )
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
+
+
+@pytest.mark.parametrize("name", [name for name, profile in PROFILES.items() if not profile.copies])
+def test_every_profile_stores_flow_as_estimated(name, tmp_path):
+    profile = PROFILES[name].changed(**SMALL)
+    build = find_ffmpeg()
+    if not profile.runs_on(build):
+        pytest.skip(f"{build.path} has no encoder {profile.encoder}")
+    path = write_drifting(tmp_path / "drift.mp4", 9)
+    video = encode(path, profile).videos[0]
+    shape = verify(video, profile, frames=(9, 9))
+    settings = flow_settings("dis")
+    data = encode_flow(build, profile, settings, video, shape, 25, Limits())
+    assert data == encode_flow(build, profile, settings, video, shape, 25, Limits())
+    with av.open(io.BytesIO(video)) as pictures, av.open(io.BytesIO(data)) as stored:
+        luma = [_luma(frame) for frame in pictures.decode(video=0)]
+        frames = list(stored.decode(video=0))
+        levels = np.stack([_luma(frame) for frame in frames])
+    assert {int(frame.color_range) for frame in frames} == {2}
+    assert levels.shape == (9, 128, 96)
+    estimated = np.stack([one.copy() for one in estimate_flow(luma, settings)])
+    error = to_pixels(levels, settings.bound) - to_pixels(estimated, settings.bound)
+    # A level is 0.16 pixels.
+    assert np.abs(error).mean() < 0.2
+    assert abs(error.mean()) < 0.05
+
+
+def test_a_flow_that_was_changed_on_its_way_is_not_packed(tmp_path, monkeypatch):
+    profile = PROFILES["compact"].changed(**SMALL)
+    video = encode(write_drifting(tmp_path / "drift.mp4"), profile).videos[0]
+    shape = verify(video, profile, frames=(6, 6))
+    from fastvid.sharding.encode import flow_encode
+
+    honest = flow_encode.output_options
+
+    def darker(*arguments, **options):
+        # What a build of ffmpeg would do that took full range for limited.
+        return honest(*arguments, **options) | {"filter:v": f"lutyuv=y=16+val*219/255,{tagged(full_range=True)}"}
+
+    monkeypatch.setattr(flow_encode, "output_options", darker)
+    with pytest.raises(SourceError, match="the mean flow of a frame differs"):
+        encode_flow(find_ffmpeg(), profile, flow_settings("dis"), video, shape, 25, Limits())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Four videos."""
+    folder = tmp_path_factory.mktemp("raw")
+    for number in range(4):
+        make(folder / ("a", "b")[number % 2] / f"v{number}.mp4", "-preset", "ultrafast", frames=6 + number)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):
+    """A dataset with flow."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    done = command(folder, "--out", out, *OPTIONS, "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_the_tables_say_what_flow_is(undisturbed):
+    dataset = Dataset(str(undisturbed))
+    assert dataset.streams == ("rgb", "flow")
+    assert dataset.generation.extras["flow"]["method"] == "dis"
+    assert dataset.generation.extras["flow"]["bound"] == 20.0
+    shard = dataset.shard(0)
+    picture, flow = shard.info(0), shard.info(0, "flow")
+    assert (flow.width, flow.height, flow.num_frames) == (picture.width, 2 * picture.height, picture.num_frames)
+    assert (flow.fps, flow.range, flow.flow_bound, picture.flow_bound) == (picture.fps, Range.FULL, 20.0, 0.0)
+    facts = pq.read_table(undisturbed / "data-000000.parquet").to_pylist()
+    assert [row["stream"] for row in facts] == ["rgb", "flow"] * shard.num_samples
+    assert {row["stream"]: row["flow_bound"] for row in facts} == {"rgb": None, "flow": 20.0}
+    meta = json.loads(next(iter(_members(undisturbed / "data-000000.tar", ".json").values())))
+    assert meta["flow"]["parameters"]["PatchStride"] == 3
+
+
+def test_the_audit_knows_flow_and_sidecars_are_rebuilt_from_the_tar(undisturbed):
+    report = verify_dataset(str(undisturbed), workers=1)
+    assert not report.problems
+    assert report.checked["decode"] == 8
+    store = LocalStorage(undisturbed)
+    before = {name: store.read(name) for name in ("data-000000.pkt", "data-000000.idx")}
+    index_shard(store, "data-000000", streams=("rgb", "flow"))
+    assert before == {name: store.read(name) for name in before}
+
+
+@pytest.mark.parametrize("fault", ["encode:2", "tar:2"])
+def test_killed_it_goes_on_to_the_same_bytes(fault, folder, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    assert command(folder, "--out", out, *OPTIONS, "--workers", 2, fault=fault).returncode == -9
+    done = command(folder, "--out", out, *OPTIONS, "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    assert tars(out) == tars(undisturbed)
+    assert ledger(out) == ledger(undisturbed)
+
+
+def test_another_bound_is_another_job_and_new_sources_get_the_same_flow(folder, undisturbed, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"differs in streams\.flow\.bound"):
+        run_job(
+            str(folder),
+            undisturbed,
+            profile=PROFILES["compact"].changed(**SMALL),
+            streams="rgb,flow",
+            flow_bound=10,
+            samples_per_shard=2,
+        )
+    base = tmp_path / "base"
+    run_job(str(folder / "a"), base, profile=PROFILES["compact"].changed(**SMALL), streams="rgb,flow", workers=1)
+    assert add_sources(str(base), str(folder / "b"), workers=1).report.packed == 2
+    _, generation = read_generation(LocalStorage(base))
+    assert generation.streams == ("rgb", "flow")
+    assert not verify_dataset(str(base), workers=1).problems
+    other = json.loads(json.dumps(generation.extras))
+    other["flow"]["opencv"] = "3.2.1"
+    with pytest.raises(JobError, match=r"computed by OpenCV 3\.2\.1"):
+        same_streams(other)
+    assert same_streams(other, other_build=True) == same_streams(generation.extras)
+
+
+def test_a_node_with_another_opencv_does_not_work_for_the_job():
+    streams = choose_streams("rgb,flow")
+    settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0, streams)
+    assert _here(settings, "node").streams == streams
+    other = replace(settings, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
+    with pytest.raises(WorkerError, match=r"node east: .*OpenCV 3\.2\.1"):
+        _here(other, "east")
+
+
+def test_what_is_compacted_keeps_its_streams(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "data")
+    url = str(tmp_path / "data")
+    keys = Dataset(url).keys.to_pylist()
+    store = LocalStorage(tmp_path / "data")
+    remove_samples(store, [keys[0]])
+    compact_shards(store)
+    dataset = Dataset(url)
+    assert dataset.streams == ("rgb", "flow")
+    assert dataset.generation.extras["flow"]["bound"] == 20.0
+    assert dataset.keys.to_pylist() == keys[1:]
+    assert not verify_dataset(url, workers=1).problems
+
+
+def test_people_see_flow_in_pixels(tmp_path, capsys):
+    write_drifting(tmp_path / "raw.mp4", 5)
+    out = tmp_path / "out"
+    run_job(str(tmp_path / "raw.mp4"), out, profile=PROFILES["compact"].changed(**SMALL), streams="rgb,flow", workers=1)
+    flow = fastvid.open(out)["raw"].flow([0, 4])
+    assert flow.shape == (2, 64, 96, 2)
+    assert np.median(flow[:, 8:-8, 12:-12], axis=(1, 2)) == pytest.approx(np.array([[3, 0], [3, 0]]), abs=0.3)
+    assert main(["inspect", str(out)]) == 0
+    assert "dis by OpenCV" in capsys.readouterr().out
+
+
+def test_settings_travel_as_json():
+    streams = choose_streams("rgb,flow", audio="aac", method="dis", bound=12.5)
+    assert Streams.from_json(json.loads(json.dumps(streams.to_json()))) == streams
+    assert Streams.from_json({}) == Streams()
+    assert Streams().to_json() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"streams": "flow"}, "streams are 'flow'"),
+        ({"streams": "rgb,depth"}, "rgb,depth"),
+        ({"streams": "rgb,rgb"}, "rgb,rgb"),
+        ({"streams": "rgb,flow", "method": "farneback"}, "flow 'farneback' is not known[\\s\\S]*dis, tvl1"),
+        ({"streams": "rgb,flow", "bound": 0.0}, "flow bound is 0.0"),
+        ({"audio": "mp3"}, "audio 'mp3' is not known[\\s\\S]*drop, copy, aac"),
+    ],
+)
+def test_mistakes_are_named(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        choose_streams(**arguments)
+
+
+def test_without_opencv_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingDependency, match=r"fastvid-toolkit\[flow\]"):
+        choose_streams("rgb,flow")
+
+
+def test_the_job_without_flow_keeps_its_identity_and_loads_no_opencv(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    run_job(str(folder / "a"), tmp_path / "out", profile=PROFILES["compact"].changed(**SMALL), workers=1)
+    store = LocalStorage(tmp_path / "out")
+    assert read_generation(store)[1].extras == {}
+    assert Shard(store, "data-000000").num_streams == 1
+
+
+def test_steps_and_settings_fit_eight_bits():
+    assert ZERO + STEPS == 255
+    assert replace(flow_settings("dis"), bound=5.0).bound == 5.0
+
+
+def _luma(frame):
+    plane = frame.planes[0]
+    return np.ndarray((frame.height, frame.width), np.uint8, plane, 0, (plane.line_size, 1)).copy()
+
+
+def _members(path, suffix):
+    import tarfile
+
+    with tarfile.open(path) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar.getmembers() if m.name.endswith(suffix)}

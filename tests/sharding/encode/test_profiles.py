@@ -1,0 +1,262 @@
+"""Profiles: sizes that are never stretched, and streams that keep what plans rely on."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from dataclasses import replace
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import SourceError, UsageError
+from fastvid.format.bitstream import nal_units
+from fastvid.format.demux import index_mp4
+from fastvid.format.packets import PacketTable
+from fastvid.format.schema import Matrix, PacketFlag, Range
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.probe import open_source, probe
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES, Profile, build_command, get_profile, plan_geometry
+from fastvid.sharding.work.encode_source import encode_source
+from fastvid.sharding.work.messages import Settings, Task
+from tests.sharding.shardtools import HDR, encode, ffmpeg, make, turn
+
+COMPACT = PROFILES["compact"]
+ENCODING = {name: profile for name, profile in PROFILES.items() if name != "copy"}
+sides = st.integers(1, 8192)
+
+
+@given(sides, sides, st.fractions(Fraction(1, 4), 4))
+def test_pictures_keep_their_shape_and_fill_the_rule(width, height, aspect):
+    shape = width * aspect / height
+    if max(shape, 1 / shape) >= Fraction(4112, 256):
+        with pytest.raises(SourceError) as caught:
+            plan_geometry(width, height, aspect, COMPACT)
+        assert caught.value.reason == Reason.BAD_SHAPE
+        return
+    geometry = plan_geometry(width, height, aspect, COMPACT)
+    scaled, cropped = geometry.scaled, geometry.cropped
+    assert min(cropped) == 256
+    assert all(side % 16 == 0 and side <= 4096 for side in cropped)
+    # Half of an even pixel is all that rounding may stretch; cropping takes less than one step, from one side only.
+    assert abs(scaled[0] - scaled[1] * shape) <= max(1, shape)
+    assert all(0 <= s - c < 16 for s, c in zip(scaled, cropped, strict=True))
+    assert min(scaled) == 256
+
+
+@pytest.mark.parametrize(
+    ("size", "aspect", "expected"),
+    [
+        ((340, 256), 1, (336, 256)),
+        ((1920, 1080), 1, (448, 256)),
+        ((1080, 1920), 1, (256, 448)),
+        ((720, 576), Fraction(64, 45), (448, 256)),
+        ((1, 1), 1, (256, 256)),
+        ((4, 4), 1, (256, 256)),
+        ((256, 256), 1, (256, 256)),
+    ],
+)
+def test_sizes_that_people_know(size, aspect, expected):
+    assert plan_geometry(*size, Fraction(aspect), COMPACT).cropped == expected
+
+
+def test_profiles_refuse_what_cannot_be():
+    with pytest.raises(UsageError, match=r"known are compact, copy, hevc, intra, mjpeg, vp9"):
+        get_profile("fast")
+    with pytest.raises(UsageError, match="cannot be"):
+        Profile("x", "h264", gop=4, bframes=4, crf=23, preset="fast")
+    with pytest.raises(UsageError, match="no multiple"):
+        COMPACT.changed(short_side=100)
+    assert COMPACT.changed(gop=4).bframes == 3
+    assert COMPACT.changed(crf=30, short_side=128) == replace(COMPACT, crf=30, short_side=128)
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    """A minute hand of 70 frames in each profile, 96 pixels high."""
+    source = make(tmp_path_factory.mktemp("source") / "a.mp4", size="160x96", frames=70)
+    return {name: encode(source, profile.changed(short_side=96)).videos[0] for name, profile in ENCODING.items()}
+
+
+@pytest.mark.parametrize("name", ["compact", "hevc"])
+def test_compact_has_the_structure_that_makes_it_fast(encoded, name):
+    _, records = index_mp4(encoded[name])
+    flags, frames = records["flags"], records["frame"]
+    assert frames[(flags & PacketFlag.KEY) != 0].tolist() == [0, 32, 64]
+    # Between two references stand seven frames that nothing refers to; a GOP's last frame is a reference.
+    references = sorted(frames[(flags & PacketFlag.DROPPABLE) == 0].tolist())
+    assert references == [0, 8, 16, 24, 31, 32, 40, 48, 56, 63, 64, 69]
+
+
+def test_intra_mjpeg_and_vp9_have_theirs(encoded):
+    for name in ("intra", "mjpeg"):
+        _, records = index_mp4(encoded[name])
+        assert ((records["flags"] & PacketFlag.KEY) != 0).all()
+    _, records = index_mp4(encoded["vp9"])
+    assert records["frame"][(records["flags"] & PacketFlag.KEY) != 0].tolist() == [0, 12, 24, 36, 48, 60]
+    assert records["frame"].tolist() == list(range(70))
+    assert not (records["flags"] & PacketFlag.HIDDEN).any()
+
+
+@pytest.mark.parametrize("name", sorted(ENCODING))
+def test_every_profile_is_tagged_for_what_it_is_in_container_and_stream(encoded, name, tmp_path):
+    info, _ = index_mp4(encoded[name])
+    full = name == "mjpeg"
+    assert (info.width, info.height, info.num_frames, info.fps) == (160, 96, 70, 25)
+    assert info.range is (Range.FULL if full else Range.LIMITED)
+    assert info.matrix in (Matrix.SMPTE170M, Matrix.BT470BG)
+    path = tmp_path / "a.mp4"
+    path.write_bytes(encoded[name])
+    with av.open(str(path)) as container:
+        frame = next(container.decode(video=0))
+        assert frame.format.name == ("yuvj420p" if full else "yuv420p")
+        assert (int(frame.color_range), int(frame.colorspace) in (5, 6)) == (2 if full else 1, True)
+        assert container.streams.video[0].sample_aspect_ratio in (None, 1)
+        assert not container.metadata.keys() & {"encoder", "title", "creation_time"}
+
+
+def test_h264_carries_no_supplemental_information(encoded):
+    _, records = index_mp4(encoded["compact"])
+    data = encoded["compact"]
+    kinds = set()
+    for record in records:
+        packet = data[record["offset"] : record["offset"] + record["size"]]
+        kinds |= {unit[0] & 31 for unit in nal_units(packet, 4)}
+    assert kinds == {1, 5}
+
+
+def test_headers_are_equal_for_equal_sizes_whatever_the_source(tmp_path):
+    sources = [
+        make(tmp_path / "a.mp4", size="160x96", frames=40, rate="25"),
+        make(tmp_path / "b.mkv", "-c:v", "mjpeg", size="320x192", frames=9, rate="30000/1001"),
+        make(tmp_path / "c.avi", "-c:v", "mpeg4", size="80x48", frames=1, rate="12"),
+        make(tmp_path / "d.mpg", "-c:v", "mpeg1video", size="160x96", frames=12, rate="50"),
+    ]
+    headers = {index_mp4(encode(path, COMPACT.changed(short_side=96)).videos[0])[0].extradata for path in sources}
+    assert len(headers) == 1
+
+
+@pytest.mark.parametrize("name", sorted(ENCODING))
+def test_planned_packets_give_the_pictures_of_the_whole_stream(encoded, name):
+    data = encoded[name]
+    info, records = index_mp4(data)
+    with av.open(io.BytesIO(data)) as container:
+        whole = [frame.to_ndarray() for frame in container.decode(video=0)]
+    context = av.CodecContext.create(info.codec.label, "r")
+    context.extradata = info.extradata or None
+    context.thread_count = 1
+    for wanted in ([0], [5, 33, 66], [31, 32], [69]):
+        plan = PacketTable(records).plan(wanted)
+        shown = {}
+        for row in records[plan.packets]:
+            packet = av.Packet(data[row["offset"] : row["offset"] + row["size"]])
+            packet.pts = int(row["frame"])
+            shown |= {frame.pts: frame.to_ndarray() for frame in context.decode(packet)}
+        shown |= {frame.pts: frame.to_ndarray() for frame in context.decode(None)}
+        context.flush_buffers()
+        for frame in wanted:
+            np.testing.assert_array_equal(shown[frame], whole[frame])
+
+
+@pytest.mark.parametrize("name", sorted(ENCODING))
+def test_the_bytes_are_the_same_again_and_without_vector_instructions(name, tmp_path):
+    # An odd size, ten bits and 4:4:4 go through every branch of the scaler.
+    source = make(tmp_path / "a.mkv", "-pix_fmt", "yuv444p10le", "-c:v", "ffv1", size="131x97", frames=12)
+    first = encode(source, PROFILES[name].changed(short_side=96)).videos[0]
+    assert encode(source, PROFILES[name].changed(short_side=96)).videos[0] == first
+    build, target = find_ffmpeg(), tmp_path / "plain.mp4"
+    with open_source(str(source)) as opened:
+        info = probe(opened, Limits())
+        command = build_command(
+            build, PROFILES[name].changed(short_side=96), info, opened.url, [(f"file:{target}", None)], Limits()
+        )
+        plain = [command[0], "-cpuflags", "0", *command[1:]]
+        subprocess.run(plain, check=True, capture_output=True, pass_fds=[opened.descriptor])
+    assert target.read_bytes() == first
+
+
+def middle(data):
+    """Mean Y, U and V in the middle of the first frame."""
+    with av.open(io.BytesIO(data)) as container:
+        planes = next(container.decode(video=0)).to_ndarray()
+    height = planes.shape[0] * 2 // 3
+    y = planes[height // 4 : height * 3 // 4].mean()
+    chroma = planes[height:].reshape(2, -1)
+    return y, chroma[0].mean(), chroma[1].mean()
+
+
+@pytest.mark.parametrize(
+    ("options", "rtol"),
+    [
+        (("-vf", "scale=out_color_matrix=bt709:out_range=limited", "-colorspace", "bt709"), 2),
+        (("-vf", "scale=out_color_matrix=bt601:out_range=limited", "-colorspace", "smpte170m"), 2),
+        (("-vf", "scale=out_color_matrix=bt601:out_range=full", "-colorspace", "smpte170m", "-color_range", "pc"), 2),
+        (("-vf", "scale=out_color_matrix=bt709:out_range=full", "-colorspace", "bt709", "-color_range", "pc"), 2),
+        (("-vf", "scale=out_color_matrix=bt2020", "-colorspace", "bt2020nc", "-pix_fmt", "yuv420p10le"), 2),
+        (("-pix_fmt", "gbrp"), 2),
+    ],
+)
+def test_every_matrix_and_range_becomes_bt601_limited(options, rtol, tmp_path):
+    # Orange: BT.709 and BT.601 disagree about it by 9 levels of luma, ranges by 15.
+    path = tmp_path / "a.mkv"
+    source = ["-f", "lavfi", "-i", "color=c=0xE08020:size=96x96:rate=25,format=gbrp", "-frames:v", "3"]
+    ffmpeg(*source, *options, "-c:v", "libx264", "-qp", "0", str(path))
+    red, green, blue = 0xE0 / 255, 0x80 / 255, 0x20 / 255
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    expected = (16 + 219 * luma, 128 + 224 * (blue - luma) / 1.772, 128 + 224 * (red - luma) / 1.402)
+    found = middle(encode(path, COMPACT.changed(short_side=96, crf=1)).videos[0])
+    np.testing.assert_allclose(found, expected, atol=rtol)
+
+
+def test_hdr_is_tone_mapped_into_range_or_refused_by_a_build_that_cannot(tmp_path):
+    path = make(tmp_path / "a.mp4", "-vf", f"format=yuv420p10le,{HDR}", frames=3)
+    luma, _, _ = middle(encode(path, COMPACT.changed(short_side=96)).videos[0])
+    assert 16 < luma < 235
+    with open_source(str(path)) as opened:
+        info = probe(opened, Limits())
+        with pytest.raises(SourceError) as caught:
+            build_command(replace(find_ffmpeg(), zscale=False), COMPACT, info, opened.url, [("x", None)], Limits())
+    assert caught.value.reason == Reason.HDR
+
+
+def test_a_turned_phone_video_stands_upright_and_says_so_no_more(tmp_path):
+    # White above black; the matrix says to turn it by a quarter.
+    flat, turned = tmp_path / "flat.mp4", tmp_path / "turned.mp4"
+    halves = "color=white:size=128x32[a];color=black:size=128x32[b];[a][b]vstack"
+    ffmpeg("-f", "lavfi", "-i", halves, "-frames:v", "3", "-pix_fmt", "yuv420p", str(flat))
+    data = encode(turn(flat, turned), COMPACT.changed(short_side=96)).videos[0]
+    with av.open(io.BytesIO(data)) as container:
+        frame = next(container.decode(video=0))
+        assert (frame.width, frame.height, frame.rotation) == (96, 192, 0)
+        luma = frame.to_ndarray()[:192]
+    # Turned clockwise by 90 degrees, what was on top is on the right.
+    assert luma[:, 60:].mean() > 200
+    assert luma[:, :36].mean() < 50
+
+
+@pytest.mark.parametrize(("rate", "fps", "frames"), [("25", "10", 16), ("25", "50", 80), ("30000/1001", "25", 33)])
+def test_a_rate_of_ones_own_repeats_or_drops_frames(rate, fps, frames, tmp_path):
+    path = make(tmp_path / "a.mp4", size="160x96", frames=40, rate=rate)
+    settings = Settings(COMPACT.changed(short_side=96, fps=fps), find_ffmpeg(), Limits(), 600.0)
+    for start, end, expected in ((None, None, frames), (0.4, 0.8, round(Fraction(fps) * Fraction("0.4")))):
+        task = Task(0, "a", str(path), "a", path.stat().st_size, start, end)
+        outcome = encode_source(task, settings, lambda *_: None)
+        assert outcome.message == ""
+        sample = outcome.samples[0]
+        assert abs(sample.num_frames - expected) <= 1
+        assert sample.meta["fps"] == fps
+        info, _ = index_mp4(sample.streams["rgb"])
+        assert info.fps == Fraction(fps)
+        assert "rate-changed" in outcome.warnings
+
+
+@pytest.mark.parametrize("fps", ["0", "61", "-5", "fast", "1/0"])
+def test_absurd_rates_are_refused(fps):
+    with pytest.raises(UsageError, match="frame rate"):
+        COMPACT.changed(fps=fps)

@@ -1,0 +1,196 @@
+"""One source through ffmpeg: which frames come out, what counts as damage, and where it ends when it must."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+
+from fastvid.errors import SourceError
+from fastvid.format.demux import index_mp4
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.probe import open_source, probe
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.transcode import transcode
+from tests.makers import read_numbers
+from tests.sharding.shardtools import encode, ffmpeg, make, stub
+
+SMALL = PROFILES["compact"].changed(short_side=96)
+
+
+def numbers(data):
+    """The frame numbers painted on an encoded sample, in the order in which it shows them."""
+    with av.open(io.BytesIO(data)) as container:
+        frames = [frame.to_ndarray()[: frame.height] for frame in container.decode(video=0)]
+    return read_numbers(np.stack(frames))
+
+
+def reason_of(path, **options):
+    with pytest.raises(SourceError) as caught:
+        encode(path, SMALL, **options)
+    return Reason(caught.value.reason)
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES.keys() - {"copy"}))
+def test_every_frame_of_a_constant_source_comes_out_once_and_in_order(name, videos):
+    result = encode(videos.painted("pyramid").path, PROFILES[name].changed(short_side=96))
+    assert numbers(result.videos[0]) == list(range(70))
+    assert result.decoded == 70
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [
+        ("mkv", ("-c", "copy")),
+        ("flv", ("-c", "copy")),
+        ("ts", ("-c", "copy")),
+        ("avi", ("-c", "copy")),
+        ("h264", ("-c", "copy")),
+        ("mp4", ("-c", "copy", "-movflags", "frag_keyframe+empty_moov", "-output_ts_offset", "5")),
+        ("webm", ("-c:v", "libvpx", "-cpu-used", "8", "-b:v", "1M", "-auto-alt-ref", "1", "-lag-in-frames", "16")),
+    ],
+)
+def test_containers_with_rounded_late_or_no_timestamps_lose_nothing(suffix, options, videos, tmp_path):
+    path = tmp_path / f"a.{suffix}"
+    ffmpeg("-i", str(videos.painted("compact").path), *options, str(path))
+    assert numbers(encode(path, SMALL).videos[0]) == list(range(70))
+
+
+def test_holes_are_filled_with_the_frame_before_them(videos, tmp_path):
+    path = tmp_path / "holes.mkv"
+    drop = r"select='not(eq(n\,10)+eq(n\,30)+eq(n\,31))'"
+    ffmpeg("-i", str(videos.painted("compact").path), "-vf", drop, "-fps_mode", "passthrough", "-crf", "18", str(path))
+    found = numbers(encode(path, SMALL).videos[0])
+    assert len(found) == 70
+    assert [n for n in range(70) if found[n] != n] == [10, 30, 31]
+    assert [found[n] for n in (10, 30, 31)] == [9, 29, 29]
+
+
+def test_a_variable_source_keeps_its_order_and_about_its_number_of_frames(videos, tmp_path):
+    path = tmp_path / "variable.mp4"
+    jitter = r"setpts='(N*N/40+N)/(25*TB)'"
+    ffmpeg("-i", str(videos.painted("compact").path), "-vf", jitter, "-fps_mode", "vfr", "-crf", "18", str(path))
+    found = numbers(encode(path, SMALL).videos[0])
+    assert found == sorted(found)
+    assert abs(len(found) - 70) <= 2
+
+
+def test_fast_sources_are_thinned_evenly(videos, tmp_path):
+    path = tmp_path / "fast.mp4"
+    clock = ["-r", "120", "-i", str(videos.painted("intra").path), "-fps_mode", "passthrough"]
+    ffmpeg(*clock, "-crf", "18", str(path))
+    data = encode(path, SMALL).videos[0]
+    assert numbers(data) == list(range(0, 70, 2))
+    assert index_mp4(data)[0].fps == 60
+
+
+def test_parts_are_exact_and_made_in_one_pass(videos):
+    parts = [(0, 23), (23, 46), (60, 70)]
+    result = encode(videos.painted("compact").path, SMALL, parts)
+    assert [numbers(video) for video in result.videos] == [list(range(first, last)) for first, last in parts]
+
+
+@pytest.mark.parametrize(
+    "name", ["-y.mp4", "a b.mp4", "quo\"te'.mp4", "new\nline.mp4", "co:lon,semi;.mp4", "%03d.mp4", "\udcff\udcfe.mp4"]
+)
+def test_names_of_any_kind_are_just_names(name, tmp_path):
+    source = make(tmp_path / "plain.mp4", frames=3)
+    hostile = os.path.join(os.fsencode(tmp_path), os.fsencode(name))
+    os.rename(source, hostile)
+    assert index_mp4(encode(os.fsdecode(hostile), SMALL).videos[0])[0].num_frames == 3
+
+
+def damaged(path, tmp_path, *, position=0.6, size=40):
+    data = bytearray(path.read_bytes())
+    start = int(len(data) * position)
+    data[start : start + size] = bytes(255 - b for b in data[start : start + size])
+    target = tmp_path / f"damaged{path.suffix}"
+    target.write_bytes(data)
+    return target
+
+
+def test_a_damaged_picture_is_a_rejection_although_ffmpeg_exits_with_zero(videos, tmp_path):
+    assert reason_of(damaged(videos.textured("compact").path, tmp_path)) is Reason.DAMAGED
+
+
+def test_a_cut_matroska_is_rejected_by_what_ffmpeg_says_at_its_end(videos, tmp_path):
+    path = tmp_path / "whole.mkv"
+    ffmpeg("-i", str(videos.painted("compact").path), "-c", "copy", str(path))
+    (tmp_path / "cut.mkv").write_bytes(path.read_bytes()[: int(path.stat().st_size * 0.9)])
+    assert reason_of(tmp_path / "cut.mkv") in (Reason.DAMAGED, Reason.TRUNCATED)
+
+
+def test_damaged_sound_is_no_reason(videos, tmp_path):
+    path = tmp_path / "sound.mkv"
+    noise = ["-f", "lavfi", "-i", "anoisesrc=duration=2.8"]
+    ffmpeg("-i", str(videos.painted("compact").path), *noise, "-c:v", "copy", "-c:a", "libvorbis", str(path))
+    data = bytearray(path.read_bytes())
+    # The set-up header of Vorbis lies in the codec's private data; libavcodec complains about it at level "error".
+    start = data.index(b"\x05vorbis") + 7
+    data[start : start + 64] = bytes(64)
+    path.write_bytes(data)
+    assert numbers(encode(path, SMALL).videos[0]) == list(range(70))
+
+
+def run(path, build=None, limits=None, **options):
+    with open_source(str(path)) as source:
+        info = probe(source, Limits())
+        return transcode(build or find_ffmpeg(), SMALL, source, info, [None], limits or Limits(), **options)
+
+
+def test_ffmpeg_that_hangs_is_killed_in_time(tmp_path):
+    path = make(tmp_path / "a.mp4", frames=3)
+    build = replace(find_ffmpeg(), path=stub(tmp_path / "ffmpeg", f"echo $$ > {tmp_path}/pid; exec sleep 600"))
+    with pytest.raises(SourceError) as caught:
+        run(path, build, Limits(seconds=0.5, seconds_per_frame=0))
+    assert (caught.value.reason, caught.value.transient) == (Reason.TIMEOUT, True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_endless_complaints_are_not_kept(tmp_path):
+    path = make(tmp_path / "a.mp4", frames=3)
+    build = replace(
+        find_ffmpeg(), path=stub(tmp_path / "ffmpeg", "yes '[h264 @ 0x1] [error] broken' | head -c 50000000 >&2")
+    )
+    with pytest.raises(SourceError) as caught:
+        run(path, build)
+    assert len(caught.value.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "transient"),
+    [
+        ("kill -9 $$", Reason.CRASHED, True),
+        ("kill -XFSZ $$", Reason.TOO_LONG, False),
+        ("kill -XCPU $$", Reason.TIMEOUT, True),
+        ("echo '[error] Error: Cannot allocate memory' >&2; exit 1", Reason.MEMORY, False),
+        ("echo '[error] Decoder (codec vvc) not found for input stream #0:0' >&2; exit 1", Reason.NO_DECODER, False),
+        ("exit 7", Reason.ENCODE_FAILED, False),
+        ("exit 0", Reason.NO_FRAMES, False),
+    ],
+)
+def test_every_end_of_ffmpeg_has_a_reason(body, reason, transient, tmp_path):
+    path = make(tmp_path / "a.mp4", frames=3)
+    with pytest.raises(SourceError) as caught:
+        run(path, replace(find_ffmpeg(), path=stub(tmp_path / "ffmpeg", body)))
+    assert (caught.value.reason, caught.value.transient) == (reason, transient)
+
+
+def test_the_output_is_bounded(videos):
+    assert reason_of(videos.textured("compact").path, limits=Limits(output_bytes=4096)) is Reason.TOO_LONG
+
+
+def test_times_grow_with_frames_and_pixels_up_to_a_bound():
+    limits = Limits(seconds=10, seconds_per_frame=0.5, max_seconds=1000)
+    assert limits.transcode_seconds(frames=0, pixels=10**6) == 10
+    assert limits.transcode_seconds(frames=100, pixels=2 * 10**6) == 110
+    assert limits.transcode_seconds(frames=10**9, pixels=10**6) == 1000
+    assert Fraction(limits.read_seconds(0)) == 10

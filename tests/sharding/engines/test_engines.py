@@ -1,0 +1,178 @@
+"""Workers that die, hang or lie cost their own source one rejection, and leave nothing running."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from fastvid.errors import WorkerError
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.engines import local_engine
+from fastvid.sharding.engines.local_engine import LocalEngine
+from fastvid.sharding.work.messages import Settings, Task
+from tests.sharding.shardtools import REPOSITORY, make, stub
+
+SMALL = PROFILES["compact"].changed(short_side=96)
+
+
+def settings(path="", limits=None):
+    build = find_ffmpeg()
+    return Settings(SMALL, replace(build, path=path or build.path), limits or Limits(), 600.0)
+
+
+def tasks(folder, *names):
+    return [Task(number, name, str(folder / name), name) for number, name in enumerate(names)]
+
+
+def gone(pid):
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a.mp4", "b.mp4", "c.mp4"):
+        make(tmp_path / name, frames=3)
+    (tmp_path / "bad.mp4").write_bytes(b"no video")
+    return tmp_path
+
+
+def test_every_task_has_one_outcome_and_workers_are_reused(folder):
+    with closing(LocalEngine(settings(), workers=2)) as engine:
+        todo = tasks(folder, "a.mp4", "bad.mp4", "b.mp4", "c.mp4")
+        outcomes = {outcome.index: outcome for outcome in engine.run(todo)}
+        assert {index: outcome.reason for index, outcome in outcomes.items()} == {
+            0: None, 1: Reason.NOT_VIDEO, 2: None, 3: None,
+        }  # fmt: skip
+        assert [sample.key for sample in outcomes[2].samples] == ["b.mp4"]
+        before = {worker.child.pid for worker in engine._pool}
+        assert [outcome.reason for outcome in engine.run(tasks(folder, "a.mp4"))] == [None]
+        assert {worker.child.pid for worker in engine._pool} == before
+    assert all(gone(pid) for pid in before)
+
+
+def test_a_worker_that_fails_says_how_it_ended_and_why(folder):
+    (task,) = tasks(folder, "a.mp4")
+    with closing(LocalEngine(settings(), workers=1)) as engine:
+        (outcome,) = engine.run([replace(task, start="a time that is no number")])
+    assert (outcome.reason, outcome.transient) == (Reason.CRASHED, True)
+    said = r"the worker exited with 1 in phase \w+: ValueError: Invalid literal .*no number' \(fractions.py:\d+\)"
+    assert re.fullmatch(said, outcome.message)
+
+
+def test_a_worker_that_is_killed_costs_its_own_task_and_is_replaced(folder):
+    # This "ffmpeg" kills the worker that runs it, once.
+    real = find_ffmpeg().path
+    body = (
+        f'case "$*" in *) if [ -e {folder}/armed ]; then rm {folder}/armed; kill -9 $PPID; fi; exec {real} "$@";; esac'
+    )
+    (folder / "armed").touch()
+    with closing(LocalEngine(settings(stub(folder / "ffmpeg", body)), workers=1)) as engine:
+        outcomes = list(engine.run(tasks(folder, "a.mp4", "b.mp4", "c.mp4")))
+    first, *others = sorted(outcomes, key=lambda outcome: outcome.index)
+    assert (first.reason, first.transient) == (Reason.CRASHED, True)
+    assert "SIGKILL in phase encode" in first.message
+    assert [outcome.reason for outcome in others] == [None, None]
+
+
+def test_a_worker_that_is_stuck_is_killed_with_its_ffmpeg(folder):
+    # ffmpeg's own clock is made to run out later than the one that the engine keeps, by a worker that is stopped.
+    body = f"echo $$ > {folder}/pid; kill -STOP $PPID; exec sleep 600"
+    limits = Limits(seconds=1.0, seconds_per_frame=0)
+    with closing(LocalEngine(settings(stub(folder / "ffmpeg", body), limits), workers=1)) as engine:
+        (outcome,) = engine.run(tasks(folder, "a.mp4"))
+    assert (outcome.reason, outcome.transient) == (Reason.TIMEOUT, True)
+    assert "phase encode" in outcome.message
+    assert gone(int((folder / "pid").read_text()))
+
+
+def test_when_the_job_is_killed_its_workers_and_their_ffmpeg_die(folder):
+    program = stub(folder / "ffmpeg", f"echo $$ > {folder}/pid; echo $PPID > {folder}/parent; exec sleep 600")
+    code = f"""
+        from dataclasses import replace
+        from fastvid.sharding.engines.local_engine import LocalEngine
+        from fastvid.media.ffmpeg import find_ffmpeg
+        from fastvid.media.limits import Limits
+        from fastvid.sharding.encode.profiles import PROFILES
+        from fastvid.sharding.work.messages import Settings, Task
+        build = replace(find_ffmpeg(), path={program!r})
+        engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)
+        list(engine.run([Task(0, "a", {str(folder / "a.mp4")!r}, "a")]))
+    """
+    job = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], env=os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    )
+    try:
+        deadline = time.monotonic() + 200
+        while not (folder / "parent").exists() or not (folder / "parent").read_text().strip():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    assert gone(int((folder / "pid").read_text()))
+    assert gone(int((folder / "parent").read_text()))
+
+
+def test_workers_that_cannot_start_are_an_error_and_no_endless_loop(folder, monkeypatch):
+    monkeypatch.setattr(sys, "executable", stub(folder / "python", "echo no such luck >&2; exit 1"))
+    with closing(LocalEngine(settings(), workers=1)) as engine, pytest.raises(WorkerError, match="no such luck"):
+        list(engine.run(tasks(folder, *["a.mp4"] * 10)))
+
+
+def test_what_is_done_when_workers_cease_to_start_is_given_first(folder, monkeypatch):
+    class Both(selectors.DefaultSelector):
+        """Waits until both workers have something to say; the first goes first."""
+
+        def select(self, timeout=None):
+            while len(ready := super().select(timeout)) < 2:
+                time.sleep(0.01)
+            return sorted(ready, key=lambda key: key[0].data.child.pid != first)
+
+    def hear(worker):
+        if worker.child.pid != first:
+            raise EOFError
+        while (outcome := real(worker)) is None:
+            pass
+        return outcome
+
+    real = local_engine._Worker.hear
+    monkeypatch.setattr(local_engine, "_MOST_STILLBORN", 1)
+    with closing(LocalEngine(settings(), workers=2)) as engine:
+        list(engine.run(tasks(folder, "a.mp4")))
+        first = engine._pool[0].child.pid
+        monkeypatch.setattr(selectors, "DefaultSelector", Both)
+        monkeypatch.setattr(local_engine._Worker, "hear", hear)
+        running, got = engine.run(tasks(folder, "b.mp4", "c.mp4")), []
+        with pytest.raises(WorkerError, match="1 workers died"):
+            got.extend(outcome.index for outcome in running)
+    assert got == [0]
+
+
+def test_memory_of_workers_is_bounded(folder):
+    # Far less than libavcodec and x264 need: the rejection is named, and the next source is tried all the same.
+    with closing(LocalEngine(settings(limits=Limits(memory_bytes=2 << 20)), workers=1)) as engine:
+        outcomes = list(engine.run(tasks(folder, "a.mp4", "bad.mp4")))
+    assert len(outcomes) == 2
+    by_index = {outcome.index: outcome.reason for outcome in outcomes}
+    assert by_index[0] in (Reason.MEMORY, Reason.CRASHED, Reason.ENCODE_FAILED, Reason.NO_FRAMES)
+    assert by_index[1] is Reason.NOT_VIDEO

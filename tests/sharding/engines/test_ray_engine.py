@@ -1,0 +1,113 @@
+"""Sharding on a Ray cluster: the same bytes as on one machine, also when a node dies in the middle."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from fastvid import __version__
+from fastvid.errors import MissingDependency, WorkerError
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.engines import ray_work
+from fastvid.sharding.engines.engine import open_engine
+from fastvid.sharding.work.messages import Outcome, Settings, Task
+from tests.sharding.raytools import ENVIRONMENT, Cluster
+from tests.sharding.shardtools import command, ledger, make, tars
+
+SETTINGS = Settings(PROFILES["compact"].changed(short_side=96), find_ffmpeg(), Limits(), 600.0)
+
+
+def staged(out):
+    """Number of samples that a job has encoded."""
+    return sum(1 for path in out.glob("**/staging/*/*")) + 3 * sum(1 for path in out.glob("data-*.tar"))
+
+
+def test_a_node_that_dies_changes_no_byte(tmp_path):
+    raw = tmp_path / "raw"
+    for number in range(8):
+        make(raw / f"class{number % 2}" / f"{number}.mp4", size="320x240", frames=90)
+    (raw / "class0" / "bad.mp4").write_bytes(b"no video")
+    options = [raw, "--samples-per-shard", "3"]
+    assert command(*options, "--out", tmp_path / "local").returncode == 3
+    with Cluster(nodes=2) as cluster:
+        out, engine = tmp_path / "ray", ["--engine", "ray", "--ray-address", cluster.address]
+        job = subprocess.Popen(
+            [sys.executable, "-m", "fastvid", "shard", *options, "--out", out, *engine],
+            env=os.environ | ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while job.poll() is None and staged(out) < 2:
+            time.sleep(0.05)
+        alive = job.poll() is None
+        cluster.kill_node()
+        printed, said = job.communicate(timeout=240)
+    assert alive
+    assert job.returncode == 3, said
+    assert "2 nodes, 2 CPUs" in said
+    assert tars(out) == tars(tmp_path / "local")
+    assert ledger(out) == ledger(tmp_path / "local")
+    assert re.search(r"^ +8 packed", printed, re.MULTILINE)
+
+
+def test_without_ray_the_message_names_the_extra(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=re.escape("fastvid-toolkit[ray]")):
+        open_engine("ray", SETTINGS)
+
+
+def test_a_cluster_that_is_not_there_is_a_clear_error(tmp_path):
+    task = Task(0, "a", str(tmp_path / "a.mp4"), "a")
+    with (
+        closing(open_engine("ray", SETTINGS, address="127.0.0.1:1")) as engine,
+        pytest.raises(WorkerError, match=r"no Ray cluster at 127\.0\.0\.1:1 takes the job: .* refused"),
+    ):
+        list(engine.run([task]))
+
+
+def work(task, settings=SETTINGS, version=__version__):
+    return ray_work.encode(version, json.dumps(settings.to_json()), json.dumps(task.to_json()))
+
+
+@pytest.fixture
+def _no_worker_stays():
+    yield
+    ray_work.close()
+
+
+@pytest.mark.usefixtures("_no_worker_stays")
+def test_a_nodes_worker_gives_verdicts_and_stays_for_the_next_task(tmp_path):
+    path = make(tmp_path / "a.mp4", frames=3)
+    (tmp_path / "bad.mp4").write_bytes(b"no video")
+    _, first = work(Task(0, "a", str(path), "a"))
+    assert [sample.key for sample in Outcome.from_bytes(first).samples] == ["a"]
+    (engine,) = ray_work._engines.values()
+    before = engine._pool[0].child.pid
+    _, second = work(Task(1, "bad", str(tmp_path / "bad.mp4"), "bad"))
+    assert Outcome.from_bytes(second).reason is Reason.NOT_VIDEO
+    assert engine._pool[0].child.pid == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": "0.0.1"}, "fastvid"),
+        ({"settings": replace(SETTINGS, build=replace(SETTINGS.build, version="4.0"))}, "ffmpeg 4.0"),
+    ],
+)
+def test_a_node_with_other_software_is_refused(tmp_path, change, message):
+    with pytest.raises(WorkerError, match=message):
+        work(Task(0, "a", str(tmp_path / "a.mp4"), "a"), **change)

@@ -1,0 +1,256 @@
+"""Files that pose as videos to read other files, reach the network or use up the machine.
+
+Each attack has a canary and a control: the same file, given to ffmpeg without the check of its first bytes, without a
+forced format and without a limit on protocols, does the harm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.job import run_job
+from tests.sharding.shardtools import ffmpeg, ledger, make
+
+SMALL = PROFILES["compact"].changed(short_side=64)
+_IN_OPEN, _IN_NONBLOCK = 0x20, 0o4000
+
+
+class Watch:
+    """Sees whether a file is opened, whoever opens it (inotify)."""
+
+    def __init__(self, path: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = libc.inotify_init1(_IN_NONBLOCK)
+        assert self._descriptor >= 0
+        assert libc.inotify_add_watch(self._descriptor, os.fsencode(path), _IN_OPEN) >= 0
+
+    def opened(self) -> bool:
+        """Whether it was opened since the last question."""
+        try:
+            return bool(os.read(self._descriptor, 1 << 16))
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        """Looks away."""
+        os.close(self._descriptor)
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory):
+    """A video that nobody may read, and the watch over it."""
+    path = make(tmp_path_factory.mktemp("secret") / "canary.ts", "-c:v", "libx264", "-pix_fmt", "yuv420p", frames=30)
+    watch = Watch(path)
+    yield path, watch
+    watch.close()
+
+
+@pytest.fixture(scope="module")
+def server(canary):
+    """A web server that gives the canary, and what it was asked for."""
+    asked: list[str] = []
+    data = canary[0].read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+def scripts(path: Path, web: str) -> dict[str, str]:
+    """Attacks that are texts, by file name."""
+    hls = "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:1.2,\n{}\n#EXT-X-ENDLIST\n"
+    mpd = (
+        '<?xml version="1.0"?>\n<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"'
+        ' profiles="urn:mpeg:dash:profile:isoff-on-demand:2011" mediaPresentationDuration="PT1.2S"><Period>'
+        '<AdaptationSet contentType="video" mimeType="video/mp4"><Representation id="v" bandwidth="1000">'
+        '<BaseURL>{0}</BaseURL><SegmentList duration="2"><SegmentURL media="{0}"/></SegmentList>'
+        "</Representation></AdaptationSet></Period></MPD>\n"
+    )
+    return {
+        "hls-file.ts": hls.format(f"file://{path}"),
+        "hls-http.ts": hls.format(f"{web}/hls.ts"),
+        "concat-file.mp4": f"ffconcat version 1.0\nfile 'file:{path}'\n",
+        "concat-http.mkv": f"ffconcat version 1.0\nfile '{web}/concat.ts'\n",
+        "dash-file.mp4": mpd.format(path.name),
+        "drawing.mp4": f'<svg xmlns="http://www.w3.org/2000/svg" width="64" height="64"><image href="file://{path}"/></svg>',
+        "session.mov": "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\nc=IN IP4 127.0.0.1\r\nm=video 5004 RTP/AVP 96\r\n",
+        # A blank line and a mark in front do not help.
+        "blank.mp4": "\ufeff\n  " + hls.format(f"file://{path}"),
+    }
+
+
+@pytest.fixture(scope="module")
+def attacked(canary, server, tmp_path_factory):
+    """A job over all attacks and one honest video; its rows, and where the attacks lie."""
+    raw = tmp_path_factory.mktemp("raw")
+    for name, text in scripts(canary[0], server[0]).items():
+        (raw / name).write_text(text)
+    make(raw / "honest.mp4", "-pix_fmt", "yuv420p", frames=4)
+    # A picture whose name is a pattern that other pictures fit.
+    for name, frames in (("pic%d.gif", 3), ("pic1.gif", 1), ("pic2.gif", 1)):
+        make(raw / "still.gif", frames=frames, size="64x64").rename(raw / name)
+    (raw / "out.mp4").symlink_to(canary[0])
+    os.mkfifo(raw / "endless.mp4")
+    (raw / "zeros.mp4").symlink_to("/dev/zero")
+    (raw / "claims.mp4").write_bytes(
+        make(raw / "x.mp4", frames=3).read_bytes()[:40] + struct.pack(">I4sQ", 1, b"mdat", 1 << 60)
+    )
+    (raw / "x.mp4").unlink()
+    # Large pictures in small files: at once, and behind a small one.
+    ffmpeg("-f", "lavfi", "-i", "color=size=8192x8192:rate=1", "-frames:v", "1", str(raw / "bomb.gif"))
+    x264 = ("-c:v", "libx264", "-preset", "ultrafast", "-pix_fmt", "yuv420p")
+    ffmpeg("-f", "lavfi", "-i", "color=size=64x64", "-frames:v", "5", *x264, str(raw / "a.h264"))
+    ffmpeg("-f", "lavfi", "-i", "color=size=8192x8192", "-frames:v", "1", *x264, str(raw / "b.h264"))
+    (raw / "later.h264").write_bytes((raw / "a.h264").read_bytes() + (raw / "b.h264").read_bytes())
+    for name in ("a.h264", "b.h264"):
+        (raw / name).unlink()
+    canary[1].opened()
+    server[1].clear()
+    out = tmp_path_factory.mktemp("out") / "out"
+    report = run_job(str(raw), str(out), profile=SMALL, workers=2)
+    return raw, {row["source_id"]: row for row in ledger(out)}, report, (canary[1].opened(), list(server[1]))
+
+
+def unprotected(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """ffmpeg as people run it."""
+    command = [find_ffmpeg().path, "-nostdin", "-v", "error", *arguments, "-frames:v", "2", "-f", "null", "-"]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=300)
+
+
+def test_nothing_outside_is_opened_or_asked_for(attacked):
+    opened, asked = attacked[3]
+    assert not opened
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", ["hls-file.ts", "concat-file.mp4", "dash-file.mp4", "blank.mp4"])
+def test_scripts_that_name_files(name, attacked, canary, tmp_path):
+    raw, rows, _, _ = attacked
+    assert rows[name]["reason"] == Reason.PLAYLIST
+    options = {
+        "hls": ["-allowed_extensions", "ALL", "-f", "hls"],
+        "blank": ["-allowed_extensions", "ALL", "-f", "hls"],
+        "concat": ["-safe", "0", "-f", "concat"],
+        "dash": ["-f", "dash"],
+    }[name.split("-")[0].removesuffix(".mp4")]
+    script = raw / name
+    if name == "dash-file.mp4":
+        # Names are looked up beside the manifest.
+        script = canary[0].parent / "manifest.mpd"
+        script.write_bytes((raw / name).read_bytes())
+    elif name == "blank.mp4":
+        script = tmp_path / name
+        script.write_text((raw / name).read_text().lstrip("\ufeff\n "))
+    canary[1].opened()
+    unprotected(*options, "-i", str(script))
+    assert canary[1].opened()
+
+
+@pytest.mark.parametrize("name", ["hls-http.ts", "concat-http.mkv"])
+def test_scripts_that_name_servers(name, attacked, server):
+    raw, rows, _, _ = attacked
+    assert rows[name]["reason"] == Reason.PLAYLIST
+    server[1].clear()
+    options = ["-safe", "0", "-f", "concat"] if name.startswith("concat") else ["-f", "hls"]
+    unprotected("-protocol_whitelist", "file,http,tcp", *options, "-i", str(raw / name))
+    assert server[1]
+
+
+def test_drawings_and_sessions_are_refused(attacked):
+    raw, rows, _, _ = attacked
+    assert rows["drawing.mp4"]["reason"] == rows["session.mov"]["reason"] == Reason.PLAYLIST
+    # The control, as far as the library behind it goes, which follows no link to a file: the drawing is drawn.
+    assert unprotected("-f", "svg_pipe", "-i", str(raw / "drawing.mp4")).returncode == 0
+
+
+def test_a_name_that_is_a_pattern_is_a_name(attacked):
+    raw, rows, _, _ = attacked
+    assert rows["pic%d.gif"]["num_frames"] == 3
+    # The control: as a sequence of pictures the name is a pattern, and those that fit it are read, one frame of each.
+    command = [find_ffmpeg().path, "-nostdin", "-v", "error", "-f", "image2", "-c:v", "gif"]
+    command += ["-i", str(raw / "pic%d.gif"), "-f", "framemd5", "-"]
+    lines = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
+    assert len([line for line in lines if not line.startswith("#")]) == 2
+
+
+def test_links_out_of_the_folder_and_endless_files(attacked, canary, tmp_path):
+    _, rows, report, _ = attacked
+    assert rows["out.mp4"]["reason"] == Reason.OUTSIDE
+    assert not {"endless.mp4", "zeros.mp4"} & set(rows)
+    assert report.ignored["special file"] == 2
+    assert rows["claims.mp4"]["status"] == "rejected"
+    # The control: links are followed when asked for, and a device is no video even then.
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    (folder / "out.mp4").symlink_to(canary[0])
+    (folder / "zeros.mp4").symlink_to("/dev/zero")
+    canary[1].opened()
+    report = run_job(str(folder), str(tmp_path / "out"), profile="copy", workers=1, follow_links=True)
+    assert canary[1].opened()
+    assert (report.packed, report.ignored) == (1, {"special file": 1})
+
+
+def test_large_pictures_in_small_files(attacked):
+    raw, rows, _, _ = attacked
+    assert rows["bomb.gif"]["reason"] == Reason.TOO_LARGE
+    assert rows["later.h264"]["reason"] in (Reason.TOO_LARGE, Reason.DAMAGED)
+    assert (raw / "bomb.gif").stat().st_size < 1_000_000
+    # The control: without a limit both are decoded, at 200 MB a picture.
+    for name in ("bomb.gif", "later.h264"):
+        assert unprotected("-i", str(raw / name)).returncode == 0
+
+
+def test_the_honest_one_is_packed(attacked):
+    _, rows, report, _ = attacked
+    assert rows["honest.mp4"]["num_frames"] == 4
+    assert report.packed == 4
+
+
+def test_long_films_in_small_files_end_at_the_limit(tmp_path):
+    path = make(tmp_path / "raw" / "long.mp4", "-preset", "ultrafast", size="32x32", frames=1500)
+    make(tmp_path / "raw" / "short.mp4", "-preset", "ultrafast", size="32x32", frames=5)
+    report = run_job(str(path.parent), str(tmp_path / "out"), profile="copy", workers=1, limits=Limits(max_frames=1000))
+    assert dict(report.rejected) == {Reason.TOO_LONG: 1}
+    assert report.packed == 1
+
+
+@pytest.mark.parametrize("profile", ["copy", SMALL], ids=["copy", "compact"])
+def test_names_of_any_kind_are_just_names(profile, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    data = make(tmp_path / "a.mp4", "-pix_fmt", "yuv420p", frames=2).read_bytes()
+    names = [
+        b" a b .mp4", b"-y.mp4", b"--help.mp4", b"it's \"quoted\".mp4", b"new\nline.mp4", b"pipe:0.mp4", b"file:x.mp4",
+        b"http:--x.mp4", b"%03d.mp4", b"$(touch x);`id`.mp4", b"\xff\xfe\x80.mp4", "\u202efour.mp4".encode(),
+    ]  # fmt: skip
+    for name in names:
+        with open(os.path.join(os.fsencode(raw), name), "wb") as file:
+            file.write(data)
+    report = run_job(str(raw), str(tmp_path / "out"), profile=profile, workers=1)
+    assert (report.packed, report.rejected) == (len(names), {})
+    assert len({row["key"] for row in report.ledger.to_pylist()}) == len(names)

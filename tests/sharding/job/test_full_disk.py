@@ -1,0 +1,136 @@
+"""Disks that are full or cannot be written: a clear error, no verdict on a source, a job that can be gone on with."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+
+import pytest
+
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.work.encode_source import encode_source
+from fastvid.sharding.work.messages import Settings, Task
+from tests.sharding.shardtools import command, ledger, make, tars
+from tests.storage.faulty import FaultyServer
+
+OPTIONS = ["--short-side", "128", "--samples-per-shard", "2", "--workers", "1"]
+
+
+def mount(*arguments: object) -> None:
+    subprocess.run(["mount", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small disk of its own: a function that gives it a size in kB, or makes it read-only with 0."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a disk can be mounted only by root with all rights: {error}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def resize(folder, kilobytes: int) -> None:
+    mount("-o", f"remount,{f'rw,size={kilobytes}k' if kilobytes else 'ro'}", folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Six videos that are no test of patience: three shards."""
+    folder = tmp_path_factory.mktemp("raw")
+    for number in range(6):
+        make(folder / f"v{number}.mp4", "-preset", "ultrafast", frames=10 + number, size="192x128")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):
+    """What a job makes of them when there is room."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert command(folder, "--out", out, *OPTIONS).returncode == 0
+    assert len(tars(out)) == 3
+    return out
+
+
+def is_stopped(done, *said):
+    assert done.returncode == 1, done.stderr
+    assert all(text in done.stderr for text in said), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_output_stops_the_job_which_goes_on_when_there_is_room(folder, undisturbed, disk):
+    out = disk / "out"
+    is_stopped(command(folder, "--out", out, *OPTIONS), "No space left on device", str(out))
+    assert not (out / "ledger.parquet").exists()
+    resize(disk, 100_000)
+    done = command(folder, "--out", out, *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    assert "going on with the unfinished job" in done.stderr
+    assert tars(out) == tars(undisturbed)
+    assert ledger(out) == ledger(undisturbed)
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_a_full_disk_for_temporary_files_is_no_verdict_on_a_source(folder, undisturbed, disk, tmp_path):
+    out, temporary = tmp_path / "out", disk / "tmp"
+    resize(disk, 4)
+    temporary.mkdir()
+    stopped = command(folder, "--out", out, *OPTIONS, TMPDIR=str(temporary))
+    is_stopped(stopped, f"the disk for temporary files, {temporary}, is full", "goes on where it was")
+    assert not (out / "ledger.parquet").exists()
+    assert command(folder, "--out", out, *OPTIONS).returncode == 0
+    assert tars(out) == tars(undisturbed)
+    assert ledger(out) == ledger(undisturbed)
+
+
+def test_a_full_scratch_folder_is_named(folder, undisturbed, disk, tmp_path):
+    out = tmp_path / "out"
+    stopped = command(folder, "--out", out, *OPTIONS, "--scratch", disk)
+    is_stopped(stopped, "No space left on device", str(disk))
+    resize(disk, 100_000)
+    assert command(folder, "--out", out, *OPTIONS, "--scratch", disk).returncode == 0
+    assert tars(out) == tars(undisturbed)
+    assert os.listdir(disk) == []
+
+
+def test_an_output_that_becomes_unwritable_stops_the_job(folder, undisturbed, disk):
+    out = disk / "out"
+    resize(disk, 100_000)
+    assert command(folder, "--out", out, *OPTIONS, fault="encode:3").returncode == -9
+    resize(disk, 0)
+    is_stopped(command(folder, "--out", out, *OPTIONS), "Read-only file system", str(out))
+    resize(disk, 100_000)
+    assert command(folder, "--out", out, *OPTIONS).returncode == 0
+    assert tars(out) == tars(undisturbed)
+
+
+def test_an_output_without_permission_is_named(folder, tmp_path):
+    def without_override():
+        # Root may write everywhere, unless it gives up the right to (PR_CAPBSET_DROP, CAP_DAC_OVERRIDE).
+        ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)
+
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    stopped = command(folder, "--out", locked / "out", *OPTIONS, preexec_fn=without_override)
+    is_stopped(stopped, "Permission denied", str(locked))
+
+
+def test_a_fetched_source_that_does_not_fit_is_no_verdict_on_it(folder, disk, monkeypatch):
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    resize(disk, 4)
+    monkeypatch.setattr("tempfile.tempdir", str(disk))
+    settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0)
+    with FaultyServer() as server:
+        server.files["v.mp4"] = (folder / "v5.mp4").read_bytes()
+        task = Task(0, "v", f"{server.url}/v.mp4", "v")
+        outcome = encode_source(task, settings, lambda _phase, _seconds: None)
+    assert (outcome.reason, outcome.transient) == (Reason.NO_SPACE, True)
+    assert str(disk) in outcome.message

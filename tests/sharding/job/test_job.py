@@ -1,0 +1,339 @@
+"""The whole command: verdicts, exit codes, and going on after being killed anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import webdataset
+
+import fastvid
+from fastvid.errors import JobError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.lock import alone
+from fastvid.storage import LocalStorage
+from tests.sharding.shardtools import REPOSITORY, command, ffmpeg, ledger, make, other_build, tars
+
+SMALL = PROFILES["compact"].changed(short_side=64)
+OPTIONS = ["--short-side", "64", "--samples-per-shard", "3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Ten videos in two classes and two that are none."""
+    folder = tmp_path_factory.mktemp("raw")
+    for number in range(10):
+        label = ("run", "jump")[number % 2]
+        make(folder / label / f"v{number}.mp4", "-preset", "ultrafast", frames=4 + number, rate=str(10 + number))
+    (folder / "run" / "text.mp4").write_text("no video")
+    (folder / "jump" / "empty.mp4").touch()
+    (folder / "notes.txt").write_text("for people")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):
+    """What an undisturbed run makes of the folder."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    done = command(folder, "--out", out, *OPTIONS, "--workers", 2)
+    assert done.returncode == 3, done.stderr
+    return out, done
+
+
+def test_the_summary_counts_by_reason_and_the_exit_code_says_that_something_was_rejected(folder, undisturbed):
+    out, done = undisturbed
+    assert re.search(r"10 packed\n", done.stdout)
+    assert re.search(r"2 rejected\n\s+1   empty: .*\n\s+1   not-video: .*\n", done.stdout)
+    assert "1 ignored: .txt file" in done.stdout
+    assert "rejected run/text.mp4: not-video" in done.stdout
+    assert not re.search(r"packed", done.stderr)
+    rows = {row["source_id"]: row for row in ledger(out)}
+    assert len(rows) == 12
+    assert {row["status"] for row in rows.values()} == {"packed", "rejected"}
+    assert rows["jump/empty.mp4"]["reason"] == "empty"
+    assert rows["run/v0.mp4"]["num_frames"] == 4
+    assert rows["run/v0.mp4"]["bytes_in"] == (folder / "run" / "v0.mp4").stat().st_size
+    assert sorted(os.listdir(out / "generations")) == ["000001.json"]
+    assert not (out / "ledger-parts").exists()
+
+
+def test_the_dataset_is_what_the_folders_say(undisturbed):
+    out, _ = undisturbed
+    dataset = Dataset(str(out))
+    assert dataset.classes == ("jump", "run")
+    assert len(dataset) == 10
+    labels = dict(zip(dataset.keys.to_pylist(), dataset.labels.tolist(), strict=True))
+    assert all(dataset.classes[label] == key.split("/")[0] for key, label in labels.items())
+    shard, row = (int(a[0]) for a in dataset.locate([dataset.find("jump/v3")]))
+    info = dataset.shard(shard).info(row)
+    assert (info.num_frames, info.fps, info.height) == (7, 13, 64)
+
+
+# webdataset leaves its files to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_shards_are_plain_and_tables_are_open(undisturbed):
+    out, _ = undisturbed
+    samples = [
+        sample
+        for path in sorted(out.glob("*.tar"))
+        for sample in webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False)
+    ]
+    assert len(samples) == 10
+    meta = json.loads(samples[0]["json"])
+    assert meta["conforms"]
+    assert len(meta["source_sha256"]) == 64
+    facts = pd.concat([pd.read_parquet(path) for path in sorted(out.glob("data-*.parquet"))])
+    assert facts["conforms"].all()
+    assert set(facts["key"]) == {sample["__key__"] for sample in samples}
+    names = subprocess.run(["tar", "tf", next(out.glob("*.tar"))], check=True, capture_output=True, text=True).stdout
+    assert all(re.fullmatch(r"(run|jump)/v\d\.(json|mp4)", name) for name in names.split())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["encode:7", "tar:5", "rename:3", "sidecar:2", "ledger:1", "manifest"],
+)
+def test_killed_at_any_named_point_it_goes_on_to_the_same_bytes(fault, folder, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    killed = command(folder, "--out", out, *OPTIONS, "--workers", 2, fault=fault)
+    assert killed.returncode == -9
+    assert not (out / "dataset.json").exists()
+    done = command(folder, "--out", out, *OPTIONS, "--workers", 1)
+    assert done.returncode == 3, done.stderr
+    assert "going on with the unfinished job" in done.stderr
+    assert tars(out) == tars(undisturbed[0])
+    assert ledger(out) == ledger(undisturbed[0])
+    assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed[0]))
+
+
+def test_killed_between_commit_and_clean_up_it_is_complete(folder, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    assert command(folder, "--out", out, *OPTIONS, "--workers", 2, fault="committed").returncode == -9
+    assert (out / "dataset.json").exists()
+    again = command(folder, "--out", out, *OPTIONS)
+    assert again.returncode == 3
+    assert again.stdout == undisturbed[1].stdout.replace(str(undisturbed[0]), str(out))
+    assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed[0]))
+
+
+def test_what_is_staged_is_not_encoded_again_and_damage_to_it_is_noticed(folder, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="encode:9").returncode == -9
+    # Of complete shards too, where it died while one was packed.
+    waiting = sorted((out / "ledger-parts" / "staging").rglob("0*"))
+    staged = [path for path in waiting if f"{path.parent.name}.tar" not in tars(out)]
+    assert 3 * len(tars(out)) + len(staged) == 8
+    # As a power cut may leave it.
+    staged[0].write_bytes(staged[0].read_bytes()[:-100])
+    done = command(folder, "--out", out, *OPTIONS, "--workers", 2)
+    assert done.returncode == 3, done.stderr
+    assert tars(out) == tars(undisturbed[0])
+
+
+def test_a_gap_moves_nothing_else(folder, undisturbed, tmp_path):
+    """One source that turns bad changes the shard that it is in, and no other."""
+    raw = tmp_path / "raw"
+    shutil.copytree(folder, raw)
+    victim = raw / "run" / "v4.mp4"
+    victim.write_bytes(bytes(victim.stat().st_size))
+    assert command(raw, "--out", tmp_path / "out", *OPTIONS).returncode == 3
+    before, after = tars(undisturbed[0]), tars(tmp_path / "out")
+    assert len(set(before.items()) ^ set(after.items())) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (["--crf", "30"], "profile.crf"),
+        (["--seed", "1"], "order.seed"),
+        (["--max-seconds", "0.3"], "max_seconds"),
+        (["--samples-per-shard", "4"], "order.samples_per_shard"),
+    ],
+)
+def test_an_unfinished_job_goes_on_only_as_it_began(change, field, folder, unfinished):
+    done = command(folder, "--out", unfinished, *OPTIONS, *change)
+    assert done.returncode == 1
+    assert f"the unfinished job here has {field}" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def unfinished(folder, tmp_path_factory):
+    """A job that was killed after two sources."""
+    out = tmp_path_factory.mktemp("unfinished") / "out"
+    assert command(folder, "--out", out, *OPTIONS, fault="encode:3").returncode == -9
+    return out
+
+
+def test_another_source_list_or_build_is_refused_by_name(folder, unfinished, tmp_path):
+    raw = tmp_path / "raw"
+    shutil.copytree(folder, raw)
+    (raw / "run" / "v0.mp4").write_bytes((raw / "run" / "v2.mp4").read_bytes())
+    done = command(raw, "--out", unfinished, *OPTIONS)
+    assert done.returncode == 1
+    assert "the unfinished job here has sources.bytes" in done.stderr
+    other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
+    done = command(folder, "--out", unfinished, *OPTIONS, **other)
+    assert done.returncode == 1
+    assert "the unfinished job here has encoder." in done.stderr
+    assert "--other-build" in done.stderr
+
+
+def test_another_build_goes_on_when_allowed_and_is_recorded_per_shard(folder, tmp_path):
+    out = tmp_path / "out"
+    assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="ledger:2").returncode == -9
+    other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
+    done = command(folder, "--out", out, *OPTIONS, "--other-build", **other)
+    assert done.returncode == 3, done.stderr
+    generation = json.loads((out / "generations" / "000001.json").read_text())
+    assert len({shard["encoder"]["version"] for shard in generation["shards"]}) == 2
+
+
+def test_a_finished_dataset_is_left_alone(folder, undisturbed):
+    out, first = undisturbed
+    before = tars(out)
+    again = command(folder, "--out", out, *OPTIONS)
+    assert (again.returncode, again.stdout) == (3, first.stdout)
+    assert command(folder, "--out", out, *OPTIONS, "--allow-rejected").returncode == 0
+    other = command(folder, "--out", out, *OPTIONS, "--crf", "40")
+    assert other.returncode == 2
+    assert "differs in profile.crf" in other.stderr
+    assert tars(out) == before
+
+
+def test_two_jobs_never_work_in_one_folder(folder, tmp_path):
+    out = tmp_path / "out"
+    with alone(LocalStorage(out)):
+        done = command(folder, "--out", out, *OPTIONS)
+    assert done.returncode == 1
+    assert "another job is at work here" in done.stderr
+    assert os.listdir(out) == []
+
+
+def test_a_full_disk_is_an_error_that_can_be_gone_on_from(folder, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    # A limit on the size of files stands for the full disk: the first shard's tar does not fit.
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20480, resource.RLIM_INFINITY))\n"
+        "from fastvid.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = [sys.executable, "-c", code, "shard", str(folder), "--out", str(out), *OPTIONS]
+    failed = subprocess.run(
+        arguments, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False
+    )
+    assert failed.returncode == 1, failed.stderr
+    assert "File too large" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    done = command(folder, "--out", out, *OPTIONS)
+    assert done.returncode == 3, done.stderr
+    assert tars(out) == tars(undisturbed[0])
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_an_output_that_cannot_be_made_is_a_plain_error(folder, tmp_path):
+    (tmp_path / "file").touch()
+    done = command(folder, "--out", tmp_path / "file", *OPTIONS)
+    assert done.returncode == 1
+    assert "folder cannot be made" in done.stderr
+
+
+def test_nothing_packed_is_a_failure_with_a_ledger_and_no_dataset(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.mp4").write_text("text")
+    with pytest.raises(JobError, match="not one of 1 sources could be packed: 1 not-video"):
+        run_job(tmp_path / "raw", str(tmp_path / "out"), profile=SMALL, workers=1)
+    assert ledger(tmp_path / "out")[0]["reason"] == "not-video"
+    assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+def test_a_source_that_is_too_slow_is_tried_again_alone_before_it_is_rejected(folder, tmp_path):
+    limits = Limits(seconds=0.001, seconds_per_frame=0.0)
+    with pytest.raises(JobError, match="timeout"):
+        run_job(str(folder / "run" / "v0.mp4"), str(tmp_path / "out"), profile=SMALL, workers=1, limits=limits)
+    (row,) = ledger(tmp_path / "out")
+    assert row["reason"] == Reason.TIMEOUT
+    # The job's own files tell that the limit was another one the second time.
+    assert "longer than 0 s" in row["message"] or "phase" in row["message"]
+
+
+def test_annotations_splits_and_columns_reach_the_dataset_and_missing_files_the_ledger(folder, tmp_path):
+    table = tmp_path / "clips.csv"
+    table.write_text(
+        "path,label,split,texture,start,end,num_frames\n"
+        "run/v8.mp4,left,train,3,,,99\njump/v9.mp4,right,test,4,0.1,0.4,99\nrun/gone.mp4,left,test,5,,,99\n"
+    )
+    report = fastvid.shard(
+        [str(folder)], out=str(tmp_path / "out"), annotations=f"csv:{table}", profile=SMALL, workers=1
+    )
+    assert (report.packed, dict(report.rejected)) == (2, {Reason.MISSING: 1})
+    assert report.ignored["video without annotation"] == 10
+    dataset = Dataset(str(tmp_path / "out"), split="test")
+    assert dataset.keys.to_pylist() == ["jump/v9_mp4_0_1-0_4-" + dataset.key(0)[-8:]]
+    assert dataset.classes[int(dataset.labels[0])] == "right"
+    row = dataset.annotations.to_pylist()[int(dataset.rows[0])]
+    # Nineteen frames a second: 0.1 s to 0.4 s are frames 2 to 7.
+    assert (row["texture"], row["num_frames"], row["start_seconds"]) == (4, 6, pytest.approx(2 / 19))
+    # The table's own column of that name is kept beside ours.
+    assert row["source_num_frames"] == 99
+
+
+def test_long_videos_become_parts_of_equal_length(tmp_path):
+    make(tmp_path / "raw" / "long.mp4", frames=50, rate="10")
+    report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=SMALL, workers=1, max_seconds=2)
+    assert report.packed == 1
+    annotations = pq.read_table(tmp_path / "out" / "annotations-000001.parquet").to_pylist()
+    assert [(row["key"], row["num_frames"], row["start_seconds"]) for row in annotations] == [
+        ("long/0000", 16, 0.0),
+        ("long/0001", 17, 1.6),
+        ("long/0002", 17, 3.3),
+    ]
+    assert {row["parent"] for row in annotations} == {"long.mp4"}
+    (row,) = ledger(tmp_path / "out")
+    assert (row["num_frames"], row["key"]) == (50, "long")
+
+
+def test_wrong_arguments_are_named(folder, tmp_path):
+    for arguments, message in (
+        ({"profile": "fast"}, "known are compact, copy, hevc, intra, mjpeg, vp9"),
+        ({"workers": 0}, "must be positive"),
+        ({"samples_per_shard": 0}, "must be positive"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run_job(str(folder), str(tmp_path / "out"), **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_without_utf8_is_packed_and_can_be_told_again(tmp_path):
+    (tmp_path / "raw").mkdir()
+    source = make(tmp_path / "a.mp4", frames=2)
+    os.rename(source, os.path.join(os.fsencode(tmp_path / "raw"), b"\xff\xfe.mp4"))
+    assert run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=SMALL, workers=1).packed == 1
+    assert ledger(tmp_path / "out")[0]["source_id"] == "bytes:%FF%FE.mp4"
+
+
+def test_a_playlist_that_poses_as_a_video_reads_no_other_file(tmp_path):
+    """The canary is a video of which one frame would be enough to see that it was read."""
+    secret = make(tmp_path / "secret" / "canary.mp4", frames=3)
+    playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{secret}\n#EXT-X-ENDLIST\n"
+    concat = f"ffconcat version 1.0\nfile '{secret}'\n"
+    for name, text in (("a.mp4", playlist), ("b.ts", playlist), ("c.mkv", concat), ("d.avi", concat)):
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        (tmp_path / "raw" / name).write_text(text)
+    make(tmp_path / "raw" / "good.mp4", frames=2)
+    report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=SMALL, workers=1)
+    assert (report.packed, dict(report.rejected)) == (1, {Reason.PLAYLIST: 4})
+    # The control: ffmpeg, left to guess, opens the concat script and reads the canary.
+    ffmpeg("-safe", "0", "-f", "concat", "-i", str(tmp_path / "raw" / "c.mkv"), str(tmp_path / "read.mp4"))
+    assert (tmp_path / "read.mp4").stat().st_size > 0

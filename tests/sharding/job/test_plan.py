@@ -1,0 +1,42 @@
+"""Which source goes into which shard."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.sharding.job.plan import plan_shards
+from fastvid.sharding.sources.sources import Source
+
+keys = st.sets(st.integers(0, 10**6), min_size=1, max_size=60)
+
+
+def sources(numbers, size=0):
+    return [Source(f"{n}.mp4", f"{n}.mp4", size, label=str(n % 4), key=str(n)) for n in sorted(numbers)]
+
+
+@given(keys, st.integers(1, 20), st.randoms())
+def test_every_source_has_one_place_whatever_the_order_of_listing(numbers, samples, random):
+    listed = sources(numbers)
+    plan = plan_shards(listed, samples=samples)
+    assert sorted(source.key for shard in plan for source in shard) == sorted(source.key for source in listed)
+    assert all(len(shard) == samples for shard in plan[:-1])
+    assert 1 <= len(plan[-1]) <= samples
+    assert plan_shards(random.sample(listed, len(listed)), samples=samples) == plan
+
+
+@given(keys, st.integers(1, 50))
+def test_shards_are_bounded_in_bytes_but_never_empty(numbers, limit):
+    for shard in plan_shards(sources(numbers, size=7), samples=1000, source_bytes=limit):
+        assert shard
+        assert len(shard) == 1 or len(shard) * 7 <= limit
+
+
+def test_seeds_mix_differently_and_classes_are_mixed():
+    listed = sources(range(400))
+    plan = plan_shards(listed, samples=100)
+    assert plan != plan_shards(listed, samples=100, seed=1)
+    # Classes of 100 sources each: a shard that held one class only would not be mixed.
+    for shard in plan:
+        counts = [sum(source.label == str(label) for source in shard) for label in range(4)]
+        assert min(counts) > 5

@@ -1,0 +1,444 @@
+"""Jobs whose sources, or whose dataset, lie in an object store or on a web server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+
+from fastvid.cli.main import main
+from fastvid.errors import JobError, StorageError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job import lock
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.ledger import read_ledger
+from fastvid.sharding.job.lock import alone
+from fastvid.sharding.job.plan import JobPart
+from fastvid.sharding.sources.sources import find_sources
+from fastvid.sharding.verify.index import rebuild
+from fastvid.sharding.verify.verify import verify_dataset
+from fastvid.sharding.work.encode_source import encode_source
+from fastvid.sharding.work.messages import Settings, Task
+from fastvid.storage import LocalStorage, RemoteOptions, open_storage
+from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
+from tests.storage.gcs import GcsServer
+from tests.storage.lossy import LossyProxy
+
+SMALL = PROFILES["compact"].changed(short_side=64)
+OPTIONS = ["--short-side", "64", "--samples-per-shard", "2"]
+ARGUMENTS = {"profile": SMALL, "samples_per_shard": 2, "workers": 1}
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Five videos of two classes with odd names, and one that is none: three shards."""
+    folder = tmp_path_factory.mktemp("raw")
+    for number, name in enumerate(("run/a b.mp4", "run/c+d%20.mp4", "run/é.mp4", "jump/e#1?.mp4", "jump/f.mp4")):
+        make(folder / name, "-preset", "ultrafast", frames=4 + number, rate=str(10 + number))
+    (folder / "run" / "text.mp4").write_text("no video")
+    (folder / "notes.txt").write_text("for people")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):
+    """What a job on local disks makes of the folder."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert command(folder, "--out", out, *OPTIONS).returncode == 3
+    assert len(tars(out)) == 3
+    return out
+
+
+@pytest.fixture
+def bucket(s3, tmp_path, monkeypatch):
+    """A new bucket; temporary files lie in a folder of the test's own."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return s3.bucket()
+
+
+def upload(folder, url):
+    """Puts a folder's files into a store."""
+    source, target = LocalStorage(folder), open_storage(url)
+    for name in source.list():
+        target.write(name, source.read(name))
+    target.close()
+
+
+def download(url, folder):
+    """Gets a store's files."""
+    source, target = open_storage(url), LocalStorage(folder)
+    for name in source.list():
+        target.write(name, source.read(name))
+    source.close()
+    return folder
+
+
+def same(url, undisturbed, folder):
+    """Compares a dataset in a store with the local one, file by file."""
+    there = download(url, folder)
+    assert tars(there) == tars(undisturbed)
+    assert ledger(there) == ledger(undisturbed)
+    assert sorted(LocalStorage(there).list()) == sorted(LocalStorage(undisturbed).list())
+    for path in [*undisturbed.glob("*.idx"), *undisturbed.glob("*.pkt")]:
+        assert (there / path.name).read_bytes() == path.read_bytes()
+    assert Dataset(url).annotations.equals(Dataset(str(undisturbed)).annotations)
+
+
+def test_a_job_writes_to_an_object_store_what_it_writes_to_a_disk(s3, bucket, folder, undisturbed, tmp_path):
+    url = f"s3://{bucket}/sets/one"
+    done = command(folder, "--out", url, *OPTIONS)
+    assert done.returncode == 3, done.stderr
+    assert f"{url}: 3 shards" in done.stdout
+    same(url, undisturbed, tmp_path / "copy")
+    assert s3.uploads(bucket) == 0
+    assert os.listdir(tmp_path / "tmp") == []
+    again = command(folder, "--out", url, *OPTIONS)
+    assert (again.returncode, again.stdout) == (3, done.stdout)
+
+
+def test_no_shard_is_read_back_to_be_indexed(s3, bucket, folder):
+    run_job(str(folder), f"s3://{bucket}/set", **ARGUMENTS)
+    requests = s3.requests(bucket)
+    assert len([path for method, path, _ in requests if method == "PUT" and path.endswith(".tar")]) == 3
+    assert not [path for method, path, _ in requests if method == "GET" and path.endswith(".tar")]
+    # The commit record is the last file that is written.
+    written = [path for method, path, _ in requests if method == "PUT" and "lease" not in path]
+    assert written[-1] == "set/dataset.json"
+
+
+@pytest.mark.parametrize("fault", ["upload:6", "ledger:2", "committed"])
+def test_a_killed_job_goes_on_from_another_machine(fault, bucket, folder, undisturbed, tmp_path):
+    url = f"s3://{bucket}/set"
+    first = command(folder, "--out", url, *OPTIONS, "--workers", "1", "--scratch", tmp_path / "one", fault=fault)
+    assert first.returncode == -9, first.stderr
+    finished = open_storage(url).list("ledger-parts/data-")
+    second = command(folder, "--out", url, *OPTIONS, "--workers", "2", "--scratch", tmp_path / "two")
+    assert second.returncode == 3, second.stderr
+    same(url, undisturbed, tmp_path / "copy")
+    if fault == "upload:6":
+        assert len(finished) == 1
+
+
+def test_a_killed_job_goes_on_from_its_scratch_folder(bucket, folder, undisturbed, tmp_path):
+    url = f"s3://{bucket}/set"
+    arguments = (folder, "--out", url, *OPTIONS, "--workers", "1")
+    assert command(*arguments, fault="encode:2").returncode == -9
+    staged = [path for path in (tmp_path / "tmp").rglob("0*") if path.is_file()]
+    assert len(staged) == 1
+    before = staged[0].stat().st_mtime_ns
+    assert command(*arguments, fault="tar:1").returncode == -9
+    assert staged[0].stat().st_mtime_ns == before
+    assert command(*arguments).returncode == 3
+    same(url, undisturbed, tmp_path / "copy")
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_parts_at_once_in_an_object_store(bucket, folder, undisturbed, tmp_path):
+    url = f"s3://{bucket}/set"
+    parts = [
+        subprocess.Popen(
+            [sys.executable, "-m", "fastvid", "shard", folder, "--out", url, *OPTIONS, "--part", f"{part}/2"],
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path / f"tmp{part}")},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for part in range(2)
+        if (tmp_path / f"tmp{part}").mkdir() is None
+    ]
+    said = [part.communicate()[1] for part in parts]
+    assert sorted(part.returncode for part in parts) in ([0, 3], [3, 3]), said
+    assert not open_storage(url).exists("dataset.json")
+    assert command(folder, "--out", url, *OPTIONS).returncode == 3
+    same(url, undisturbed, tmp_path / "copy")
+
+
+def test_leases_keep_two_jobs_apart_and_end_with_their_owner(bucket, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
+    store = open_storage(f"s3://{bucket}/set", options=RemoteOptions(cache=""))
+    with alone(store, JobPart(0, 2)) as check, alone(store, JobPart(1, 2)):
+        for part in (JobPart(0, 2), None):
+            with pytest.raises(JobError, match=r"another job is at work here, on .* as process"), alone(store, part):
+                pass
+        check()
+    with alone(store), pytest.raises(JobError, match="another job"), alone(store, JobPart(0, 2)):
+        pass
+    assert store.list() == []
+    # Another machine that was cut off: its lease no longer changes.
+    store.write("leases/job.json", b'{"owner": "x", "host": "elsewhere", "pid": 1, "beat": 7}\n')
+    with alone(store) as check:
+        store.write("leases/job.json", b'{"owner": "x", "host": "elsewhere", "pid": 1, "beat": 8}\n')
+        threading.Event().wait(1.0)
+        with pytest.raises(JobError, match="another job has taken over"):
+            check()
+    assert store.list() == ["leases/job.json"]
+    store.close()
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_store_that_refuses_writes_stops_the_job_and_loses_nothing(
+    status, s3, bucket, folder, undisturbed, tmp_path, monkeypatch
+):
+    url = f"s3://{bucket}/set"
+
+    def impatient(url):
+        return open_storage(url, options=RemoteOptions(patience_seconds=2))
+
+    with LossyProxy(s3.endpoint) as proxy, monkeypatch.context() as patch:
+        patch.setattr("fastvid.sharding.job.job.open_storage", impatient)
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        proxy.refuse = lambda method, path: status if method == "PUT" and "data-000001.tar" in path else None
+        with pytest.raises(StorageError, match=rf"{status}.*data-000001\.tar") as caught:
+            run_job(str(folder), url, **ARGUMENTS)
+    if status == 403:
+        assert "check the credentials in the environment" in str(caught.value)
+    assert not open_storage(url).exists("dataset.json")
+    assert command(folder, "--out", url, *OPTIONS).returncode == 3
+    same(url, undisturbed, tmp_path / "copy")
+
+
+def test_sources_in_an_object_store_are_those_of_the_folder(s3, bucket, folder, undisturbed, tmp_path):
+    upload(folder, f"s3://{bucket}/raw/videos")
+    open_storage(f"s3://{bucket}/raw").write("videos2/g.mp4", b"of another folder")
+    done = command(f"s3://{bucket}/raw/videos", "--out", tmp_path / "out", *OPTIONS)
+    assert done.returncode == 3, done.stderr
+    assert tars(tmp_path / "out") == tars(undisturbed)
+    without_path = [{k: v for k, v in row.items() if k != "path"} for row in ledger(undisturbed)]
+    rows = ledger(tmp_path / "out")
+    assert [{k: v for k, v in row.items() if k != "path"} for row in rows] == without_path
+    assert {row["path"] for row in rows} == {f"s3://{bucket}/raw/videos/{row['source_id']}" for row in rows}
+    assert "1 ignored: .txt file" in done.stdout
+    # From store to store.
+    url = f"s3://{bucket}/set"
+    assert command(f"s3://{bucket}/raw/videos/", "--out", url, *OPTIONS).returncode == 3
+    assert tars(download(url, tmp_path / "copy")) == tars(undisturbed)
+
+
+def test_a_listing_gives_names_sizes_and_tags(bucket, folder):
+    upload(folder, f"s3://{bucket}/raw/videos")
+    there = find_sources([f"s3://{bucket}/raw/videos"]).sources
+    here = find_sources([str(folder)]).sources
+    assert [(s.id, s.key, s.label, s.size) for s in there] == [(s.id, s.key, s.label, s.size) for s in here]
+    assert all(source.tag for source in there)
+    (one,) = find_sources([f"s3://{bucket}/raw/videos/jump/f.mp4"]).sources
+    assert (one.id, one.label) == ("f.mp4", None)
+    both = find_sources([f"s3://{bucket}/raw/videos/jump", f"s3://{bucket}/raw/videos/run"]).sources
+    assert {source.id for source in both} == {source.id for source in here}
+    for absent in (f"s3://{bucket}/raw/none", f"s3://{bucket}/raw/vid"):
+        with pytest.raises(UsageError, match="source does not exist"):
+            find_sources([absent])
+
+
+def outcome_of(path, size=0, tag=None, **limits):
+    """What a worker makes of one source."""
+    settings = Settings(SMALL, find_ffmpeg(), Limits(**limits), 600.0)
+    return encode_source(Task(0, "x", path, "x", size=size, tag=tag), settings, lambda _phase, _seconds: None)
+
+
+def test_what_can_go_wrong_with_a_source_in_a_store_has_a_reason(bucket, folder):
+    upload(folder, f"s3://{bucket}/raw")
+    store = open_storage(f"s3://{bucket}/raw")
+    (source,) = find_sources([f"s3://{bucket}/raw/jump/f.mp4"]).sources
+    assert outcome_of(source.path, tag=source.tag).reason is None
+    assert outcome_of(source.path, tag=source.tag).bytes_in == source.size
+    assert outcome_of(source.path, fetched_bytes=100).reason is Reason.TOO_LARGE
+    store.write("jump/f.mp4", store.read("run/é.mp4"))
+    assert outcome_of(source.path, tag=source.tag).reason is Reason.CHANGED
+    store.delete("jump/f.mp4")
+    assert outcome_of(source.path, tag=source.tag).reason is Reason.MISSING
+    store.write("empty.mp4", b"")
+    assert outcome_of(f"s3://{bucket}/raw/empty.mp4").reason is Reason.EMPTY
+    gone = outcome_of(f"s3://{bucket}-none/raw/x.mp4")
+    assert gone.reason in (Reason.MISSING, Reason.UNREACHABLE)
+    store.close()
+
+
+def test_credentials_that_run_out_stop_the_job_instead_of_rejecting_what_is_left(
+    s3, bucket, folder, undisturbed, tmp_path, monkeypatch
+):
+    upload(folder, f"s3://{bucket}/raw")
+    out = tmp_path / "out"
+    seen = []
+
+    def refuse(method, path):
+        if method == "GET" and ".mp4" in path:
+            seen.append(path)
+            return 403 if len(seen) > 2 else None
+        return None
+
+    with LossyProxy(s3.endpoint) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        proxy.refuse = refuse
+        stopped = command(f"s3://{bucket}/raw", "--out", out, *OPTIONS, "--workers", "1")
+    assert stopped.returncode == 1
+    assert "access is denied" in stopped.stderr
+    assert "goes on where it was when it is run again" in stopped.stderr
+    assert not (out / "ledger.parquet").exists()
+    assert command(f"s3://{bucket}/raw", "--out", out, *OPTIONS).returncode == 3
+    assert tars(out) == tars(undisturbed)
+
+
+def test_one_file_that_may_not_be_read_is_rejected_when_others_may(
+    s3, bucket, folder, undisturbed, tmp_path, monkeypatch
+):
+    upload(folder, f"s3://{bucket}/raw")
+    with LossyProxy(s3.endpoint) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        proxy.refuse = lambda method, path: 403 if method == "GET" and path.endswith("jump/f.mp4") else None
+        done = command(f"s3://{bucket}/raw", "--out", tmp_path / "out", *OPTIONS)
+    assert done.returncode == 3, done.stderr
+    rows = {row["source_id"]: row for row in ledger(tmp_path / "out")}
+    assert rows["jump/f.mp4"]["reason"] == "unreachable"
+    assert sum(row["status"] == "packed" for row in rows.values()) == 4
+
+
+def test_sources_of_the_web_are_named_by_a_table(web, folder, undisturbed, tmp_path):
+    shutil.copytree(folder, web.folder / "raw")
+    table = tmp_path / "clips.csv"
+    urls = ["run/a%20b.mp4?sig=secret", "jump/e%231%3F.mp4", "jump/gone.mp4", "run/text.mp4"]
+    lines = "".join(f"{web.url}/raw/{url},{url.split('/')[0]}\n" for url in urls)
+    table.write_text(f"path,label\n{lines}")
+    done = command("--annotations", f"csv:{table}", "--out", tmp_path / "out", *OPTIONS)
+    assert done.returncode == 3, done.stderr
+    host = web.url.partition("//")[2]
+    rows = {row["source_id"].removeprefix(f"{host}/raw/"): row for row in ledger(tmp_path / "out")}
+    verdicts = {name: row["reason"] for name, row in rows.items()}
+    assert verdicts == {
+        "run/a b.mp4": None,
+        "jump/e#1?.mp4": None,
+        "jump/gone.mp4": "missing",
+        "run/text.mp4": "not-video",
+    }
+    assert rows["run/a b.mp4"]["bytes_in"] == (folder / "run" / "a b.mp4").stat().st_size
+    assert "secret" not in str(rows)
+    assert Dataset(str(tmp_path / "out")).classes == ("jump", "run")
+    # A name with a blank breaks the log's columns; what matters is that ranges were asked for.
+    assert re.search(r"^GET /raw/jump/e#1\?\.mp4 206 ", web.log.read_text(), re.MULTILINE)
+    assert verify_dataset(str(tmp_path / "out"), workers=1).ok
+
+
+def test_a_single_file_of_the_web_is_a_source(web, folder, tmp_path):
+    (web.folder / "one").mkdir()
+    shutil.copy(folder / "jump" / "f.mp4", web.folder / "one" / "f.mp4")
+    report = run_job(f"{web.url}/one/f.mp4", str(tmp_path / "out"), **ARGUMENTS)
+    assert (report.packed, report.ledger["source_id"].to_pylist()) == (1, ["f.mp4"])
+    with pytest.raises(UsageError, match="source does not exist"):
+        run_job(f"{web.url}/one/g.mp4", str(tmp_path / "none"), **ARGUMENTS)
+
+
+def test_from_a_google_bucket_to_a_google_bucket(folder, undisturbed, tmp_path, monkeypatch):
+    with GcsServer() as server:
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(server.account(tmp_path / "account.json")))
+        upload(folder, "gs://some-bucket/raw")
+        done = command("gs://some-bucket/raw", "--out", "gs://some-bucket/set", *OPTIONS)
+        assert done.returncode == 3, done.stderr
+        assert tars(download("gs://some-bucket/set", tmp_path / "copy")) == tars(undisturbed)
+
+
+def test_large_files_come_in_ranges_of_one_version(web, tmp_path, monkeypatch):
+    monkeypatch.setattr("fastvid.storage.objects.PIECE_BYTES", 100_000)
+    (web.folder / "large").mkdir()
+    data = os.urandom(1_234_567)
+    (web.folder / "large" / "x.bin").write_bytes(data)
+    storage = open_storage(web.url, options=RemoteOptions(cache="", concurrency=4))
+    with (tmp_path / "x").open("wb") as file:
+        version = storage.download("large/x.bin", file, lambda version: None)
+    storage.close()
+    assert (tmp_path / "x").read_bytes() == data
+    assert version.size == len(data)
+    requests = web.requests("large", 13)
+    assert [status for _, _, status, _ in requests] == [206] * 13
+
+
+class WholeFiles(SimpleHTTPRequestHandler):
+    """Knows no ranges."""
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_without_ranges_is_read_whole(folder, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: WholeFiles(*a, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}/jump/f.mp4"
+        outcome = outcome_of(url)
+        assert (outcome.reason, outcome.bytes_in) == (None, (folder / "jump" / "f.mp4").stat().st_size)
+        assert outcome_of(url, fetched_bytes=100).reason is Reason.TOO_LARGE
+        assert outcome_of(url.replace("f.mp4", "g.mp4")).reason is Reason.MISSING
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_dataset_in_an_object_store_lives(bucket, folder, tmp_path):
+    url = f"s3://{bucket}/set"
+    make(tmp_path / "more" / "fly" / "z.mp4", frames=9)
+    run_job(str(folder), url, **ARGUMENTS)
+    store = open_storage(url)
+    added = add_sources(url, str(tmp_path / "more"), workers=1)
+    assert (added.report.packed, added.generation) == (1, 2)
+    assert "fly" in Dataset(url).classes
+    remove_samples(store, ["jump/f"])
+    assert len(Dataset(url)) == 5
+    compacted = compact_shards(store)
+    assert compacted.samples == 1
+    assert collect_garbage(store).files
+    assert verify_dataset(url, workers=1).ok
+    store.delete("data-000000.pkt")
+    rebuild(url)
+    assert verify_dataset(url, workers=1).ok
+    assert len(read_ledger(store)[0]) == 7
+    assert os.listdir(tmp_path / "tmp") == []
+    store.close()
+
+
+def test_commands_on_a_dataset_in_an_object_store(bucket, folder, tmp_path, capsys):
+    url = f"s3://{bucket}/set"
+    run_job(str(folder), url, **ARGUMENTS)
+    table = tmp_path / "labels.csv"
+    table.write_text("key,label\njump/f,run\n")
+    page = tmp_path / "page.html"
+    for arguments in (
+        ["inspect", url],
+        ["inspect", url, "--html", str(page)],
+        ["verify", url, "--workers", "1"],
+        ["relabel", url, "--from", str(table)],
+        ["remove", url, "--keys", "jump/f"],
+        ["gc", url],
+        ["gc", url, "--yes"],
+        ["index", url],
+        ["verify", url, "--sample", "1", "--workers", "1"],
+    ):
+        assert main(arguments) == 0, (arguments, capsys.readouterr())
+    assert page.stat().st_size > 1000
+    assert main(["index", f"{url}/data-000000.tar", "--out", str(tmp_path / "x")]) == 2
+    assert "indexed on a local disk" in capsys.readouterr().err
+    assert main(["shard", str(folder), "--out", "http://127.0.0.1:9/x"]) == 1
+    assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,491 @@
+"""`fastvid inspect`: the numbers, the page, and what hostile names can do to them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import av
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fastvid.cli.main import main
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.runtime import units
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.job.ledger import write_ledger
+from fastvid.sharding.page import contact_sheet
+from fastvid.sharding.page.charts import histogram, packets, text
+from fastvid.sharding.page.contact_sheet import HEIGHT, encode_picture, make_contact_sheet, pick_frames
+from fastvid.sharding.page.page import render_page
+from fastvid.sharding.page.summary import UNLABELLED, summarize
+from tests.datasets import make_clip, pack, recommit
+
+EVIL = "<script>document.title='pwned'</script>"
+QUOTES = "\"onmouseover='document.title=`pwned`' x=\""
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID = {"meta", "col", "input", "br", "hr", "img", "link"}
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+    return [make_clip(folder / f"{n}.mp4", frames=n, size=s) for n, s in ((12, "96x64"), (30, "64x96"), (1, "96x96"))]
+
+
+@pytest.fixture
+def store(tmp_path, clips):
+    """Eight samples in two shards; three classes, one of them empty; two splits; names that want to be markup."""
+    samples = [(f"c/{n}", clips[n % 3], n % 2) for n in range(8)]
+    store = pack(
+        tmp_path / "data&set",
+        [samples[:5], samples[5:]],
+        classes=("jump", EVIL, "empty"),
+        columns={
+            "split": ["train"] * 5 + ["val"] * 3,
+            "split2": [QUOTES] * 8,
+            "caption": [f"caption {n} </dl>{EVIL}" for n in range(8)],
+        },
+    )
+    remove_samples(store, ["c/7"])
+    rows = [ledger_row(f"c/{n}.avi", key=f"c/{n}", warnings=["enlarged"] if n % 2 else []) for n in range(8)]
+    rows += [
+        ledger_row(f"{EVIL}.avi", reason="truncated", message=f"ends early {QUOTES}"),
+        ledger_row("right\u202eiva.4pm", reason="truncated", message="turned\x1b[2J around"),
+        ledger_row("odd.avi", reason=f"later {EVIL}", message="a reason of a later version"),
+    ]
+    write_ledger(store, rows, {})
+    return store
+
+
+def ledger_row(source, key=None, reason=None, message=None, warnings=()):
+    status = "packed" if reason is None else "rejected"
+    return {
+        "source_id": source, "path": source, "status": status, "reason": reason, "message": message, "key": key,
+        "shard": None, "bytes_in": 1000, "bytes_out": 500, "num_frames": 12, "seconds": 0.1, "warnings": list(warnings),
+    }  # fmt: skip
+
+
+class Page(HTMLParser):
+    """Elements with their attributes and text; fails where tags do not nest."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str], list[str]]] = []
+        self._open: list[int] = []
+        self.feed(data.decode("utf-8"))
+        self.close()
+        assert not self._open, [self.elements[index][0] for index in self._open]
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), []))
+        if tag not in VOID:
+            self._open.append(len(self.elements) - 1)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), []))
+
+    def handle_endtag(self, tag):
+        assert self.elements[self._open.pop()][0] == tag
+
+    def handle_data(self, data):
+        for index in self._open:
+            self.elements[index][2].append(data)
+
+    def find(self, tag, **attributes):
+        return [
+            (attrs, "".join(words))
+            for name, attrs, words in self.elements
+            if name == tag and all(value in attrs.get(key, "").split() for key, value in attributes.items())
+        ]
+
+
+def render(store, **options):
+    return render_page(summarize(store.url), **options)
+
+
+class TestSummary:
+    def test_counts_what_is_visible(self, store):
+        summary = summarize(store.url)
+        assert (summary.num_samples, summary.removed, summary.generation.number) == (7, 1, 2)
+        assert [(c.name, c.count, dict(c.splits)) for c in summary.class_counts] == [
+            ("jump", 4, {"train": 3, "val": 1}),
+            (EVIL, 3, {"train": 2, "val": 1}),
+            ("empty", 0, {}),
+        ]
+        assert summary.num_frames.tolist() == [12, 30, 1, 12, 30, 1, 12]
+        np.testing.assert_allclose(summary.seconds, summary.num_frames / 25)
+        assert summary.sizes == {"96x64": 3, "64x96": 2, "96x96": 2}
+        assert summary.rates == {"25": 7}
+        assert summary.colours == {"limited smpte170m": 7}
+        assert summary.split_columns["split"] == {"train": 5, "val": 2}
+        assert summary.rejected == {"truncated": 2, f"later {EVIL}": 1}
+        assert (summary.sources, summary.conforming, summary.whole) == (11, 7, 0)
+        assert summary.tar_bytes == sum(store.size(f"data-00000{n}.tar") for n in range(2))
+        # GOPs of 8, three droppable frames of four: counted by hand from how the clips were encoded.
+        assert summary.packets_per_key == (3 * 12 + 2 * 30 + 2 * 1) / (3 * 2 + 2 * 4 + 2 * 1)
+        assert [number for number, _ in summary.history] == [2, 1]
+        assert summarize(store.url, generation=1).num_samples == 8
+
+    def test_samples_without_label_or_class_are_named_so(self, store):
+        table = Dataset(store.url).annotations
+        labels = [None, 7, *table["label"].to_pylist()[2:]]
+        index = table.column_names.index("label")
+        recommit(store, annotations=table.set_column(index, table.schema.field(index), pa.array(labels, pa.int32())))
+        names = {c.name: c.count for c in summarize(store.url).class_counts}
+        assert (names[UNLABELLED], names["7"]) == (1, 1)
+        assert b"<main>" in render(store)
+
+    def test_terminal_text(self, store, capsys):
+        assert main(["inspect", store.url, "--top", "1"]) == 0
+        out = capsys.readouterr().out
+        assert "7 in 2 shards, 1 removed and hidden" in out
+        assert "and 2 more; --top N lists N" in out
+        assert "11: 8 packed, 3 rejected" in out
+        assert "truncated: the data ends before the header says" in out
+        assert main(["inspect", store.url, "--json"]) == 0
+        numbers = json.loads(capsys.readouterr().out)
+        assert (numbers["samples"], numbers["rejected"]["truncated"]) == (7, 2)
+
+    def test_terminal_text_cannot_move_the_cursor(self, tmp_path, clips, capsys):
+        store = pack(tmp_path / "d", [[("a", clips[0], 0)]], classes=("clear\x1b[2J\u202escreen",))
+        assert main(["inspect", store.url]) == 0
+        out = capsys.readouterr().out
+        assert "clear?[2J?screen" in out
+        assert "\x1b" not in out
+
+    def test_a_dataset_without_visible_samples(self, store):
+        remove_samples(store, [f"c/{n}" for n in range(8)])
+        assert summarize(store.url).num_samples == 0
+        Page(render(store))
+
+
+class TestPage:
+    def test_nests_and_shows_every_part(self, store):
+        page = Page(render(store))
+        assert {attrs["id"] for attrs, _ in page.find("section")} == {
+            "classes",
+            "clips",
+            "shapes",
+            "encoding",
+            "sources",
+        }
+        assert len(page.find("div", **{"class": "tile"})) == 7
+        assert [words for attrs, words in page.find("h1")] == ["data&set"]
+        rows = page.find("tr")[1:]
+        assert len(rows) == 11
+        assert rows[0][0]["data-tags"].startswith("r-")
+        assert rows[-1][0]["data-tags"] == "packed w-enlarged"
+        bars = [attrs["data-tip"] for attrs, _ in page.find("g")]
+        counted = sum(int(re.search(r": (\d+) samples", tip)[1]) for tip in bars)
+        assert counted == 2 * 7, "two histograms of seven samples"
+
+    def test_hostile_names_stay_text(self, store):
+        data = render(store)
+        page = Page(data)
+        assert len(page.find("script")) == 1
+        assert EVIL.encode() not in data
+        shown = [words for _, words in page.find("h3")]
+        assert EVIL in shown
+        assert any(EVIL in words for _, words in page.find("td"))
+        captions = [words for _, words in page.find("dd")]
+        assert sum(EVIL in words for words in captions) >= 7
+        for _, attrs, _ in page.elements:
+            assert not [name for name in attrs if name.startswith("on")]
+        # Letters that turn a line around or move a cursor are spelled out.
+        assert "\u202e".encode() not in data
+        assert b"right\\u202eiva.4pm" in data
+        assert b"turned\\u001b[2J around" in data
+
+    def test_refers_to_nothing_outside(self, store):
+        data = render(store)
+        page = Page(data)
+        for name, attrs, _ in page.elements:
+            for key in ("src", "href", "action", "data", "poster", "srcset"):
+                value = attrs.get(key, "#")
+                assert value.startswith("#"), (name, key, value)
+        for url in re.findall(rb"url\(([^)]{0,30})", data):
+            assert url.startswith((b"data:image/webp;base64,", b'"')), url
+        assert not re.findall(rb"@import|<link|<iframe|<img", data)
+        assert set(re.findall(rb"https?://[^\"']+", data)) == {b"http://www.w3.org/2000/svg"}
+
+    def test_its_policy_allows_its_own_script_and_nothing_else(self, store):
+        page = Page(render(store))
+        (policy,) = (attrs["content"] for attrs, _ in page.find("meta") if "http-equiv" in attrs)
+        (_, script) = page.find("script")[0]
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}'" in policy
+        assert "default-src 'none'" in policy
+
+    def test_every_link_has_its_target(self, store):
+        page = Page(render(store))
+        ids = {attrs["id"] for _, attrs, _ in page.elements if "id" in attrs}
+        links = {attrs["href"][1:] for attrs, _ in page.find("a") if "href" in attrs}
+        assert links
+        assert links <= ids
+
+    def test_keeps_to_its_bytes(self, store):
+        full = render(store)
+        frame = len(re.sub(rb"data:image/webp;base64,[^)]*", b"", full))
+        small = render(store, max_bytes=max(200_000, frame))
+        assert len(full) <= 8_000_000
+        assert len(small) <= 200_000
+        with pytest.raises(UsageError, match="holds nothing"):
+            render(store, max_bytes=1000)
+
+    def test_a_long_ledger_is_cut_with_the_rejected_sources_first(self, store):
+        rows = [ledger_row(f"s/{n}.avi", key=f"s/{n}") for n in range(3000)]
+        rows += [ledger_row(f"z/{n}.avi", reason="empty", message="the file has no bytes") for n in range(20)]
+        write_ledger(store, rows, {})
+        data = render(store, max_bytes=400_000)
+        page = Page(data)
+        listed = page.find("tr")[1:]
+        assert len(data) <= 400_000
+        assert len(listed) < 3000
+        assert [attrs["data-tags"] for attrs, _ in listed[:21]] == ["r-empty"] * 20 + ["packed"]
+        assert f"The first {len(listed)} are listed; ledger.parquet holds all." in " ".join(
+            words for _, words in page.find("p", **{"class": "lead"})
+        )
+
+    def test_a_sample_that_does_not_decode_is_counted_not_shown(self, store):
+        data = bytearray(store.read("data-000000.tar"))
+        position = data.index(b"mdat")
+        data[position + 100 : position + 400] = bytes(300)
+        store.write("data-000000.tar", bytes(data))
+        page = Page(render(store))
+        assert len(page.find("div", **{"class": "tile"})) == 6
+        assert "1 sample could not be decoded" in page.find("p", **{"class": "more"})[0][1]
+
+    def test_the_command_writes_it(self, store, tmp_path, capsys):
+        out = tmp_path / "page.html"
+        assert main(["inspect", store.url, "--html", str(out)]) == 0
+        assert out.read_bytes().startswith(b"<!doctype html>")
+        assert "page.html" in capsys.readouterr().out
+        assert main(["inspect", store.url, "--html", str(tmp_path / "no" / "page.html")]) == 2
+        assert "cannot be written" in capsys.readouterr().err
+
+
+class TestContactSheet:
+    def test_every_class_comes_before_second_clips(self, store):
+        summary = summarize(store.url)
+        whole = make_contact_sheet(summary, max_bytes=10_000_000)
+        assert {name: len(strips) for name, strips in whole.strips.items()} == {"jump": 4, EVIL: 3}
+        sizes = [len(strips[0].uri) for strips in whole.strips.values()]
+        tight = make_contact_sheet(summary, max_bytes=sum(sizes) + 100)
+        assert {name: len(strips) for name, strips in tight.strips.items()} == {"jump": 1, EVIL: 1}
+        nothing = make_contact_sheet(summary, max_bytes=10)
+        assert (nothing.strips, nothing.left_out) == ({}, 2)
+
+    def test_strips_show_the_frames_of_their_sample(self, store):
+        from fastvid.decode.access import open as open_dataset
+
+        strip = make_contact_sheet(summarize(store.url), max_bytes=10_000_000).strips["jump"][0]
+        key = summarize(store.url).annotations["key"][strip.sample].as_py()
+        video = open_dataset(store.url)[key]
+        picture = decode_picture(strip.uri)
+        assert picture.shape == (HEIGHT, strip.frames * strip.width, 3)
+        frames = pick_frames(video.num_frames, video.num_frames / 25, 12)
+        assert strip.frames == len(frames)
+        seen = picture.reshape(HEIGHT, strip.frames, strip.width, 3).mean((0, 2))
+        expected = video.frames(frames).data.mean((1, 2))
+        np.testing.assert_allclose(seen, expected, atol=6)  # mean colours; WebP at this quality is within 4
+
+    @pytest.mark.parametrize(
+        ("num_frames", "seconds", "count"), [(300, 10, 12), (300, 300, 12), (5, 0.2, 12), (1, 0.04, 4)]
+    )
+    def test_frames_lie_in_the_middle_and_are_distinct(self, num_frames, seconds, count):
+        frames = pick_frames(num_frames, seconds, count)
+        assert len(frames) == min(count, num_frames)
+        assert (np.diff(frames) > 0).all()
+        assert 0 <= frames[0] <= frames[-1] < num_frames
+        assert (frames[-1] - frames[0]) * seconds / num_frames <= max(6.0, count * seconds / num_frames)
+        assert abs((frames[0] + frames[-1] + 1) / 2 - num_frames / 2) <= max(2, num_frames / count)
+
+    def test_pictures_without_webp_are_jpeg(self, monkeypatch):
+        picture = np.full((16, 32, 3), 200, np.uint8)
+        assert encode_picture(picture).startswith("data:image/webp;base64,")
+        monkeypatch.setattr(
+            contact_sheet, "_ENCODERS", (("no-such-encoder", "webp", "yuv420p", {}), contact_sheet._ENCODERS[1])
+        )
+        uri = encode_picture(picture)
+        assert uri.startswith("data:image/jpeg;base64,")
+        assert abs(int(decode_picture(uri).mean()) - 200) <= 2
+
+
+def decode_picture(uri):
+    import io
+
+    data = base64.b64decode(uri.partition(",")[2])
+    with av.open(io.BytesIO(data)) as container:
+        return next(container.decode(video=0)).to_ndarray(format="rgb24")
+
+
+def test_charts_escape_and_count():
+    values = np.asarray([1.0] * 50 + [2.0] * 49 + [1000.0])
+    chart = histogram(values, lambda value: f"<{value:.0f}>", str, what="clips & more")
+    assert "<1>" not in chart.replace("&lt;1&gt;", "")
+    assert sum(int(n) for n in re.findall(r": (\d+) clips &amp; more", chart)) == 100
+    assert "&lt;1000&gt;" in chart, "the last bar reaches to the largest value"
+    assert packets("k900 d100 r400").count("<rect") == 3
+    assert text("a<b>&\"'\u202e") == "a&lt;b&gt;&amp;&quot;&#x27;\\u202e"
+
+
+def test_numbers_read_well():
+    assert [units.size(n) for n in (0, 999, 1000, 12_345, 456_789, 3.1e9, 5e15)] == [
+        "0 B", "999 B", "1 kB", "12.3 kB", "457 kB", "3.1 GB", "5000 TB",
+    ]  # fmt: skip
+    assert [units.duration(s) for s in (0.04, 9.84, 59.96, 200, 7500, 1e6)] == [
+        "0.04 s", "9.8 s", "1 min 0 s", "3 min 20 s", "2 h 5 min", "278 h",
+    ]  # fmt: skip
+    assert [units.percent(a, 1000) for a in (0, 1, 500, 999, 1000)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
+
+
+class Browser:
+    """Chromium over its debugging pipe: one JSON message, one zero byte."""
+
+    FLAGS = (
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe",
+    )  # fmt: skip
+
+    def __init__(self, profile):
+        down_read, self._write = os.pipe()
+        self._read, up_write = os.pipe()
+
+        def descriptors():
+            # Chromium reads from 3 and writes to 4.
+            os.dup2(down_read, 13)
+            os.dup2(up_write, 14)
+            os.dup2(13, 3)
+            os.dup2(14, 4)
+
+        self._process = subprocess.Popen(
+            [CHROMIUM, *self.FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            preexec_fn=descriptors,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(down_read)
+        os.close(up_write)
+        self._number, self._rest, self.events = 0, b"", []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = None
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    _session = None
+
+    def call(self, method, **parameters):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def _receive(self):
+        while b"\0" not in self._rest:
+            piece = os.read(self._read, 1 << 16)
+            assert piece, "chromium has gone"
+            self._rest += piece
+        message, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(message)
+
+    def load(self, path):
+        self.call("Page.navigate", url=f"file://{path}")
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._receive())
+
+    def evaluate(self, expression):
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def close(self):
+        os.close(self._write)
+        os.close(self._read)
+        self._process.terminate()
+        self._process.wait(timeout=300)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_in_a_browser(store, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_bytes(render(store))
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.load(path)
+        assert browser.evaluate("document.title") == "data&set · fastvid"
+        assert browser.evaluate("document.querySelector('#found').textContent") == "11 of 11"
+
+        click = "document.querySelector('.filters button[data-tag=\"r-truncated\"]').click()"
+        shown = "[...document.querySelectorAll('#ledger tbody tr')].filter(row => row.offsetHeight > 0).length"
+        browser.evaluate(click)
+        assert browser.evaluate(shown) == 2
+        search = (
+            "(() => {{ const s = document.querySelector('#{}'); s.value = {!r};"
+            " s.dispatchEvent(new Event('input')) }})()"
+        )
+        browser.evaluate(search.format("find-source", "ENDS EARLY"))
+        assert browser.evaluate(shown) == 1
+        browser.evaluate(search.format("find-source", "nowhere"))
+        assert browser.evaluate("document.querySelector('#none').offsetHeight > 0")
+
+        browser.evaluate(search.format("find-class", "jump"))
+        assert browser.evaluate("document.querySelectorAll('.group:not([hidden])').length") == 1
+
+        style = "getComputedStyle(document.querySelector('.strip'))"
+        assert browser.evaluate(f"{style}.animationName") == "none"
+        place = json.loads(
+            browser.evaluate(
+                "(() => { const t = document.querySelector('.tile'); t.scrollIntoView({behavior: 'instant'});"
+                " const b = t.getBoundingClientRect();"
+                " return JSON.stringify([b.x + b.width / 2, b.y + b.height / 2]) })()"
+            )
+        )
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
+        assert browser.evaluate(f"{style}.animationName") == "play"
+        picture = (
+            "new Promise(done => { const i = new Image(); i.onload = () => done(i.naturalWidth);"
+            f" i.onerror = () => done(0); i.src = {style}.backgroundImage.slice(5, -2) }})"
+        )
+        frames, width = (
+            browser.evaluate(f"+document.querySelector('.tile').style.getPropertyValue('--{name}')") for name in "nw"
+        )
+        assert browser.evaluate(picture) == frames * width
+
+        browser.evaluate("document.querySelector('.tile').click()")
+        assert browser.evaluate("document.querySelector('#clip h3').textContent").startswith("c/")
+        assert EVIL in browser.evaluate("document.querySelector('#clip .facts').textContent")
+        assert browser.evaluate("document.querySelectorAll('#clip svg rect').length") > 0
+
+        before = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+        browser.evaluate("document.querySelector('#theme').click()")
+        assert browser.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+        # Positive control: the policy stops a script that did get into the page.
+        browser.evaluate(
+            "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = 1'}))"
+        )
+        assert browser.evaluate("document.title") == "data&set · fastvid"
+        requests = [
+            e["params"]["request"]["url"] for e in browser.events if e.get("method") == "Network.requestWillBeSent"
+        ]
+        assert not [url for url in requests if not url.startswith(("file:", "data:"))]
+    finally:
+        browser.close()

@@ -1,0 +1,113 @@
+"""What the sharding tests share: small sources, stub programs, and the command run as a user runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.probe import SourceInfo, open_source, probe
+from fastvid.sharding.encode.profiles import PROFILES, Profile
+from fastvid.sharding.encode.transcode import Transcoded, transcode
+
+REPOSITORY = Path(__file__).parents[2]
+
+# A filter that tags pictures as HDR10.
+HDR = "setparams=color_primaries=bt2020:color_trc=smpte2084:colorspace=bt2020nc"
+
+
+def ffmpeg(*arguments: str, data: bytes | None = None) -> None:
+    """Runs ffmpeg, quietly; the last argument is the output."""
+    command = [find_ffmpeg().path, "-nostdin", "-v", "error", *arguments[:-1], "-y", arguments[-1]]
+    if data is not None:
+        command.remove("-nostdin")
+    subprocess.run(command, check=True, input=data, stdin=None if data is not None else subprocess.DEVNULL)
+
+
+def make(path: Path, *options: str, size: str = "96x64", frames: int = 20, rate: str = "25") -> Path:
+    """A test pattern that moves, as a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = ["-f", "lavfi", "-i", f"testsrc2=size={size}:rate={rate}", "-frames:v", str(frames)]
+    ffmpeg(*source, *(options or ("-pix_fmt", "yuv420p", "-preset", "veryfast")), str(path))
+    return path
+
+
+def turn(path: Path, target: Path) -> Path:
+    """An MP4 with a display matrix that turns it clockwise by a quarter, as a phone held upright writes it."""
+    data = bytearray(path.read_bytes())
+    # The matrix stands 40 bytes into a version 0 track header (ISO/IEC 14496-12, 8.3.2).
+    struct.pack_into(">9i", data, data.index(b"tkhd") + 4 + 40, 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
+    target.write_bytes(data)
+    return target
+
+
+def look(path: Path | str, limits: Limits | None = None) -> SourceInfo:
+    """What `probe` says of a file."""
+    with open_source(str(path)) as source:
+        return probe(source, limits or Limits())
+
+
+def encode(path: Path | str, profile: Profile = PROFILES["compact"], parts=(None,), **options) -> Transcoded:
+    """A file through `transcode`."""
+    limits = options.pop("limits", Limits())
+    with open_source(str(path)) as source:
+        info = probe(source, limits)
+        return transcode(find_ffmpeg(), profile, source, info, list(parts), limits, **options)
+
+
+def stub(path: Path, body: str) -> str:
+    """A program that stands in for ffmpeg; `body` is shell."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def other_build(path: Path) -> str:
+    """The ffmpeg that is found, under another version."""
+    program = shlex.quote(find_ffmpeg().path)
+    body = f"""[ "$*" = -version ] || exec {program} "$@"\n{program} -version | sed '1s/version /version other-/'"""
+    return stub(path, body)
+
+
+def command(
+    *arguments: object, fault: str = "", preexec_fn: Callable[[], object] | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """``fastvid shard`` in a process of its own."""
+    variables = {name: value for name, value in os.environ.items() if name != "FASTVID_FAULT"}
+    variables |= {"PYTHONPATH": str(REPOSITORY), **({"FASTVID_FAULT": fault} if fault else {}), **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "fastvid", "shard", *map(str, arguments)],
+        env=variables,
+        preexec_fn=preexec_fn,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def tars(folder: Path) -> dict[str, str]:
+    """SHA-256 of every tar of a dataset."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.tar"))}
+
+
+def ledger(folder: Path) -> list[dict]:
+    """The rows of a dataset's ledger, without the times."""
+    rows = pq.read_table(folder / "ledger.parquet").to_pylist()
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def seconds(frames: int, rate: Fraction | int = 25) -> float:
+    """Length of a number of frames."""
+    return float(frames / Fraction(rate))

@@ -1,0 +1,274 @@
+"""Annotation files in the shapes in which the field publishes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fastvid.errors import UsageError
+from fastvid.sharding.sources.annotations import (
+    parse_csv,
+    parse_diving48,
+    parse_hmdb51,
+    parse_json,
+    parse_kinetics,
+    parse_list,
+    parse_sthv2,
+    parse_ucf101,
+    read_annotations,
+    split_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("a/b.mp4 3\nc.avi 0\n", [("a/b.mp4", "3"), ("c.avi", "0")]),
+        ("my holiday video.mp4 7\n", [("my holiday video.mp4", "7")]),
+        ("clips.mp4 of 2020/run.mp4 1\n", [("clips.mp4 of 2020/run.mp4", "1")]),
+        ("x.mp4 riding a bike\ny.mp4 running\n", [("x.mp4", "riding a bike"), ("y.mp4", "running")]),
+        ("no_ending 4\nother 5\n", [("no_ending", "4"), ("other", "5")]),
+        ("path with spaces\triding a bike\n", [("path with spaces", "riding a bike")]),
+        ("p q.mp4::2\nr.mp4::1\n", [("p q.mp4", "2"), ("r.mp4", "1")]),
+        ("\ufeff# comment\n\nA.MP4 2\n", [("A.MP4", "2")]),
+        ("unlabelled.mp4\n", [("unlabelled.mp4", None)]),
+    ],
+)
+def test_lists_of_path_and_label(text, rows):
+    assert [(row.name, row.label) for row in parse_list(text.removeprefix("\ufeff")).rows] == rows
+
+
+def test_integer_labels_are_positions_and_names_are_sorted():
+    assert parse_list("a.mp4 3\nb.mp4 0\n").classes == ("0", "1", "2", "3")
+    assert parse_list("a.mp4 run\nb.mp4 jump\n").classes == ("jump", "run")
+
+
+def test_several_integers_are_a_multi_label_row_and_no_class():
+    (row,) = parse_list("a b.mp4 1 5 9\n").rows
+    assert (row.name, row.label, row.columns) == ("a b.mp4", None, {"labels": "1 5 9"})
+
+
+def test_csv_keeps_every_column_with_its_type():
+    text = "path,label,split,texture,score,who,start,end\na.mp4,left,train,3,0.5,me,,\nb.mp4,,test,4,1,,1.5,2\n"
+    parsed = parse_csv(text)
+    first, second = parsed.rows
+    assert first.columns == {"texture": 3, "score": 0.5, "who": "me", "split": "train"}
+    assert second.columns == {"texture": 4, "score": 1.0, "who": None, "split": "test"}
+    assert (second.label, second.start, second.end) == (None, 1.5, 2.0)
+    assert parsed.classes == ("left",)
+    with pytest.raises(UsageError, match="no column path"):
+        parse_csv("file,label\na.mp4,1\n")
+
+
+def test_kinetics_names_files_and_keeps_the_clip_for_uncut_videos():
+    text = (
+        "label,youtube_id,time_start,time_end,split,is_cc\n"
+        "abseiling,0347ZoDXyP0,95,105,train,0\n"
+        "zumba,-AbC_dEfGhI,0,10,validate,1\n"
+    )
+    parsed = parse_kinetics(text.replace("validate", "val"))
+    first, second = parsed.rows
+    assert (first.name, first.whole_name, first.start, first.end) == (
+        "0347ZoDXyP0_000095_000105",
+        "0347ZoDXyP0",
+        95,
+        105,
+    )
+    assert second.name == "-AbC_dEfGhI_000000_000010"
+    assert second.columns == {"split": "val", "is_cc": "1"}
+    assert parsed.classes == ("abseiling", "zumba")
+    (test,) = parse_kinetics("youtube_id,time_start,time_end,split\nx,1,11,test\n").rows
+    assert test.label is None
+
+
+def test_ucf101_gives_all_splits_at_once_with_zero_based_labels():
+    parsed = parse_ucf101(
+        "1 ApplyEyeMakeup\n2 Archery\n",
+        {
+            "trainlist01.txt": "ApplyEyeMakeup/v_g08_c01.avi 1\nArchery/v_g01_c01.avi 2\n",
+            "testlist01.txt": "ApplyEyeMakeup/v_g01_c01.avi\n",
+            "trainlist02.txt": "ApplyEyeMakeup/v_g01_c01.avi 1\n",
+            "testlist02.txt": "ApplyEyeMakeup/v_g08_c01.avi\nArchery/v_g01_c01.avi\n",
+        },
+    )
+    rows = {row.name: (row.label, row.columns) for row in parsed.rows}
+    assert rows["ApplyEyeMakeup/v_g01_c01.avi"] == ("ApplyEyeMakeup", {"split1": "test", "split2": "train"})
+    assert rows["Archery/v_g01_c01.avi"] == ("Archery", {"split1": "train", "split2": "test"})
+    assert parsed.classes == ("ApplyEyeMakeup", "Archery")
+
+
+def test_hmdb51_reads_its_codes_and_names_with_odd_characters():
+    parsed = parse_hmdb51(
+        {
+            "brush_hair_test_split1.txt": "April_09_brush_hair_u_nm_np1_ba_goo_0.avi 1 \nA#[1]&x.avi 2\n",
+            "brush_hair_test_split2.txt": "A#[1]&x.avi 0\n",
+            "readme.txt": "nothing",
+        }
+    )
+    rows = {row.name: row.columns for row in parsed.rows}
+    assert rows["brush_hair/A#[1]&x.avi"] == {"split1": "test", "split2": "unused"}
+    assert rows["brush_hair/April_09_brush_hair_u_nm_np1_ba_goo_0.avi"] == {"split1": "train"}
+    assert parsed.classes == ("brush_hair",)
+
+
+def test_something_something_strips_brackets_and_keeps_captions():
+    parsed = parse_sthv2(
+        json.dumps({"Holding something next to something": "1", "Dropping something": "0"}),
+        {
+            "train": json.dumps(
+                [
+                    {
+                        "id": "78687",
+                        "label": "holding potato next to vicks vaporub bottle",
+                        "template": "Holding [something] next to [something]",
+                        "placeholders": ["potato", "vicks vaporub bottle"],
+                    }
+                ]
+            ),
+            "test": json.dumps([{"id": "1420"}]),
+        },
+    )
+    by_name = {row.name: row for row in parsed.rows}
+    assert by_name["78687"].label == "Holding something next to something"
+    assert by_name["78687"].columns["caption"] == "holding potato next to vicks vaporub bottle"
+    assert by_name["1420"].label is None
+    assert by_name["1420"].columns["split"] == "test"
+    assert parsed.classes == ("Dropping something", "Holding something next to something")
+
+
+def test_files_are_joined_their_names_tell_the_split_and_integers_get_names(tmp_path):
+    (tmp_path / "train.csv").write_text("a b.mp4 1\n")
+    (tmp_path / "kinetics_val_list.txt").write_text("c.mp4 0\n")
+    specs = [f"list:{tmp_path}/train.csv", f"list:{tmp_path}/kinetics_val_list.txt"]
+    parsed = read_annotations(specs, ["jump", "run", "swim"])
+    assert [(row.label, row.columns["split"]) for row in parsed.rows] == [("run", "train"), ("jump", "val")]
+    assert parsed.classes == ("jump", "run", "swim")
+    with pytest.raises(UsageError, match="label 1 has no name"):
+        read_annotations(specs, ["only one"])
+
+
+def test_json_tables_are_like_csv_tables():
+    records = [
+        {"path": "a.mp4", "label": 3, "start": 1, "end": 2.5, "tags": ["x", "y"], "box": [1, 2], "score": 0.5},
+        {"path": "b.mp4", "label": 0, "split": "test", "score": None},
+    ]
+    parsed = parse_json(json.dumps(records), "train")
+    first, second = parsed.rows
+    assert (first.label, first.start, first.end) == ("3", 1.0, 2.5)
+    assert first.columns == {"tags": ["x", "y"], "box": "[1, 2]", "score": 0.5, "split": "train"}
+    assert second.columns == {"score": None, "split": "test"}
+    assert parsed.classes == ("0", "1", "2", "3")
+    with pytest.raises(UsageError, match="no list of objects"):
+        parse_json('{"a.mp4": 1}')
+    with pytest.raises(UsageError, match="no column path"):
+        parse_json('[{"file": "a.mp4"}]')
+
+
+VOCABULARY = [
+    ["Back", "15som", "05Twis", "FREE"],
+    ["Back", "15som", "15Twis", "FREE"],
+    ["Forward", "Dive", "NoTwis", "PIKE"],
+]
+DIVES = [
+    {"vid_name": "dLYFZVZeD_g_00127", "label": 2, "start_frame": 0, "end_frame": 84},
+    {"vid_name": "-QkD3EfNdg_00012", "label": 0, "start_frame": 0, "end_frame": 118},
+]
+
+
+def test_diving48_takes_integer_labels_names_them_and_keeps_its_columns():
+    parsed = parse_diving48(json.dumps(DIVES), json.dumps(VOCABULARY), "train")
+    rows = {row.name: row for row in parsed.rows}
+    assert rows["dLYFZVZeD_g_00127"].label == "Forward_Dive_NoTwis_PIKE"
+    assert rows["-QkD3EfNdg_00012"].columns == {"start_frame": 0, "end_frame": 118, "split": "train"}
+    # Frame numbers of the clip inside its film are no times to cut at.
+    assert {(row.start, row.end) for row in parsed.rows} == {(None, None)}
+    assert parsed.classes == ("Back_15som_05Twis_FREE", "Back_15som_15Twis_FREE", "Forward_Dive_NoTwis_PIKE")
+    assert parse_diving48(json.dumps(DIVES)).classes == ("0", "1", "2")
+    with pytest.raises(UsageError, match="label 7"):
+        parse_diving48(json.dumps([{"vid_name": "x", "label": 7}]), json.dumps(VOCABULARY))
+
+
+def test_diving48_as_csv_says_the_same_as_json():
+    text = "vid_name,label,start_frame,end_frame\n" + "".join(
+        f"{d['vid_name']},{d['label']},{d['start_frame']},{d['end_frame']}\n" for d in DIVES
+    )
+    assert parse_diving48(text) == parse_diving48(json.dumps(DIVES))
+    assert parse_diving48(text, json.dumps(VOCABULARY)) == parse_diving48(json.dumps(DIVES), json.dumps(VOCABULARY))
+
+
+def test_diving48s_folder_gives_both_splits_of_the_corrected_labels(tmp_path):
+    old = [{"vid_name": "dLYFZVZeD_g_00127", "label": 1, "start_frame": 0, "end_frame": 84}]
+    (tmp_path / "Diving48_train.json").write_text(json.dumps(old))
+    (tmp_path / "Diving48_V2_train.json").write_text(json.dumps(DIVES[:1]))
+    (tmp_path / "Diving48_V2_test.json").write_text(json.dumps(DIVES[1:]))
+    (tmp_path / "Diving48_vocab.json").write_text(json.dumps(VOCABULARY))
+    parsed = read_annotations([f"diving48:{tmp_path}"])
+    assert {(row.name, row.label, row.columns["split"]) for row in parsed.rows} == {
+        ("dLYFZVZeD_g_00127", "Forward_Dive_NoTwis_PIKE", "train"),
+        ("-QkD3EfNdg_00012", "Back_15som_05Twis_FREE", "test"),
+    }
+    assert len(parsed.classes) == 3
+    alone = read_annotations([f"diving48:{tmp_path}/Diving48_V2_test.json"])
+    assert [row.columns["split"] for row in alone.rows] == ["test"]
+
+
+def test_class_numbers_of_joined_lists_are_places_among_all_sorted_names(tmp_path):
+    header = "label,youtube_id,time_start,time_end,split\n"
+    (tmp_path / "train.csv").write_text(f"{header}zumba,a,0,10,train\nbowling,b,0,10,train\n")
+    (tmp_path / "val.csv").write_text(f"{header}abseiling,c,0,10,validate\n")
+    parsed = read_annotations([f"kinetics:{tmp_path}/train.csv", f"kinetics:{tmp_path}/val.csv"])
+    assert parsed.classes == ("abseiling", "bowling", "zumba")
+    assert [row.columns["split"] for row in parsed.rows] == ["train", "train", "val"]
+
+
+def test_kinetics_without_a_split_column_takes_it_from_the_files_name(tmp_path):
+    (tmp_path / "kinetics400_test.csv").write_text("youtube_id,time_start,time_end\n-a,3,13\n")
+    (row,) = read_annotations([f"kinetics:{tmp_path}/kinetics400_test.csv"]).rows
+    assert (row.name, row.columns) == ("-a_000003_000013", {"split": "test"})
+
+
+def test_a_row_that_is_longer_than_its_header_is_named():
+    with pytest.raises(UsageError, match="more fields") as caught:
+        parse_csv("path,label\na.mp4,1\nb,c.mp4,2\n")
+    assert caught.value.where["row"] == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("list.txt", "not understood"),
+        ("nonsense:list.txt", "formats are csv, diving48, hmdb51"),
+        ("list:absent.txt", "No such file"),
+        ("list:empty.txt", "name no video"),
+        ("kinetics:wrong.csv", "do not parse as kinetics"),
+        ("sthv2:.", "no labels.json"),
+        ("ucf101:ucf", "class 'Cricket' is not in the list"),
+        ("json:wrong.csv", "do not parse as json"),
+        ("diving48:absent", "No such file"),
+    ],
+)
+def test_wrong_annotations_are_named(spec, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "wrong.csv").write_text("label,video\na,b\n")
+    (tmp_path / "ucf").mkdir()
+    (tmp_path / "ucf" / "classInd.txt").write_text("1 Archery\n")
+    (tmp_path / "ucf" / "trainlist01.txt").write_text("Cricket/v_1.avi 2\n")
+    with pytest.raises(UsageError, match=message):
+        read_annotations([spec])
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train.csv", "train"),
+        ("hmdb51_train_split_1_videos.txt", "train"),
+        ("validation", "val"),
+        ("something-test.json", "test"),
+        ("latest.txt", None),
+        ("train_and_val.txt", None),
+    ],
+)
+def test_split_names(name, split):
+    assert split_of(name) == split

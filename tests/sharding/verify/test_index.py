@@ -1,0 +1,306 @@
+"""Tars of other tools become datasets as they are: every frame by plan is the frame that a player shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+
+import av
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import webdataset
+
+import fastvid
+from fastvid.cli.main import main
+from fastvid.decode.clips import read_clip, reader_of
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Box, ClipRequest, Planes
+from fastvid.decode.swscale import RgbConverter
+from fastvid.errors import ChecksumError, FormatError, JobError, SourceError, UsageError
+from fastvid.format.packets import PacketTable
+from fastvid.format.schema import PacketFlag, StreamFlag
+from fastvid.media import prove
+from fastvid.media.limits import Limits
+from fastvid.media.prove import index_video
+from fastvid.media.reasons import Reason
+from fastvid.sharding.verify.index import index_tars, rebuild
+from fastvid.sharding.verify.verify import verify_dataset
+from tests.makers import opened
+from tests.sharding.shardtools import ffmpeg, ledger, make
+
+X265 = ("-c:v", "libx265", "-preset", "ultrafast", "-x265-params")
+# Real files that other tools wrote: what is special about each.
+FOOTAGE = {
+    "odd/google__ExoPlayer__sample_fragmented.mp4": "fragments",
+    "odd/meta-pytorch__torchcodec__discard_first_keyframe.mp4": "an edit list that hides the first key frame",
+    "odd/google__ExoPlayer__dolbyVision-hdr.MOV": "HEVC of ten bits with an edit list",
+    "odd/dmlc__decord__unordered.mov": "packets out of order",
+    "odd/Zulko__moviepy__no_duration.webm": "VP9 with a variable rate",
+    "odd/Zulko__moviepy__big_buck_bunny_432_433.webm": "VP8",
+    "odd/google__ExoPlayer__bear-vp9-odd-dimensions.webm": "odd sides",
+    "odd/google__ExoPlayer__sample_av1.mp4": "AV1",
+    "odd/openvinotoolkit__datumaro__video.avi": "MJPEG in AVI",
+    "clean/chuckcho__video-caffe__UCF-101_Rowing_g16_c03.avi": "MPEG-4 in AVI",
+}
+
+
+def check(data):
+    """Holds plans of a video against a full decode by FFmpeg's demuxer; returns what was found."""
+    found = index_video(data, Limits())
+    info = found.info
+    table = PacketTable(found.records, whole=bool(info.flags & StreamFlag.WHOLE))
+    box = Box(0, 0, info.height & ~1, info.width & ~1)
+    whole, converter = [], RgbConverter()
+    with opened(io.BytesIO(data)) as container:
+        for frame in container.decode(video=0):
+            if frame.format.name not in ("yuv420p", "yuvj420p"):
+                frame = converter.to_420(frame, info)
+            sides = ((box.height, box.width), *((box.height // 2, box.width // 2),) * 2)
+            whole.append([p[:h, :w] for p, (h, w) in zip(planes(frame), sides, strict=True)])
+    assert table.num_frames == info.num_frames == len(whole)
+    decoder, rng = PyAvDecoder(), np.random.default_rng(0)
+    picks = [[0], [len(whole) - 1], *rng.integers(0, len(whole), (4, 4)).tolist()]
+    for wanted in picks:
+        size = (box.height, box.width)
+        clip = read_clip(ClipRequest(0, np.asarray(wanted), box, size), info, table, reader_of(data))
+        output = Planes.packed(np.empty(Planes.nbytes(len(wanted), box), np.uint8), len(wanted), box)
+        assert decoder.decode([clip], [output]) == [None]
+        for place, number in enumerate(wanted):
+            for mine, theirs in zip((output.y, output.u, output.v), whole[number], strict=True):
+                np.testing.assert_array_equal(mine[place], theirs)
+    return found
+
+
+def planes(frame):
+    return [np.ndarray((p.height, p.width), np.uint8, p, 0, (p.line_size, 1)).copy() for p in frame.planes]
+
+
+def is_whole(found):
+    return bool(found.info.flags & StreamFlag.WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "droppable"),
+    [
+        ("x264.mp4", ("-c:v", "libx264", "-g", "20", "-bf", "5"), True),
+        ("open-h264.mp4", ("-c:v", "libx264", "-x264-params", "open-gop=1:keyint=10:bframes=3:scenecut=0"), True),
+        ("open-hevc.mp4", (*X265, "log-level=none:open-gop=1:keyint=10:bframes=3:b-pyramid=1"), True),
+        ("fragmented.mp4", ("-c:v", "libx264", "-g", "10", "-movflags", "frag_keyframe+empty_moov"), True),
+        ("x264.mkv", ("-c:v", "libx264", "-g", "10"), True),
+        ("vp9.webm", ("-c:v", "libvpx-vp9", "-g", "10", "-cpu-used", "8", "-lag-in-frames", "8"), False),
+        ("vp8.webm", ("-c:v", "libvpx", "-g", "10", "-auto-alt-ref", "1", "-lag-in-frames", "8"), False),
+        ("x264.avi", ("-c:v", "libx264", "-g", "10", "-bf", "2"), True),
+        ("x264.flv", ("-c:v", "libx264", "-g", "10"), True),
+        ("mjpeg.avi", ("-c:v", "mjpeg", "-q:v", "4"), True),
+        ("av1.mp4", ("-c:v", "libaom-av1", "-usage", "realtime", "-cpu-used", "8", "-g", "10"), False),
+    ],
+)
+def test_plans_of_other_tools_files_give_the_frames_of_a_player(name, options, droppable, tmp_path):
+    path = make(tmp_path / name, "-pix_fmt", "yuv420p", *options, size="80x48", frames=45)
+    found = check(path.read_bytes())
+    assert not is_whole(found)
+    flags = found.records["flags"]
+    assert bool((flags & PacketFlag.DROPPABLE).any()) == droppable
+    # An open GOP starts at a picture that nothing can be decoded from alone: only the first is a key.
+    keys = int(np.count_nonzero(flags & PacketFlag.KEY))
+    assert keys == 1 if name.startswith("open") else keys > 1
+    assert not found.info.flags & StreamFlag.CONFORMS
+
+
+@pytest.mark.parametrize("name", ["mpeg4.mp4", "packed.avi"])
+def test_codecs_that_are_not_read_are_decoded_whole(name, tmp_path):
+    path = make(tmp_path / name, "-pix_fmt", "yuv420p", "-c:v", "mpeg4", size="80x48", frames=20)
+    found = check(path.read_bytes())
+    assert is_whole(found)
+    assert found.notes[-1].startswith("whole: packets of ")
+
+
+def test_an_edit_list_hides_packets_that_stay_in_the_plan(tmp_path):
+    source = make(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "40", size="80x48", frames=40)
+    cut = tmp_path / "cut.mp4"
+    ffmpeg("-ss", "0.5", "-i", str(source), "-c", "copy", str(cut))
+    found = check(cut.read_bytes())
+    hidden = (found.records["flags"] & PacketFlag.HIDDEN) != 0
+    assert hidden.any()
+    assert found.info.num_frames + int(hidden.sum()) == len(found.records)
+    assert "edit-list" in found.notes
+
+
+@pytest.mark.parametrize("name", sorted(FOOTAGE))
+def test_real_files(name, footage):
+    check((footage / name).read_bytes())
+
+
+def test_damage_is_a_reason(tmp_path):
+    data = make(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "10", size="80x48", frames=30).read_bytes()
+    found = index_video(data, Limits())
+    middle = found.records[12]
+    broken = bytearray(data)
+    broken[int(middle["offset"]) + 8 : int(middle["offset"]) + int(middle["size"])] = bytes(int(middle["size"]) - 8)
+    for bad in (bytes(broken), data[: len(data) // 3], b"", b"#EXTM3U\nfile:secret.mp4\n"):
+        with pytest.raises(SourceError) as caught:
+            index_video(bad, Limits())
+        assert caught.value.reason in list(Reason)
+
+
+def test_packets_in_pieces_are_refused(tmp_path):
+    path = make(tmp_path / "a.ts", "-c:v", "libx264", "-pix_fmt", "yuv420p", size="160x96", frames=20)
+    with pytest.raises(SourceError, match="in one piece") as caught:
+        index_video(path.read_bytes(), Limits())
+    assert caught.value.reason == Reason.NO_INDEX
+
+
+def test_a_wrong_droppable_flag_is_found_out(tmp_path, monkeypatch):
+    data = make(tmp_path / "a.mp4", "-c:v", "libx264", "-bf", "0", "-g", "20", size="80x48", frames=40).read_bytes()
+    assert not is_whole(index_video(data, Limits()))
+    honest = prove.packet_flags
+
+    def lying(codec, extradata, packets):
+        flags = honest(codec, extradata, packets)
+        flags[5] |= np.uint32(PacketFlag.DROPPABLE)
+        flags[25] |= np.uint32(PacketFlag.KEY)
+        return flags
+
+    monkeypatch.setattr(prove, "packet_flags", lying)
+    found = index_video(data, Limits())
+    assert is_whole(found)
+    assert "alone" in found.notes[-1]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """Small videos of several kinds."""
+    folder = tmp_path_factory.mktemp("clips")
+    kinds = {
+        "a.mp4": ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-g", "10"),
+        "b.webm": ("-c:v", "libvpx", "-pix_fmt", "yuv420p", "-g", "10"),
+        "c.avi": (
+            "-c:v",
+            "mpeg4",
+        ),
+    }
+    return {
+        name: make(folder / name, *options, size="80x48", frames=20).read_bytes() for name, options in kinds.items()
+    }
+
+
+@pytest.fixture
+def tars(clips, tmp_path):
+    """Two tars as webdataset and tar write them; the second has a sample without a video, a broken one, and dots."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    with webdataset.TarWriter(str(folder / "00000.tar")) as writer:
+        writer.write({"__key__": "000000", "mp4": clips["a.mp4"], "txt": "a dog runs", "cls": 3})
+        writer.write(
+            {"__key__": "000001", "json": {"caption": "a cat", "nested": {"fps": 25}}, "webm": clips["b.webm"]}
+        )
+    members = [
+        ("one/000000.mp4", clips["a.mp4"]),
+        ("one/000000.cls", b"1"),
+        ("none.txt", b"only words"),
+        ("bad.mp4", clips["a.mp4"][:200]),
+        ("c d.avi", clips["c.avi"]),
+    ]
+    with tarfile.open(folder / "00001.tar", "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return folder
+
+
+def test_a_dataset_of_foreign_tars_reads_as_any_other(tars, clips, capsys):
+    before = {path.name: path.read_bytes() for path in tars.iterdir()}
+    assert main(["index", str(tars), "--workers", "1"]) == 3
+    assert "2 rejected" in capsys.readouterr().out
+    assert all((tars / name).read_bytes() == data for name, data in before.items())
+    dataset = fastvid.open(tars)
+    assert dataset.keys.to_pylist()[:3] == ["000000", "000001", "one/000000"]
+    assert dataset.labels.tolist() == [3, -1, 1, -1]
+    assert dataset.column("caption").to_pylist() == ["a dog runs", "a cat", None, None]
+    assert json.loads(dataset.column("nested")[1].as_py()) == {"fps": 25}
+    for video, name in zip(dataset, ("a.mp4", "b.webm", "a.mp4", "c.avi"), strict=True):
+        with av.open(io.BytesIO(clips[name])) as container:
+            count = sum(1 for _ in container.decode(video=0))
+        assert video.num_frames == count == 20
+        assert video.frames([0, 19, 7]).data.shape == (3, 48, 80, 3)
+    rows = {row["source_id"]: row for row in ledger(tars)}
+    assert {name: row["reason"] for name, row in rows.items() if row["reason"]} == {
+        "none": "no-video-stream",
+        "bad": rows["bad"]["reason"],
+    }
+    assert len(rows) == 6
+    assert any(note.startswith("whole") for note in rows["c d"]["warnings"])
+    report = verify_dataset(str(tars), workers=1)
+    assert (report.problems, report.samples) == ([], 4)
+    facts = pq.read_table(tars / "00001.parquet").to_pylist()
+    assert [row["whole"] for row in facts] == [False, True]
+    assert not any(row["conforms"] for row in facts)
+
+
+def test_out_links_the_tars_and_sidecars_can_be_rebuilt(tars, tmp_path):
+    out = tmp_path / "out"
+    (tars / "00000.parquet").write_bytes(b"PAR1 of another tool")
+    with pytest.raises(UsageError, match="another tool"):
+        index_tars([str(tars)], workers=1)
+    index_tars([str(tars)], str(out), workers=1)
+    assert (out / "data-000000.tar").read_bytes() == (tars / "00000.tar").read_bytes()
+    assert not list(tars.glob("*.pkt"))
+    sidecars = {path.name: path.read_bytes() for path in out.iterdir() if path.suffix in (".idx", ".pkt")}
+    for name in sidecars:
+        (out / name).unlink()
+    assert main(["index", str(out), "--workers", "1"]) == 0
+    assert {name: (out / name).read_bytes() for name in sidecars} == sidecars
+    # Another video under the same name is noticed when it is read, and when the index is made again.
+    tar = out / "data-000000.tar"
+    data = bytearray(tar.read_bytes())
+    tar.unlink()
+    at = data.index(b"mdat") + 200
+    data[at : at + 64] = bytes(64)
+    tar.write_bytes(data)
+    with pytest.raises(ChecksumError):
+        fastvid.open(out)["000000"].frames([0])
+    report = verify_dataset(str(out), workers=1)
+    assert {(problem.check, problem.key) for problem in report.problems} >= {("tar", ""), ("packets", "000000")}
+
+
+def test_repair_writes_the_sidecars_of_foreign_tars_and_compacting_refuses_them(tars, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["index", str(tars), "--out", str(out), "--workers", "1", "--allow-rejected"]) == 0
+    names = [path.name for path in out.iterdir() if path.name.startswith("data-") and path.suffix != ".tar"]
+    sidecars = {name: (out / name).read_bytes() for name in names}
+    (out / "data-000000.idx").unlink()
+    damaged = bytearray(sidecars["data-000001.pkt"])
+    damaged[-3] ^= 1
+    (out / "data-000001.pkt").write_bytes(damaged)
+    assert main(["verify", str(out), "--workers", "1"]) == 1
+    assert main(["verify", str(out), "--workers", "1", "--repair"]) == 0
+    assert "sidecars written anew: data-000000, data-000001" in capsys.readouterr().out
+    assert {name: (out / name).read_bytes() for name in names} == sidecars
+    # A takedown hides at once; the bytes in another tool's tar stay.
+    assert main(["remove", str(out), "--keys", "000000"]) == 0
+    before = sorted(path.name for path in out.rglob("*"))
+    assert main(["compact", str(out)]) == 2
+    assert "tars of another tool" in capsys.readouterr().err
+    assert sorted(path.name for path in out.rglob("*")) == before
+    assert "000000" not in fastvid.open(out).keys.to_pylist()
+
+
+def test_broken_tars_are_rows_and_nothing_is_an_error(tars, tmp_path):
+    shutil.copy(tars / "00000.tar", tmp_path / "whole.tar")
+    data = (tars / "00000.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(data[: len(data) // 2])
+    report = index_tars([str(tmp_path)], str(tmp_path / "out"), workers=1)
+    assert (report.packed, report.rejected) == (2, {Reason.BROKEN_CONTAINER: 1})
+    with pytest.raises(JobError, match="broken-container"):
+        index_tars([str(tmp_path / "cut.tar")], str(tmp_path / "none"), workers=1)
+    with pytest.raises(UsageError, match="no tar"):
+        index_tars([str(tmp_path / "out" / "generations")])
+    tar = tmp_path / "out" / "data-000001.tar"
+    tar.unlink()
+    tar.write_bytes(data[: len(data) // 2])
+    with pytest.raises(FormatError):
+        rebuild(str(tmp_path / "out"), workers=1)

@@ -1,0 +1,452 @@
+"""`fastvid verify`: each check sees the damage it is for, and a clean dataset passes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fastvid.cli.main import main
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.schema import PACKET_DTYPE, PKT_HEADER_DTYPE, STREAM_DTYPE, PacketFlag
+from fastvid.format.shard import Shard
+from fastvid.format.tar import read_members
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.verify import verify
+from fastvid.sharding.verify.check_shard import check_shard
+from fastvid.sharding.verify.verify import CHECKS, repair_sidecars, verify_dataset
+from tests.datasets import COMPACT, make_clip, pack, recommit
+from tests.makers import TAGS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("clips")
+
+
+@pytest.fixture(scope="module")
+def clips(folder):
+    return [make_clip(folder / f"{frames}.mp4", frames=frames) for frames in (12, 17)]
+
+
+@pytest.fixture
+def store(tmp_path, clips):
+    """Two shards of three samples, keys c/0 to c/5, of 12 or 17 frames."""
+    return pack(tmp_path / "d", [[(f"c/{n}", clips[n % 2], n % 2) for n in range(3 * s, 3 * s + 3)] for s in range(2)])
+
+
+def found(store, **options):
+    """Problems as (check, shard, key) of an audit in this process."""
+    report = verify_dataset(store.url, workers=1, **options)
+    return {(problem.check, problem.shard, problem.key) for problem in report.problems}
+
+
+def flip(store, name, position):
+    data = bytearray(store.read(name))
+    data[position] ^= 0x01
+    store.write(name, bytes(data))
+
+
+def member(store, stem, key, suffix="mp4"):
+    return next(m for m in read_members(store.map(f"{stem}.tar")) if (m.key, m.suffix) == (key, suffix))
+
+
+def edit_pkt(store, stem, change):
+    """Changes streams and packets of a packet sidecar and gives it a checksum that fits."""
+    data = bytearray(store.read(f"{stem}.pkt"))
+    header = np.frombuffer(data, PKT_HEADER_DTYPE, count=1)
+    at = PKT_HEADER_DTYPE.itemsize
+    rows = int(header["num_samples"][0] * header["num_streams"][0])
+    streams = np.frombuffer(data, STREAM_DTYPE, count=rows, offset=at)
+    at += rows * STREAM_DTYPE.itemsize + int(header["extradata_bytes"][0])
+    change(streams, np.frombuffer(data, PACKET_DTYPE, offset=at))
+    header["body_crc32"] = zlib.crc32(data[PKT_HEADER_DTYPE.itemsize :])
+    store.write(f"{stem}.pkt", bytes(data))
+
+
+def edit_parquet(store, name, change):
+    sink = io.BytesIO()
+    pq.write_table(change(pq.read_table(pa.BufferReader(store.read(name)))), sink)
+    store.write(name, sink.getvalue())
+
+
+def set_column(name, index, value):
+    def change(table):
+        values = table[name].to_pylist()
+        values[index] = value
+        return table.set_column(
+            table.column_names.index(name), table.schema.field(name), pa.array(values, table[name].type)
+        )
+
+    return change
+
+
+def test_a_clean_dataset_passes_every_check(store):
+    seen = []
+    report = verify_dataset(store.url, workers=1, progress=lambda count, total: seen.append((count, total)))
+    assert report.ok, report.problems
+    assert (report.samples, report.total) == (6, 6)
+    expected = {"tar": 2, "idx": 2, "parquet": 2, "pkt": 2, "process": 0, "audio": 0}  # the clips have no sound
+    assert {name: report.checked[name] for name in CHECKS} == dict.fromkeys(CHECKS, 6) | expected
+    assert seen == [(3, 6), (3, 6)]
+
+
+def test_removed_samples_are_still_proven(store):
+    remove_samples(store, ["c/1"])
+    flip(store, "data-000000.tar", member(store, "data-000000", "c/1").offset + 4000)
+    assert ("packets", "data-000000", "c/1") in found(store)
+
+
+class TestFiles:
+    def test_a_bit_outside_every_member(self, store):
+        # Padding behind the JSON of the first sample: no sidecar and no frame knows of it.
+        at = member(store, "data-000000", "c/0", "json")
+        flip(store, "data-000000.tar", at.offset + at.size + 1)
+        assert found(store) == {("tar", "data-000000", "")}
+
+    def test_a_tar_of_another_size(self, store):
+        store.write("data-000001.tar", bytes(store.read("data-000001.tar")) + bytes(512))
+        assert found(store) == {("tar", "data-000001", "")}
+
+    @pytest.mark.parametrize("cut", [700, 20_000])
+    def test_a_tar_that_was_cut(self, store, cut):
+        store.write("data-000001.tar", bytes(store.read("data-000001.tar"))[:cut])
+        assert ("tar", "data-000001", "") in found(store)
+        assert not {problem for problem in found(store) if problem[1] == "data-000000"}
+
+    def test_a_tar_that_is_gone(self, store):
+        store.delete("data-000000.tar")
+        assert found(store) == {("tar", "data-000000", "")}
+
+    @pytest.mark.parametrize("suffix", ["idx", "parquet", "pkt"])
+    def test_a_sidecar_that_is_gone(self, store, suffix):
+        store.delete(f"data-000001.{suffix}")
+        assert found(store) == {(suffix, "data-000001", "")}
+
+    def test_a_tar_index_that_says_something_else(self, store):
+        store.write("data-000000.idx", bytes(store.read("data-000000.idx")).replace(b"mp4 ", b"mp4 1", 1))
+        assert found(store) == {("idx", "data-000000", "")}
+        store.write("data-000000.idx", bytes(store.read("data-000001.idx")) + b"x\n")
+        assert found(store) == {("idx", "data-000000", "")}
+
+    def test_facts_that_say_something_else(self, store):
+        edit_parquet(store, "data-000001.parquet", set_column("width", 1, 640))
+        (problem,) = verify_dataset(store.url, workers=1).problems
+        assert (problem.check, problem.shard, problem.key) == ("parquet", "data-000001", "c/4")
+        assert problem.message == "width is 640, the tar gives 96"
+
+    def test_facts_that_do_not_parse_or_are_too_few(self, store):
+        edit_parquet(store, "data-000000.parquet", lambda table: table.slice(0, 2))
+        store.write("data-000001.parquet", b"PAR1")
+        assert found(store) == {("parquet", "data-000000", ""), ("parquet", "data-000001", "")}
+
+    def test_a_packet_sidecar_with_a_flipped_bit(self, store):
+        flip(store, "data-000000.pkt", PKT_HEADER_DTYPE.itemsize + 40)
+        assert found(store) == {("pkt", "data-000000", "")}
+
+    def test_the_packet_sidecar_of_another_shard(self, store, tmp_path, clips):
+        other = pack(tmp_path / "other", [[("x", clips[0], 0)]])
+        store.write("data-000000.pkt", other.read("data-000000.pkt"))
+        assert found(store) == {("pkt", "data-000000", "")}
+
+
+class TestIndex:
+    def test_a_packet_checksum(self, store):
+        def change(streams, packets):
+            packets["crc32"][int(streams["first_packet"][2]) + 3] ^= 1
+
+        edit_pkt(store, "data-000000", change)
+        (problem,) = verify_dataset(store.url, workers=1).problems
+        assert (problem.check, problem.key, problem.stream) == ("packets", "c/2", "rgb")
+        assert problem.message == "1 of 12 packets differ from their checksums: 3"
+
+    def test_a_bit_of_a_packet(self, store):
+        record = Shard(store, "data-000001").table(0).records[4]
+        at = member(store, "data-000001", "c/3")
+        flip(store, "data-000001.tar", at.offset + int(record["offset"]) + int(record["size"]) - 2)
+        report = verify_dataset(store.url, workers=1)
+        problems = {(problem.check, problem.key): problem.message for problem in report.problems}
+        assert problems["tar", ""] == "tar differs from its SHA-256"
+        assert problems["packets", "c/3"] == "1 of 17 packets differ from their checksums: 4"
+
+    @pytest.mark.parametrize(
+        ("field", "value", "message"),
+        [
+            ("width", 112, "width is 112, the tar gives 96"),
+            ("fps_num", 30, "fps is 30, the tar gives 25"),
+            ("member_offset", 512, r"member is indexed at 512\+"),
+            ("codec", 250, "250 is not a valid Codec"),
+            ("fps_den", 0, "index row is broken"),
+            ("num_packets", 11, "11 packets are indexed, the tar holds 12|index row is broken"),
+        ],
+    )
+    def test_a_stream_row(self, store, field, value, message):
+        def change(streams, packets):
+            streams[field][0] = value
+
+        edit_pkt(store, "data-000000", change)
+        problems = [p for p in verify_dataset(store.url, workers=1).problems if p.check == "index"]
+        assert [(p.shard, p.key) for p in problems] == [("data-000000", "c/0")]
+        assert re.search(message, problems[0].message), problems[0].message
+
+    def test_a_packet_that_is_called_droppable(self, store):
+        # The last packet of the first GOP that others refer to: a plan would leave it out.
+        def change(streams, packets):
+            rows = packets[: int(streams["num_packets"][0])]
+            needed = np.flatnonzero(rows["flags"] == 0)[0]
+            rows["flags"][needed] |= PacketFlag.DROPPABLE
+
+        edit_pkt(store, "data-000000", change)
+        problems = verify_dataset(store.url, workers=1).problems
+        assert {(p.check, p.key) for p in problems} >= {("index", "c/0")}
+        assert next(p for p in problems if p.check == "index").message.startswith("1 packets are indexed wrongly")
+
+    def test_a_plan_that_gives_other_frames(self, store):
+        # Two frames change places: packets and checksums are right, and the frames that a plan gives are wrong.
+        def change(streams, packets):
+            rows = packets[: int(streams["num_packets"][0])]
+            last, other = np.flatnonzero(rows["frame"] == 11)[0], np.flatnonzero(rows["frame"] == 10)[0]
+            rows["frame"][last], rows["frame"][other] = 10, 11
+
+        edit_pkt(store, "data-000000", change)
+        assert {("plan", "data-000000", "c/0"), ("index", "data-000000", "c/0")} <= found(store)
+
+    def test_a_container_whose_tables_are_broken(self, store):
+        at = member(store, "data-000000", "c/1")
+        data = bytearray(store.read("data-000000.tar"))
+        position = data.index(b"stsz", at.offset)
+        data[position : position + 4] = b"xxxx"
+        store.write("data-000000.tar", bytes(data))
+        problems = verify_dataset(store.url, workers=1).problems
+        assert {(p.check, p.key) for p in problems} == {("tar", ""), ("parquet", ""), ("index", "c/1")}
+
+    def test_metadata_that_does_not_parse(self, store):
+        at = member(store, "data-000000", "c/1", "json")
+        flip(store, "data-000000.tar", at.offset)
+        problems = verify_dataset(store.url, workers=1).problems
+        assert {(p.check, p.key) for p in problems} == {("tar", ""), ("parquet", ""), ("index", "c/1")}
+        assert any("JSON does not parse" in p.message for p in problems)
+
+
+class TestPromises:
+    """Shards whose bytes agree with one another, and break what a profile promises."""
+
+    def check(self, tmp_path, clips, data, meta=None):
+        store = pack(tmp_path / "d", [[("good", clips[0], 0), ("bad", data, 1)]], meta=meta)
+        problems = verify_dataset(store.url, workers=1).problems
+        assert not [problem for problem in problems if problem.key != "bad"]
+        return {problem.check: problem.message for problem in problems}
+
+    def test_a_variable_frame_rate(self, tmp_path, folder, clips):
+        data = make_clip(folder / "vfr.mp4", filters="setpts='if(gt(N,5),N+3,N)/25/TB'")
+        problems = self.check(tmp_path, clips, data)
+        assert set(problems) == {"timing"}
+        assert problems["timing"].startswith("the frame rate is not constant: frame 6 stays")
+
+    def test_another_rate_than_promised(self, tmp_path, clips):
+        store = pack(tmp_path / "d", [[("bad", clips[0], 1)]], meta={"fps": "30"})
+        (problem,) = verify_dataset(store.url, workers=1).problems
+        assert (problem.check, problem.message) == ("timing", "12800/512 frames a second, promised are 30")
+
+    def test_a_late_first_frame(self, tmp_path, folder, clips):
+        arguments = f"{COMPACT} -output_ts_offset 0.2 -use_editlist 0"
+        problems = self.check(tmp_path, clips, make_clip(folder / "late.mp4", arguments=arguments))
+        assert set(problems) == {"timing"}
+        assert "after the start" in problems["timing"]
+
+    def test_sides_that_are_no_multiples(self, tmp_path, folder, clips):
+        problems = self.check(tmp_path, clips, make_clip(folder / "odd.mp4", size="90x64"))
+        assert problems == {"shape": "90x64 pixels are no multiples of 16"}
+
+    def test_pixels_that_are_not_square(self, tmp_path, folder, clips):
+        problems = self.check(tmp_path, clips, make_clip(folder / "wide.mp4", filters="setsar=4/3"))
+        assert problems == {"shape": "pixels are 4/3 times as wide as high"}
+
+    @pytest.mark.parametrize(
+        ("tags", "message"),
+        [
+            (TAGS.replace("smpte170m", "bt709"), "the container is tagged limited range, bt709 matrix"),
+            (TAGS.replace("limited", "full"), "the container is tagged full range"),
+            ("null", "the container is tagged unknown range"),
+        ],
+    )
+    def test_colour_tags_in_the_container(self, tmp_path, folder, clips, tags, message):
+        data = make_clip(folder / f"{zlib.crc32(tags.encode())}.mp4", tags=tags)
+        problems = self.check(tmp_path, clips, data)
+        assert set(problems) == {"colour"}
+        assert problems["colour"].startswith(message) or problems["colour"].startswith("frame 0 is tagged")
+
+    def test_colour_tags_in_the_stream_only(self, tmp_path, folder, clips):
+        arguments = f"{COMPACT} -bsf:v h264_metadata=matrix_coefficients=1"
+        problems = self.check(tmp_path, clips, make_clip(folder / "stream.mp4", arguments=arguments))
+        assert problems == {"colour": "frame 0 is tagged limited range, bt709 matrix"}
+
+    def test_another_pixel_format(self, tmp_path, folder, clips):
+        arguments = f"{COMPACT} -pix_fmt yuv422p"
+        problems = self.check(tmp_path, clips, make_clip(folder / "422.mp4", arguments=arguments))
+        assert problems == {"colour": "frame 0 is yuv422p"}
+
+    def test_frames_that_do_not_decode(self, tmp_path, clips):
+        # Zeros in the second half of an I frame, before it was packed: every checksum is right.
+        data = bytearray(clips[0])
+        store = pack(tmp_path / "probe", [[("bad", clips[0], 0)]])
+        record = Shard(store, "data-000000").table(0).records[0]
+        start, size = int(record["offset"]), int(record["size"])
+        data[start + size // 2 : start + size] = bytes(size - size // 2)
+        assert "decode" in self.check(tmp_path, clips, bytes(data))
+
+    def test_without_a_promise_nothing_is_held_against_it(self, tmp_path, folder):
+        clips = [
+            make_clip(folder / "odd.mp4", size="90x64"),
+            make_clip(folder / "709.mp4", tags=TAGS.replace("smpte170m", "bt709")),
+            make_clip(folder / "422.mp4", arguments=f"{COMPACT} -pix_fmt yuv422p"),
+        ]
+        store = pack(tmp_path / "d", [[(f"k{n}", clip, 0) for n, clip in enumerate(clips)]], meta={"conforms": False})
+        report = verify_dataset(store.url, workers=1)
+        assert report.ok, report.problems
+        assert (report.checked["timing"], report.checked["plan"]) == (0, 3)
+
+
+class TestAnnotations:
+    def test_the_committed_file_was_changed(self, store):
+        edit_parquet(store, "annotations-000001.parquet", set_column("label", 0, 1))
+        assert found(store) == {("annotations", "", "")}
+
+    def test_rows_that_belong_to_other_samples(self, store):
+        table = Dataset(store.url).annotations
+        recommit(store, annotations=table.take([1, 0, 2, 3, 4, 5]))
+        problems = verify_dataset(store.url, workers=1).problems
+        assert {(p.check, p.shard, p.key) for p in problems} == {
+            ("annotations", "data-000000", f"c/{n}") for n in (0, 1)
+        }
+        assert "key is 'c/1', in the shard 'c/0'" in {p.message for p in problems}
+
+    @pytest.mark.parametrize(
+        ("column", "value", "message"),
+        [
+            ("num_frames", 99, "frames is 99, in the shard 12"),
+            ("source_id", "x.avi", "source is 'x.avi', in the shard 'c/0.avi'"),
+            ("label", 7, "label 7 is no class: there are 2"),
+        ],
+    )
+    def test_values_that_cannot_be(self, store, column, value, message):
+        recommit(store, annotations=set_column(column, 0, value)(Dataset(store.url).annotations))
+        (problem,) = verify_dataset(store.url, workers=1).problems
+        assert (problem.check, problem.key, problem.message) == ("annotations", "c/0", message)
+
+    def test_a_file_that_is_gone_or_does_not_parse(self, store):
+        store.write("annotations-000001.parquet", b"nothing")
+        assert found(store) == {("annotations", "", "")}
+        store.delete("annotations-000001.parquet")
+        assert found(store) == {("annotations", "", "")}
+
+
+class TestSample:
+    def test_looks_at_as_many_as_asked_for(self, store):
+        report = verify_dataset(store.url, sample=4, workers=1)
+        assert report.ok
+        assert (report.samples, report.checked["index"], report.checked["tar"]) == (4, 4, 0)
+        assert verify_dataset(store.url, sample=99, workers=1).samples == 6
+        with pytest.raises(UsageError):
+            verify_dataset(store.url, sample=0)
+
+    def test_sees_damage_in_what_it_looks_at(self, store):
+        def change(streams, packets):
+            packets["crc32"][0] ^= 1
+            streams["width"][1] = 112
+
+        edit_pkt(store, "data-000000", change)
+        assert {("packets", "data-000000", "c/0"), ("index", "data-000000", "c/1")} <= found(store, sample=6)
+
+    def test_sees_files_that_are_gone_wherever_they_are(self, store):
+        store.delete("data-000000.tar")
+        store.delete("data-000001.idx")
+        for seed in range(4):
+            seen = found(store, sample=1, seed=seed)
+            assert ("tar", "data-000000", "") in seen
+        assert any(("idx", "data-000001", "") in found(store, sample=1, seed=seed) for seed in range(6))
+
+
+class TestRepair:
+    def test_sidecars_come_back_to_the_byte(self, store):
+        before = {name: store.read(name) for name in store.list("data-")}
+        edit_pkt(store, "data-000000", lambda streams, packets: packets["flags"].fill(3))
+        store.delete("data-000000.idx")
+        edit_parquet(store, "data-000001.parquet", set_column("width", 1, 640))
+        report = verify_dataset(store.url, workers=1)
+        assert repair_sidecars(store.url, report) == ("data-000000", "data-000001")
+        assert {name: store.read(name) for name in store.list("data-")} == before
+        assert verify_dataset(store.url, workers=1).ok
+
+    def test_a_damaged_tar_keeps_its_sidecars(self, store):
+        """Positive control: sidecars made from the damaged tar would call it right."""
+        record = Shard(store, "data-000001").table(0).records[4]
+        at = member(store, "data-000001", "c/3")
+        flip(store, "data-000001.tar", at.offset + int(record["offset"]) + int(record["size"]) - 2)
+        before = store.read("data-000001.pkt")
+        report = verify_dataset(store.url, workers=1)
+        assert repair_sidecars(store.url, report) == ()
+        assert store.read("data-000001.pkt") == before
+        verify.index_shard(store, "data-000001")
+        assert ("packets", "data-000001", "c/3") not in found(store)
+
+
+class TestProcesses:
+    def test_several_find_the_same_as_one(self, store):
+        def change(streams, packets):
+            packets["crc32"][0] ^= 1
+
+        edit_pkt(store, "data-000001", change)
+        one, two = (verify_dataset(store.url, workers=workers) for workers in (1, 2))
+        assert one.problems == two.problems
+        assert one.checked == two.checked
+
+    def test_one_that_dies_is_named_and_takes_nothing_along(self, store, monkeypatch):
+        monkeypatch.setattr(verify, "check_shard", die_on_the_second)
+        report = verify_dataset(store.url, workers=2)
+        assert [(p.check, p.shard) for p in report.problems] == [("process", "data-000001")]
+        assert report.problems[0].message == "the process that checked rows 0 to 2 died"
+        assert report.samples == 3
+
+
+def die_on_the_second(task):
+    if task.record.name == "data-000001":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return check_shard(task)
+
+
+class TestCommand:
+    def test_prints_a_table_and_its_exit_code_tells(self, store, capsys):
+        assert main(["verify", store.url, "--workers", "1"]) == 0
+        out = capsys.readouterr().out
+        assert "6 of 6 samples decoded" in out
+        assert out.strip().endswith("nothing is wrong")
+        store.delete("data-000001.idx")
+        assert main(["verify", store.url, "--workers", "1"]) == 1
+        out = capsys.readouterr().out
+        assert "idx: data-000001: file does not exist" in out
+        assert out.strip().endswith("1 problem")
+
+    def test_json_is_whole_and_repair_is_reported(self, store, capsys):
+        store.delete("data-000001.idx")
+        assert main(["verify", store.url, "--json", "--workers", "1"]) == 1
+        report = json.loads(capsys.readouterr().out)
+        assert report["ok"] is False
+        assert report["checks"]["idx"] == {"checked": 2, "problems": 1}
+        assert report["problems"][0]["shard"] == "data-000001"
+        assert main(["verify", store.url, "--repair", "--json", "--workers", "1"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["ok"], report["repaired"]) == (True, ["data-000001"])
+
+    def test_no_dataset_is_an_error(self, tmp_path, capsys):
+        assert main(["verify", str(tmp_path)]) == 1
+        assert "there is no dataset" in capsys.readouterr().err

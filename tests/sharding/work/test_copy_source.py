@@ -1,0 +1,268 @@
+"""Profile copy: nothing is encoded, and every frame by plan is the one that a player shows for the source."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+import fastvid
+from fastvid.decode.clips import read_clip, reader_of
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Box, ClipRequest, Planes
+from fastvid.errors import JobError, UsageError
+from fastvid.format.schema import PacketFlag, StreamFlag
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.verify.index import rebuild
+from fastvid.sharding.verify.verify import verify_dataset
+from tests.makers import opened
+from tests.sharding.shardtools import ffmpeg, ledger, make
+
+X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-g", "10")
+# What ffmpeg is told, whether the file can go into a shard as it is, and whether it must be decoded whole.
+KINDS = {
+    "plain.mp4": (X264, True, False),
+    "plain.mov": (X264, True, False),
+    "fragmented.mp4": ((*X264, "-movflags", "frag_keyframe+empty_moov"), False, False),
+    "x264.mkv": ((*X264, "-bf", "3"), False, False),
+    "x264.avi": ((*X264, "-bf", "2"), False, False),
+    "x264.ts": ((*X264, "-bf", "2"), False, False),
+    "x264.flv": (X264, False, False),
+    "raw.h264": ((*X264, "-bf", "2"), False, False),
+    "open.mkv": (
+        ("-c:v", "libx265", "-pix_fmt", "yuv420p", "-x265-params", "log-level=none:open-gop=1:keyint=10:bframes=3"),
+        False,
+        False,
+    ),
+    "vp9.webm": (("-c:v", "libvpx-vp9", "-g", "10", "-cpu-used", "8", "-lag-in-frames", "8"), False, False),
+    "mjpeg.avi": (("-c:v", "mjpeg", "-pix_fmt", "yuvj420p", "-q:v", "4"), False, False),
+    "mpeg4.mp4": (("-c:v", "mpeg4", "-bf", "2"), True, True),
+    "mpeg4.avi": (("-c:v", "mpeg4", "-bf", "2"), False, True),
+    "av1.mkv": (("-c:v", "libaom-av1", "-usage", "realtime", "-cpu-used", "8", "-pix_fmt", "yuv420p"), False, False),
+}
+FRAMES = 36
+
+
+def frames_of(source) -> list[list[np.ndarray]]:
+    """Every frame that a player shows: its planes."""
+    with opened(source) as container:
+        return [
+            [np.ndarray((p.height, p.width), np.uint8, p, 0, (p.line_size, 1)).copy() for p in frame.planes]
+            for frame in container.decode(video=0)
+        ]
+
+
+def check(dataset, key, wanted):
+    """Holds planned frames of a sample against those of a player, bit by bit."""
+    video = dataset[key]
+    assert video.num_frames == len(wanted)
+    shards, rows = dataset.locate([dataset.find(key)])
+    shard = dataset.shard(int(shards[0]))
+    start, size = shard.member(int(rows[0]))
+    data = bytes(shard.storage.map(shard.tar)[start : start + size])
+    sides = (video.height, video.width)
+    box, rng = Box(0, 0, *sides), np.random.default_rng(0)
+    for frames in ([0], [len(wanted) - 1], *rng.integers(0, len(wanted), (4, 3)).tolist()):
+        clip = read_clip(ClipRequest(0, np.asarray(frames), box, sides), video.info, video.table, reader_of(data))
+        out = Planes.packed(np.empty(Planes.nbytes(len(frames), box), np.uint8), len(frames), box)
+        assert PyAvDecoder().decode([clip], [out]) == [None]
+        for place, number in enumerate(frames):
+            for mine, theirs in zip((out.y, out.u, out.v), wanted[number], strict=True):
+                np.testing.assert_array_equal(mine[place], theirs)
+    return data
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A folder with a video of every kind, and one with an edit list."""
+    folder = tmp_path_factory.mktemp("raw")
+    for name, (options, _, _) in KINDS.items():
+        make(folder / name, *options, size="80x48", frames=FRAMES)
+    ffmpeg("-ss", "0.5", "-i", str(folder / "plain.mp4"), "-c", "copy", str(folder / "edited.mp4"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def copied(raw, tmp_path_factory):
+    """What the profile makes of the folder: the report and the dataset's folder."""
+    out = tmp_path_factory.mktemp("copied") / "out"
+    return run_job(str(raw), str(out), profile="copy", workers=2), out
+
+
+def test_every_source_is_taken_over(copied, raw):
+    report, _ = copied
+    assert (report.packed, report.rejected) == (len(KINDS) + 1, {})
+
+
+@pytest.mark.parametrize("name", [*KINDS, "edited.mp4"])
+def test_frames_by_plan_are_those_of_a_player_of_the_source(name, copied, raw):
+    dataset = fastvid.open(copied[1])
+    keys = dict(zip(dataset.column("source_id").to_pylist(), dataset.keys.to_pylist(), strict=True))
+    wanted = frames_of(str(raw / name))
+    data = check(dataset, keys[name], wanted)
+    _, as_it_is, whole = KINDS.get(name, (None, True, False))
+    assert (data == (raw / name).read_bytes()) == as_it_is
+    video = dataset[keys[name]]
+    assert bool(video.info.flags & StreamFlag.WHOLE) == whole
+    assert not video.info.flags & StreamFlag.CONFORMS
+    # Another player, which knows nothing of the index, shows the same.
+    shown = frames_of(io.BytesIO(data))
+    assert len(shown) == len(wanted)
+    assert all((a == b).all() for one, two in zip(shown, wanted, strict=True) for a, b in zip(one, two, strict=True))
+
+
+def test_the_json_says_why_it_does_not_conform_and_the_ledger_too(copied):
+    _, out = copied
+    rows = {row["source_id"]: row for row in ledger(out)}
+    assert "remuxed" in rows["x264.mkv"]["warnings"]
+    assert "remuxed" not in rows["plain.mp4"]["warnings"]
+    assert any(note.startswith("whole") for note in rows["mpeg4.mp4"]["warnings"])
+    assert "edit-list" in rows["edited.mp4"]["warnings"]
+    metas = []
+    for path in sorted(out.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            metas += [json.load(tar.extractfile(name)) for name in tar.getnames() if name.endswith(".json")]
+    assert len(metas) == len(KINDS) + 1
+    for meta in metas:
+        assert meta["conforms"] is False
+    assert any(note.startswith("colour-") for note in meta["differs"])
+
+
+def test_the_dataset_is_proved_and_the_tars_alone_give_the_index(copied):
+    _, out = copied
+    report = verify_dataset(str(out), workers=1)
+    assert (report.problems, report.samples) == ([], len(KINDS) + 1)
+    sidecars = {path.name: path.read_bytes() for path in out.iterdir() if path.suffix in (".idx", ".pkt", ".parquet")}
+    for name in sidecars:
+        if name.startswith("data-"):
+            (out / name).unlink()
+    rebuild(str(out), workers=1)
+    assert {name: (out / name).read_bytes() for name in sidecars} == sidecars
+
+
+def test_clips_are_exact_and_what_they_need_before_is_hidden(raw, tmp_path):
+    table = tmp_path / "clips.csv"
+    names = [name for name in KINDS if name != "raw.h264"]
+    table.write_text("path,start,end\n" + "".join(f"{name},0.52,1.0\n" for name in names))
+    report = run_job(str(raw), str(tmp_path / "out"), profile="copy", workers=2, annotations=f"csv:{table}")
+    assert report.rejected == {}
+    dataset = fastvid.open(tmp_path / "out")
+    hidden = 0
+    for video, source in zip(dataset, dataset.column("source_id").to_pylist(), strict=True):
+        wanted = frames_of(str(raw / source.split("#")[0]))
+        # 25 frames a second: 0.52 s is frame 13, 1.0 s frame 25.
+        data = check(dataset, video.key, wanted[13:25])
+        assert len(frames_of(io.BytesIO(data))) == 12, source
+        hidden += bool((video.table.records["flags"] & PacketFlag.HIDDEN).any())
+    assert hidden > 5
+    assert dataset.column("start_seconds").to_pylist() == pytest.approx([0.52] * len(names), abs=0.002)
+    assert verify_dataset(str(tmp_path / "out"), workers=1).ok
+
+
+def test_long_videos_become_parts_without_loss(raw, tmp_path):
+    report = run_job(str(raw / "x264.mkv"), str(tmp_path / "out"), profile="copy", workers=1, max_seconds=0.5)
+    assert report.packed == 1
+    dataset = fastvid.open(tmp_path / "out")
+    wanted = frames_of(str(raw / "x264.mkv"))
+    assert [video.num_frames for video in dataset] == [12, 12, 12]
+    for number, video in enumerate(dataset):
+        check(dataset, video.key, wanted[12 * number : 12 * number + 12])
+    assert dataset.column("start_seconds").to_pylist() == pytest.approx([0, 0.48, 0.96], abs=0.002)
+
+
+def test_what_a_profile_wrote_conforms_when_it_is_copied(raw, tmp_path):
+    small = PROFILES["compact"].changed(short_side=48)
+    run_job(str(raw / "plain.mp4"), str(tmp_path / "first"), profile=small, workers=1)
+    with tarfile.open(tmp_path / "first" / "data-000000.tar") as tar:
+        tar.extract("plain.mp4", tmp_path / "again", filter="data")
+    run_job(str(tmp_path / "again"), str(tmp_path / "second"), profile="copy", workers=1)
+    (video,) = fastvid.open(tmp_path / "second")
+    assert video.info.flags & StreamFlag.CONFORMS
+    assert verify_dataset(str(tmp_path / "second"), workers=1).ok
+    rows = ledger(tmp_path / "second")
+    assert (rows[0]["warnings"], rows[0]["bytes_out"]) == ([], rows[0]["bytes_in"])
+
+
+def test_what_cannot_be_copied_has_a_reason(raw, tmp_path):
+    folder = tmp_path / "raw"
+    make(folder / "mpeg2.mpg", "-c:v", "mpeg2video", size="80x48", frames=10)
+    make(folder / "vp8.webm", "-c:v", "libvpx", size="80x48", frames=10)
+    make(folder / "good.mp4", *X264, size="80x48", frames=10)
+    broken = bytearray((raw / "plain.mp4").read_bytes())
+    at = len(broken) * 2 // 3
+    broken[at : at + 60] = bytes(60)
+    (folder / "broken.mp4").write_bytes(broken)
+    (folder / "cut.mkv").write_bytes((raw / "x264.mkv").read_bytes()[:-3000])
+    report = run_job(str(folder), str(tmp_path / "out"), profile="copy", workers=1)
+    reasons = {row["source_id"]: row["reason"] for row in report.ledger.to_pylist()}
+    assert reasons.pop("good.mp4") is None
+    assert reasons["mpeg2.mpg"] == reasons["vp8.webm"] == "no-index"
+    assert reasons["broken.mp4"] == "damaged"
+    assert reasons["cut.mkv"] in ("damaged", "truncated")
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "whole"),
+    [
+        ("Zulko__moviepy__fire2.mp4", 25, False),  # times that stand still
+        ("google__ExoPlayer__sample_sef_slow_motion.mp4", 63, True),  # a first packet without a picture
+        ("iejMac__clip-video-encode__vid1.mp4", 56, None),  # an edit list that starts between key frames
+        ("shaka-project__shaka-player__s_00000.ts", 52, None),  # packets in pieces
+    ],
+)
+def test_real_files(name, frames, whole, footage, tmp_path):
+    path = footage / "odd" / name
+    report = run_job(str(path), str(tmp_path / "out"), profile="copy", workers=1)
+    assert report.rejected == {}
+    (video,) = fastvid.open(tmp_path / "out")
+    wanted = frames_of(str(path))
+    assert len(wanted) == frames
+    check(fastvid.open(tmp_path / "out"), video.key, wanted)
+    assert whole is None or bool(video.info.flags & StreamFlag.WHOLE) == whole
+    assert verify_dataset(str(tmp_path / "out"), workers=1).ok
+
+
+def test_a_single_pixel_is_no_picture(footage, tmp_path):
+    with pytest.raises(JobError, match="bad-shape"):
+        run_job(
+            str(footage / "odd" / "Zulko__moviepy__-video-with-dash-.mp4"),
+            str(tmp_path / "out"),
+            profile="copy",
+            workers=1,
+        )
+
+
+def test_mutations_end_in_a_verdict_and_what_is_packed_plays(raw, tmp_path):
+    rng, folder = np.random.default_rng(7), tmp_path / "raw"
+    folder.mkdir()
+    for number in range(45):
+        name = ("plain.mp4", "x264.mkv", "mpeg4.avi", "x264.ts", "vp9.webm")[number % 5]
+        data = bytearray((raw / name).read_bytes())
+        if number % 3 == 0:
+            del data[int(rng.integers(len(data))) :]
+        elif number % 3 == 1:
+            for place in rng.integers(0, len(data), 3).tolist():
+                data[place] ^= 1 << int(rng.integers(8))
+        else:
+            start, stop = sorted(rng.integers(0, len(data), 2).tolist())
+            data[start:stop] = data[len(data) // 2 : len(data) // 2 + (stop - start) // 2]
+        (folder / f"{number:02d}-{name}").write_bytes(data)
+    for name in ("plain.mp4", "x264.mkv"):
+        (folder / name).write_bytes((raw / name).read_bytes())
+    report = run_job(str(folder), str(tmp_path / "out"), profile="copy", workers=2)
+    rows = {row["source_id"]: row for row in report.ledger.to_pylist()}
+    assert len(rows) == 47
+    assert rows["plain.mp4"]["num_frames"] == rows["x264.mkv"]["num_frames"] == FRAMES
+    assert len(report.rejected) >= 2
+    proof = verify_dataset(str(tmp_path / "out"), workers=1)
+    assert (proof.problems, proof.samples) == ([], report.packed)
+
+
+def test_parameters_of_an_encoder_mean_nothing():
+    assert PROFILES["copy"].changed() == PROFILES["copy"]
+    with pytest.raises(UsageError, match="crf has no meaning"):
+        PROFILES["copy"].changed(crf=20)

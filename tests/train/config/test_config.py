@@ -1,0 +1,204 @@
+"""Configurations, key=value overrides, recipes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from fastvid.errors import UsageError
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Dense
+from fastvid.train.config import overrides, recipes
+from fastvid.train.config.config import Config, DataConfig, OptimConfig, RunConfig, ShardConfig, flatten, to_json
+from tests.train import toy
+
+
+@pytest.fixture
+def config() -> Config:
+    return toy.toy_config(Path("out"))
+
+
+def test_values_are_read_by_the_fields_type(config: Config) -> None:
+    changed = overrides.apply(
+        config,
+        [
+            "optim.base_lr=1e-2",
+            "optim.nesterov=true",
+            "optim.milestones=20,40.5",
+            "optim.clip_norm=none",
+            "run.micro_batch_size=4",
+            "data.eval_split=none",
+            "data.path=s3://bucket/a=b",
+            "sync=kavg",
+            "sync_options.k=8",
+            "model.options.dropout=0.8",
+            "model.options.non_local=gaussian",
+            "model.options.shift_inplace=true",
+        ],
+    )
+    assert changed.optim.base_lr == 0.01
+    assert changed.optim.nesterov is True
+    assert changed.optim.milestones == (20.0, 40.5)
+    assert changed.optim.clip_norm is None
+    assert changed.run.micro_batch_size == 4
+    assert changed.data.eval_split is None
+    assert changed.data.path == "s3://bucket/a=b"
+    assert changed.sync == "kavg"
+    assert changed.sync_options == {"k": 8}
+    assert changed.model.options == {"dropout": 0.8, "non_local": "gaussian", "shift_inplace": True}
+    # Nothing else has changed, and the original has not.
+    before, after = flatten(to_json(config)), flatten(to_json(changed))
+    moved = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert len(moved) == 14, moved
+    assert config.optim.base_lr == 0.05
+
+
+def test_two_values_that_only_fit_each_other_can_be_given_at_once(config: Config) -> None:
+    with pytest.raises(UsageError, match="clips of 16 frames"):
+        overrides.apply(config, ["data.frames.num_segments=16"])
+    changed = overrides.apply(config, ["data.frames.num_segments=16", "data.eval_frames.num_segments=16"])
+    assert changed.data.frames.num_frames == changed.data.eval_frames.num_frames == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("optim.base_rl=1", "optim.base_rl is not a setting"),
+        ("optm.base_lr=1", "optm is not a setting"),
+        ("base_lr=1", "base_lr is not a setting"),
+        ("optim.base_lr=fast", "optim.base_lr is 'fast', expected a number"),
+        ("optim.base_lr=nan", "expected a number"),
+        ("run.epochs=1.5", "run.epochs is '1.5', expected a whole number"),
+        ("run.epochs=0", "run.epochs is 0, expected at least 1"),
+        ("run.epochs=none", "expected a whole number"),
+        ("run.resume=yes", "expected true or false"),
+        ("optim.decay=linear", "optim.decay is 'linear'"),
+        ("optim.milestones=40,20", "expected ascending epochs"),
+        ("optim=fast", "optim holds several values"),
+        ("run.epochs.more=1", "run.epochs is one value"),
+        ("data.spatial=crop", "data.spatial cannot be set on the command line"),
+        ("optim.base_lr", "'optim.base_lr' is not key=value"),
+        ("=1", "'=1' is not key=value"),
+    ],
+)
+def test_a_wrong_override_says_what_is_wrong(config: Config, change: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        overrides.apply(config, [change])
+    assert message in str(error.value)
+
+
+def test_an_unknown_key_lists_the_known_ones(config: Config) -> None:
+    with pytest.raises(UsageError) as error:
+        overrides.apply(config, ["optim.base_rl=1"])
+    hint = error.value.hint or ""
+    assert hint.startswith("did you mean optim.base_lr?")
+    assert all(f"optim.{field.name}" in hint for field in dataclasses.fields(OptimConfig))
+    with pytest.raises(UsageError) as error:
+        overrides.apply(config, ["data.frames.stride=2"])
+    assert "data.frames.num_segments" in (error.value.hint or "")
+
+
+def test_a_key_given_twice_is_refused(config: Config) -> None:
+    with pytest.raises(UsageError, match=r"'run\.epochs' is given twice"):
+        overrides.apply(config, ["run.epochs=1", "run.epochs=2"])
+    with pytest.raises(UsageError, match="inside a key"):
+        overrides.apply(config, ["run=1", "run.epochs=2"])
+
+
+def test_every_listed_key_can_be_set_or_says_why_not(config: Config) -> None:
+    refused = set()
+    for key in overrides.keys(config):
+        value = flatten(to_json(config)).get(key)
+        text = (
+            ",".join(map(str, value))
+            if isinstance(value, list)
+            else str(value).lower()
+            if value is None or isinstance(value, bool)
+            else str(value)
+        )
+        try:
+            assert overrides.apply(config, [f"{key}={text}"]) == config
+        except UsageError as error:
+            assert "cannot be set on the command line" in str(error)  # noqa: PT017
+            refused.add(key)
+    assert refused == {"data.spatial", "data.eval_spatial"}
+
+
+def test_the_resolved_configuration_is_json(config: Config) -> None:
+    record = json.loads(json.dumps(to_json(config)))
+    assert record["data"]["frames"] == {"type": "Segments", "num_segments": 2, "jitter": True, "length": 1}
+    assert record["data"]["spatial"][0]["type"] == "CenterCrop"
+    assert record["run"]["epochs"] == toy.EPOCHS
+
+
+def test_clips_of_training_and_evaluation_have_one_length() -> None:
+    with pytest.raises(UsageError, match="clips of 16 frames"):
+        DataConfig(
+            path="",
+            frames=Dense(16, 2),
+            eval_frames=Dense(8, 2),
+            spatial=(CenterCrop(4),),
+            eval_spatial=(CenterCrop(4),),
+        )
+
+
+def test_a_run_of_no_epochs_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"run\.epochs is 0"):
+        RunConfig(out="x", epochs=0)
+
+
+def test_the_shard_command_can_be_pasted_into_a_shell() -> None:
+    shard = ShardConfig(sources=("my videos",), annotations=("list:train.txt",), options={"short-side": "128"})
+    assert shard.command("shards/x") == (
+        "fastvid shard 'my videos' --out shards/x --annotations list:train.txt --profile compact --short-side 128"
+    )
+
+
+def test_every_recipe_that_comes_with_fastvid_loads() -> None:
+    assert {"motion_tsm", "kinetics400_tsm_r50"} <= set(recipes.names())
+    for name in recipes.names():
+        config = recipes.load(name)
+        # The docstring shows the commands that the configuration stands for.
+        text = " ".join(
+            (ast.get_docstring(ast.parse(recipes.find(name).read_text())) or "").replace("\\\n", "").split()
+        )
+        assert config.shard is not None
+        assert config.shard.command(config.data.path) in text, name
+        assert f"-m fastvid.train {name}" in text
+
+
+def test_a_recipe_is_found_by_path_too(tmp_path: Path) -> None:
+    source = recipes.find("motion_tsm").read_text()
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    assert recipes.load(str(path), ["run.epochs=3"]).run.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("x = 1", "has no function recipe"), ("def recipe(): return 1", "returned int")],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "no.py"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        recipes.load(str(path))
+
+
+def test_a_missing_package_in_a_recipe_is_not_hidden(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("import no_such_package")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        recipes.load(str(path))
+
+
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError) as error:
+        recipes.load("kinetics")
+    assert "motion_tsm" in (error.value.hint or "")
+    with pytest.raises(UsageError, match="does not exist"):
+        recipes.load("no/such.py")

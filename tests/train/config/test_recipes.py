@@ -1,0 +1,59 @@
+"""The recipes that come with fastvid: what their text says is what they do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+
+import pytest
+
+from fastvid.models import zoo
+from fastvid.train.config import overrides, recipes
+
+NAMES = recipes.names()
+
+
+def text_of(name: str) -> str:
+    text = ast.get_docstring(ast.parse(recipes.find(name).read_text(encoding="utf-8")))
+    assert text is not None
+    return text.replace("\\\n", " ")
+
+
+def commands(name: str, start: str) -> list[list[str]]:
+    return [shlex.split(line) for line in text_of(name).splitlines() if line.strip().startswith(start)]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if commands(name, "fastvid shard")])
+def test_the_shard_command_in_the_text_is_the_configured_one(name: str) -> None:
+    config = recipes.load(name)
+    assert config.shard is not None, name
+    (written,) = commands(name, "fastvid shard")
+    configured = shlex.split(config.shard.command(config.data.path))
+    assert sorted(written) == sorted(configured)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torchrun_commands_name_the_recipe_and_keys_that_exist(name: str) -> None:
+    found = commands(name, "torchrun")
+    assert found
+    for words in found:
+        start = words.index("-m") + 2
+        trained = words[words.index("-m") + 1] == "fastvid.train"
+        recipe, *changes = words[start:] if trained else words[start + 1 :]
+        assert recipe == name
+        changes = [change for change in changes if "=" in change]
+        overrides.apply(recipes.load(name), changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_published_number_stands_in_the_first_line(name: str) -> None:
+    if not name.startswith("motion"):
+        assert re.search(r"\d\d\.\d+ %", text_of(name).splitlines()[0])
+        assert re.search(r"commit|arXiv|\b20\d\d\b", text_of(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_takes_the_recipes_options(name: str) -> None:
+    model = recipes.load(name).model
+    assert set(model.arguments) <= set(zoo.options(model.name))

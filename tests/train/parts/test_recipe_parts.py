@@ -1,0 +1,251 @@
+"""Parts of a recipe, each by itself: LARS, LAMB, averages, mixing, freezing, ghost batch norm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fastvid.errors import UsageError
+from fastvid.load.order.batches import Batches, rank_slice
+from fastvid.models import zoo
+from fastvid.models.ghost import update as update_ghosts
+from fastvid.models.ghost import use_ghost_norm
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config, OptimConfig
+from fastvid.train.loop.step import micro_batches
+from fastvid.train.parts.ema import Average
+from fastvid.train.parts.freeze import Freezer
+from fastvid.train.parts.mixup import Mixer
+from fastvid.train.parts.optim import make_optimizer, parameter_groups
+from fastvid.train.parts.optim_large import Lamb, Lars
+from tests.train import toy
+
+
+def test_lars_by_hand() -> None:
+    weight = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
+    optimizer = Lars([{"params": [weight]}], lr=2.0, momentum=0.5, weight_decay=0.1, trust=0.01)
+    for _ in range(2):
+        weight.grad = torch.tensor([0.0, 2.0], dtype=torch.float64)
+        optimizer.step()
+    # |w| = 5, |g| = 2: ratio 0.01 * 5 / (2 + 0.5) = 0.02; update (0.3, 2.4) * 0.02; rate 2.
+    first = torch.tensor([3.0, 4.0], dtype=torch.float64) - 2 * 0.02 * torch.tensor([0.3, 2.4], dtype=torch.float64)
+    velocity = torch.tensor([3.0, 4.0], dtype=torch.float64) - first
+    length = float(first.norm())
+    ratio = 0.01 * length / (2 + 0.1 * length)
+    gradient = torch.tensor([0.0, 2.0], dtype=torch.float64) + 0.1 * first
+    second = first - (0.5 * velocity + 2 * ratio * gradient)
+    assert torch.allclose(weight.detach(), second, atol=1e-12)
+
+
+def test_lamb_by_hand() -> None:
+    weight = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
+    optimizer = Lamb([{"params": [weight]}], lr=0.1, eps=0.0, weight_decay=0.0)
+    weight.grad = torch.tensor([0.5, -2.0], dtype=torch.float64)
+    optimizer.step()
+    # Adam's first direction is the sign, of length sqrt(2), scaled to the weight's length of 5.
+    expected = torch.tensor([3.0, 4.0], dtype=torch.float64) - 0.1 * 5 / 2**0.5 * torch.tensor([1.0, -1.0])
+    assert torch.allclose(weight.detach(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_undecayed_groups_are_not_scaled_and_fresh_zeros_move(name: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    nn.init.zeros_(model[0].weight)
+    optimizer = make_optimizer(model, OptimConfig(base_lr=0.1, base_batch_size=1, name=name))  # type: ignore[arg-type]
+    assert {group["name"]: group["adapt"] for group in optimizer.param_groups} == {
+        "weight": True,
+        "bias": False,
+        "norm": False,
+    }
+    model(torch.ones(2, 3)).pow(3).sum().backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.step()
+    moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert all(moved) or all(
+        float(parameter.grad.abs().max()) == 0 or changed  # type: ignore[union-attr]
+        for parameter, changed in zip(model.parameters(), moved, strict=True)
+    )
+
+
+def test_the_heads_rate_is_multiplied() -> None:
+    model = zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8)
+    plain = {group["name"]: group["lr_mult"] for group in parameter_groups(model, "plain", 0.0, 10.0)}
+    assert plain == {"weight": 1.0, "norm": 1.0, "head_weight": 10.0, "head_bias": 10.0}
+    tsm = {group["name"]: group["lr_mult"] for group in parameter_groups(model, "tsm", 0.0, 0.5)}
+    assert (tsm["head_weight"], tsm["head_bias"]) == (2.5, 5.0)
+
+
+def test_an_average_follows_by_hand_and_gives_the_weights_back() -> None:
+    model = nn.BatchNorm1d(1)
+    average = Average(model, 0.75)
+    with torch.no_grad():
+        model.weight.fill_(5.0)
+    average.update()
+    average.update()
+    # 1 -> 2 -> 2.75
+    assert float(average.shadow["weight"]) == pytest.approx(2.75)
+    with average.in_place():
+        assert model.weight.item() == pytest.approx(2.75)
+    assert model.weight.item() == 5.0
+    assert float(average.shadow["weight"]) == pytest.approx(2.75)
+
+
+def batch_of(size: int, group: int = 1, bad: tuple[int, ...] = ()) -> object:
+    loader = toy.ToyLoader(World(), size=size, group=group, bad=bad)
+    return next(iter(loader))
+
+
+def test_mixup_adds_mirrored_clips_of_a_group() -> None:
+    batch = batch_of(8, group=4)
+    mixed = Mixer(0.4, 0.0, 4, seed=1)(batch)  # type: ignore[arg-type]
+    video, own = batch.video, mixed.own.view(-1, 1, 1, 1, 1)  # type: ignore[attr-defined]
+    mirrored = video[[3, 2, 1, 0, 7, 6, 5, 4]]
+    assert torch.allclose(mixed.video, own * video + (1 - own) * mirrored)
+    assert torch.equal(mixed.partner, batch.label[[3, 2, 1, 0, 7, 6, 5, 4]])  # type: ignore[attr-defined]
+    # One share a group, and another one in the next.
+    assert len(set(mixed.own[:4].tolist())) == len(set(mixed.own[4:].tolist())) == 1
+    assert mixed.own[0] != mixed.own[4]
+    assert not torch.equal(mixed.video, video)
+    # The batch itself is untouched, and the draw is a function of seed and place.
+    assert torch.equal(Mixer(0.4, 0.0, 4, seed=1)(batch).video, mixed.video)  # type: ignore[arg-type]
+    assert not torch.equal(Mixer(0.4, 0.0, 4, seed=2)(batch).video, mixed.video)  # type: ignore[arg-type]
+
+
+def test_cutmix_puts_one_box_into_all_frames_and_counts_its_pixels() -> None:
+    batch = batch_of(16, group=2)
+    mixed = Mixer(0.0, 1.0, 2, seed=3)(batch)  # type: ignore[arg-type]
+    video = batch.video  # type: ignore[attr-defined]
+    mirrored = video[torch.arange(16).view(-1, 2).flip(1).reshape(-1)]
+    foreign = (mixed.video == mirrored) & (mixed.video != video)
+    # The same pixels in all frames and colours.
+    assert torch.equal(foreign.all(2).all(1), foreign.any(2).any(1))
+    share = foreign[:, 0, 0].double().mean((1, 2))
+    assert torch.allclose(1 - share, mixed.own)
+    assert 0 < float(mixed.own.min()) < float(mixed.own.max()) <= 1
+
+
+def test_a_pair_with_a_clip_that_failed_is_not_mixed() -> None:
+    whole = batch_of(8, group=2)
+    gone = int(whole.sample[0])  # type: ignore[attr-defined]
+    batch = batch_of(8, group=2, bad=(gone,))
+    mixed = Mixer(0.4, 0.0, 2, seed=1)(batch)  # type: ignore[arg-type]
+    assert mixed.own[:2].tolist() == [1.0, 1.0]
+    assert torch.equal(mixed.video[:2], batch.video[:2])  # type: ignore[attr-defined]
+
+
+def test_frozen_parts_stay_and_thaw() -> None:
+    model = toy.net(norm=True)
+    freezer = Freezer(model, ("0", "1:2"), samples_per_epoch=100)
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["0.weight", "0.bias"]
+    model.train()
+    freezer.still(199)
+    assert not model[1].training
+    model(torch.randn(4, 3, 2, 4, 4, dtype=torch.float64)).sum().backward()
+    freezer.drop_gradients(199)
+    assert model[1].weight.grad is None
+    assert model[4].weight.grad is not None
+    freezer.still(200)
+    assert model[1].training
+    model(torch.randn(4, 3, 2, 4, 4, dtype=torch.float64)).sum().backward()
+    freezer.drop_gradients(200)
+    assert model[1].weight.grad is not None
+
+
+def test_all_but_the_head() -> None:
+    model = zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8)
+    Freezer(model, ("all-but-head",), 10)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == [
+        "backbone.fc.weight",
+        "backbone.fc.bias",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (("9",), "no parameter"),
+        (("0:x",), "PREFIX:EPOCHS"),
+        (("0", "1", "4"), "the whole model"),
+        (("0:-1",), "PREFIX"),
+    ],
+)
+def test_wrong_rules_are_refused(rules: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Freezer(toy.net(norm=True), rules, 10)
+
+
+def test_ghost_norm_is_plain_norm_of_each_group() -> None:
+    torch.manual_seed(0)
+    plain, ghost = nn.Sequential(nn.BatchNorm3d(3)), nn.Sequential(nn.BatchNorm3d(3))
+    use_ghost_norm(ghost, 2)
+    assert list(ghost.state_dict()) == list(plain.state_dict())
+    clips = torch.randn(6, 3, 2, 4, 4) * 3 + 1
+    ours = ghost(clips)
+    means, variances = [], []
+    for group, out in zip(clips.split(2), ours.split(2), strict=True):
+        plain[0].reset_running_stats()
+        plain[0].momentum = 1.0
+        assert torch.equal(plain(group), out)
+        means.append(plain[0].running_mean.clone())
+        variances.append(plain[0].running_var.clone())
+    update_ghosts(ghost)
+    assert torch.allclose(ghost[0].running_mean, 0.1 * torch.stack(means).mean(0))
+    assert torch.allclose(ghost[0].running_var, 0.9 + 0.1 * torch.stack(variances).mean(0))
+    # Evaluation is that of plain batch norm.
+    plain.load_state_dict(ghost.state_dict())
+    assert torch.equal(plain.eval()(clips), ghost.eval()(clips))
+
+
+def test_ghost_norm_of_tsm_groups_whole_clips() -> None:
+    model = use_ghost_norm(zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8, dropout=0.0), 2)
+    clips = torch.randn(4, 3, 2, 32, 32)
+    together = model(clips)
+    apart = torch.cat([model(clips[:2]), model(clips[2:])])
+    assert torch.allclose(together, apart, atol=1e-5)
+    with pytest.raises(UsageError, match="3 clips cannot be cut"):
+        model(clips[:3])
+
+
+@pytest.mark.parametrize(("rows", "limit", "group"), [(12, 5, 2), (8, 3, 1), (8, None, 4), (6, 2, 2), (14, 4, 2)])
+def test_micro_batches_are_whole_groups(rows: int, limit: int | None, group: int) -> None:
+    found = micro_batches(rows, limit, group)
+    assert [row for part in found for row in range(part.start, part.stop)] == list(range(rows))
+    sizes = [part.stop - part.start for part in found]
+    assert all(size % group == 0 and size <= (limit or rows) for size in sizes)
+    assert max(sizes) - min(sizes) <= group
+
+
+def test_mixing_and_ghost_norm_need_groups(tmp_path: object) -> None:
+    base = toy.toy_config(tmp_path)  # type: ignore[arg-type]
+
+    def with_optim(**changes: object) -> Config:
+        return replace(base, optim=replace(base.optim, **changes))  # type: ignore[arg-type]
+
+    with pytest.raises(UsageError, match="mixing needs groups"):
+        with_optim(mixup=0.2)
+    with pytest.raises(UsageError, match="ghost_norm needs groups"):
+        replace(base, model=replace(base.model, ghost_norm=True))
+    with pytest.raises(UsageError, match="goes with sync=ddp"):
+        replace(with_optim(ema_decay=0.9), sync="kavg")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 7])
+def test_shares_of_a_batch_are_whole_groups(world: int) -> None:
+    shares = [rank_slice(28, rank, world, 4) for rank in range(world)]
+    assert [first for first, _ in shares] == [0, *(end for _, end in shares[:-1])]
+    assert shares[-1][1] == 28
+    sizes = [end - first for first, end in shares]
+    assert all(size % 4 == 0 for size in sizes)
+    assert max(sizes) - min(sizes) <= 4
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    for arguments in ((30, "drop", 4), (28, "mask", 4), (8, "drop", 0)):
+        size, last, group = arguments
+        with pytest.raises(UsageError, match=f"group_size is {group}"):
+            Batches(100, size, last, World(), group)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="smaller than the world of 3"):
+        Batches(100, 8, "drop", World(0, 3), 4)

@@ -1,0 +1,78 @@
+"""The learning rate against tables worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastvid.errors import UsageError
+from fastvid.train.config.config import OptimConfig
+from fastvid.train.parts.schedule import Schedule
+
+# An epoch of 1,000 samples; base rate 0.02 at 128 clips, so 0.04 at 256.
+STEP = [
+    # warm-up of 2 epochs from a tenth of the rate
+    (0, 0.004),
+    (500, 0.013),  # a quarter of the way: 0.004 + 0.036 / 4
+    (1000, 0.022),
+    (1999, 0.039982),
+    (2000, 0.04),
+    # constant until epoch 5, a tenth until epoch 8, a hundredth afterwards
+    (4999, 0.04),
+    (5000, 0.004),
+    (7999, 0.004),
+    (8000, 0.0004),
+    (10_000, 0.0004),
+    (99_999, 0.0004),
+]
+COSINE = [
+    # 8,000 samples from 0.04 down to a tenth; cos(60 degrees) = 1/2 after a third of them
+    (0, 0.004),
+    (2000, 0.04),
+    (4000, 0.004 + 0.036 * (1 + 0.5**0.5) / 2),
+    (6000, 0.022),
+    (8000, 0.004 + 0.036 * (1 - 0.5**0.5) / 2),
+    (10_000, 0.004),
+    (12_000, 0.004),
+]
+
+
+def optim(**changes: object) -> OptimConfig:
+    values = {"base_lr": 0.02, "base_batch_size": 128, "warmup_epochs": 2.0, "milestones": (5.0, 8.0)} | changes
+    return OptimConfig(**values)  # type: ignore[arg-type]
+
+
+def schedule(config: OptimConfig) -> Schedule:
+    return Schedule.of(config, epochs=10, samples_per_epoch=1000, global_batch_size=256)
+
+
+@pytest.mark.parametrize(("samples", "lr"), STEP)
+def test_steps(samples: int, lr: float) -> None:
+    assert schedule(optim()).lr(samples) == pytest.approx(lr, rel=1e-12)
+
+
+@pytest.mark.parametrize(("samples", "lr"), COSINE)
+def test_cosine(samples: int, lr: float) -> None:
+    assert schedule(optim(decay="cosine", final=0.1)).lr(samples) == pytest.approx(lr, rel=1e-12)
+
+
+def test_constant_without_warmup() -> None:
+    flat = schedule(optim(decay="constant", warmup_epochs=0.0))
+    assert {flat.lr(samples) for samples in (0, 1, 5000, 99_999)} == {0.04}
+
+
+def test_a_milestone_inside_the_warmup_counts() -> None:
+    early = schedule(optim(milestones=(1.0,)))
+    assert early.lr(1000) == pytest.approx(0.0022, rel=1e-12)
+    assert early.lr(2000) == pytest.approx(0.004, rel=1e-12)
+
+
+def test_the_large_batch_rate_of_the_summit_run() -> None:
+    # 0.02 at 128 clips gives 1.92 at 12,288.
+    config = OptimConfig(base_lr=0.02, base_batch_size=128)
+    large = Schedule.of(config, epochs=1, samples_per_epoch=234_619, global_batch_size=12_288)
+    assert large.lr(0) == pytest.approx(1.92, rel=1e-12)
+
+
+def test_warmup_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(UsageError, match="the run has 10 epochs"):
+        schedule(optim(warmup_epochs=11.0))

@@ -1,0 +1,89 @@
+"""What a worker learns from torchrun, and what it does about signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastvid.errors import UsageError
+from fastvid.train.ranks.elastic import UNSHARED_STORE, StopSignal, check_rendezvous
+
+SHARED = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+LINE = f"export {UNSHARED_STORE}=1"
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        ("torchrun --nnodes 1:4 -m fastvid.train x", SHARED),
+        ("python -m torch.distributed.run --nnodes=2:8 train.py", SHARED),
+        ("torchrun --nn 1:2 x", SHARED),
+        ("torchrun train.py", SHARED | {"PET_NNODES": "1:4"}),
+        ("", SHARED | {"PET_NNODES": "1:4"}),
+    ],
+)
+def test_an_elastic_worker_without_the_variable_stops_with_the_line_to_add(
+    command: str, environment: dict[str, str]
+) -> None:
+    with pytest.raises(UsageError) as error:
+        check_rendezvous(environment, command.split())
+    assert LINE in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        ("torchrun --nnodes 1:4 x", {"TORCHELASTIC_USE_AGENT_STORE": "False"}),
+        ("torchrun --nnodes 4 x", SHARED),
+        ("torchrun --nnodes 4:4 x", SHARED),
+        ("torchrun --nproc-per-node 2 x", SHARED),
+        ("torchrun --nnodes 2 x", SHARED | {"PET_NNODES": "1:4"}),  # the flag wins over the variable
+        ("", {}),
+    ],
+)
+def test_a_fixed_or_safe_job_goes_on(command: str, environment: dict[str, str]) -> None:
+    check_rendezvous(environment, command.split())
+
+
+def test_under_real_torchrun_the_range_and_the_variable_are_seen(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os\n"
+        "from fastvid.errors import UsageError\n"
+        "from fastvid.train.ranks.elastic import agent_command, check_rendezvous\n"
+        "try:\n"
+        "    check_rendezvous(os.environ, agent_command())\n"
+        "    print('went on', flush=True)\n"
+        "except UsageError as error:\n"
+        "    print('stopped:', error.hint, flush=True)\n"
+    )
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--rdzv-backend", "c10d",
+               "--rdzv-endpoint", "localhost:0", "--rdzv-conf", "last_call_timeout=1", str(script)]  # fmt: skip
+    clean = {name: value for name, value in os.environ.items() if name != UNSHARED_STORE} | {"PYTHONPATH": str(root)}
+    said = {}
+    for variable in ({}, {UNSHARED_STORE: "1"}):
+        result = subprocess.run(command, env=clean | variable, capture_output=True, text=True, timeout=300, check=False)
+        assert result.returncode == 0, result.stderr
+        said[bool(variable)] = result.stdout.strip()
+    assert LINE in said[False]
+    assert said[False].startswith("stopped:")
+    assert said[True] == "went on"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_remembered_and_handlers_are_put_back(number: signal.Signals) -> None:
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    with StopSignal() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        assert stop.received == number
+        # A second one does what it did before.
+        assert {s: signal.getsignal(s) for s in before} == before
+    assert {s: signal.getsignal(s) for s in before} == before

@@ -1,0 +1,207 @@
+"""Checkpoints: whole or absent, checked, and loadable by anyone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastvid.errors import FormatError, StateError, StorageError, VersionError
+from fastvid.runtime import faults
+from fastvid.train.records.checkpoint import Checkpoints, decode
+
+STATE = {"replica": {"weight": torch.arange(1000.0)}, "lineage": [{"epoch": 0, "samples": 8}], "step": 3}
+
+
+def save_many(folder: Path, *samples: int, keep: int = 3) -> Checkpoints:
+    checkpoints = Checkpoints(str(folder), keep=keep)
+    for count in samples:
+        checkpoints.save({**STATE, "samples": count}, count)
+    return checkpoints
+
+
+def newest(checkpoints: Checkpoints) -> int:
+    found = checkpoints.newest()
+    assert found is not None
+    return int(decode(found.data, found.name)["samples"])
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    found = save_many(tmp_path, 8).newest()
+    assert found is not None
+    state = decode(found.data, found.name)
+    assert torch.equal(state["replica"]["weight"], STATE["replica"]["weight"])  # type: ignore[index]
+    assert state["lineage"] == STATE["lineage"]
+    # Plain torch reads the file too, without unpickling.
+    assert torch.load(tmp_path / found.name, weights_only=True)["step"] == 3
+
+
+def test_the_newest_k_stay(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 8, 16, 900, 1000, keep=2)
+    assert [name.split("-")[1] for name in checkpoints.names()] == ["000000000900", "000000001000"]
+    assert newest(checkpoints) == 1000
+
+
+def test_saving_the_same_place_again_replaces_it(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 8, 16)
+    checkpoints.save({**STATE, "samples": 16, "step": 4}, 16)
+    assert len(checkpoints.names()) == 2
+    found = checkpoints.newest()
+    assert found is not None
+    assert decode(found.data, found.name)["step"] == 4
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert Checkpoints(str(tmp_path / "none")).newest() is None
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    checkpoints = save_many(tmp_path, 8, 16)
+    name = checkpoints.names()[-1]
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / name).write_bytes({"flip": bytes(data), "cut": bytes(data[:-7]), "empty": b""}[damage])
+    with caplog.at_level(logging.WARNING):
+        assert newest(checkpoints) == 8
+    assert name in caplog.text
+    with pytest.raises(FormatError, match="differs from what was written"):
+        checkpoints.read(name)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 8, 16)
+    for name in checkpoints.names():
+        (tmp_path / name).write_bytes(b"gone")
+    with pytest.raises(StateError, match="none of 2 checkpoints is whole"):
+        checkpoints.newest()
+
+
+def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(marker),)
+
+    path = tmp_path / "trap.pt"
+    torch.save({"version": 1, "trap": Trap()}, path)
+    with pytest.raises(FormatError, match="no checkpoint of fastvid"):
+        decode(path.read_bytes(), path.name)
+    assert not marker.exists()
+    # The trap works where nobody guards.
+    torch.load(path, weights_only=False)
+    assert marker.exists()
+
+
+def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    torch.save({"version": 2}, tmp_path / "x.pt")
+    with pytest.raises(VersionError, match="version 2, this fastvid reads 1"):
+        decode((tmp_path / "x.pt").read_bytes(), "x.pt")
+
+
+def test_killed_in_mid_write_the_one_before_is_loadable_and_nothing_is_left(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from fastvid.train.records.checkpoint import Checkpoints\n"
+        f"checkpoints = Checkpoints({str(tmp_path)!r}, keep=1)\n"
+        "for samples in (8, 16, 24):\n"
+        "    checkpoints.save({'samples': samples, 'weight': torch.zeros(100_000)}, samples)\n"
+    )
+    environment = os.environ | {faults.VARIABLE: "checkpoint:3"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert result.returncode == -signal.SIGKILL
+    # The kill left half a file.
+    leftovers = [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+    assert len(leftovers) == 1
+    assert leftovers[0].stat().st_size > 100_000
+    checkpoints = Checkpoints(str(tmp_path))
+    assert newest(checkpoints) == 16
+    checkpoints.sweep()
+    assert [path.name for path in tmp_path.iterdir()] == checkpoints.names()
+
+
+def test_killed_50_times_in_mid_write_there_is_always_a_loadable_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.train.records.killing", str(tmp_path), "50", "0"]
+    result = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["kills"], found["lost"], found["unreadable"]) == (50, 0, 0)
+    # Otherwise the kills would show little.
+    assert found["inside_a_write"] > 5
+
+
+def test_training_may_change_the_state_while_it_is_written(tmp_path: Path) -> None:
+    checkpoints, weight = Checkpoints(str(tmp_path)), torch.ones(2_000_000)
+    checkpoints.begin({"replica": {"weight": weight}, "lineage": [(1, 2)]}, 8)
+    weight.zero_()
+    checkpoints.wait()
+    found = checkpoints.newest()
+    assert found is not None
+    state = decode(found.data, found.name)
+    assert bool((state["replica"]["weight"] == 1).all())
+    assert state["lineage"] == [(1, 2)]
+
+
+def test_a_failed_write_is_raised_where_training_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(str(tmp_path))
+
+    def full(state: object, samples: int) -> str:
+        raise StorageError("no space left on device")
+
+    monkeypatch.setattr(checkpoints, "save", full)
+    checkpoints.begin({"samples": 8}, 8)
+    with pytest.raises(StorageError, match="no space"):
+        checkpoints.begin({"samples": 16}, 16)
+    checkpoints.wait()
+
+
+def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path), keep=2)
+    assert checkpoints.best() is None
+    noted = []
+    for samples, score in ((8, 30.0), (16, 50.0), (24, 50.0), (32, 20.0), (40, 49.0)):
+        checkpoints.save({"samples": samples}, samples)
+        noted.append(checkpoints.note(samples, score))
+    assert noted == [True, True, False, False, False]
+    assert [int(name.split("-")[1]) for name in checkpoints.names()] == [16, 32, 40]
+    best = Checkpoints(str(tmp_path)).best()
+    assert best is not None
+    assert best[0].startswith("checkpoint-000000000016-")
+    assert best[1] == 50.0
+    # A better one frees it.
+    checkpoints.save({"samples": 48}, 48)
+    assert checkpoints.note(48, 60.0)
+    checkpoints.save({"samples": 56}, 56)
+    assert [int(name.split("-")[1]) for name in checkpoints.names()] == [48, 56]
+
+
+def test_an_object_store_keeps_the_newest_and_the_best_and_passes_over_damage(
+    s3: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(f"s3://{s3.bucket()}/some run/checkpoints", keep=2)
+    assert checkpoints.newest() is None
+    for count in (8, 16, 24, 32):
+        checkpoints.begin({**STATE, "samples": count}, count)
+        checkpoints.wait()
+        if count == 8:
+            assert checkpoints.note(8, 61.5)
+    checkpoints.sweep()
+    assert [int(name.split("-")[1]) for name in checkpoints.names()] == [8, 24, 32]
+    assert newest(checkpoints) == 32
+    last = checkpoints.names()[-1]
+    data = bytearray(checkpoints.storage.read(last))
+    data[len(data) // 2] ^= 1
+    checkpoints.storage.write(last, bytes(data))
+    assert newest(checkpoints) == 24
+    assert last in caplog.text

@@ -1,0 +1,145 @@
+"""Metrics files, lineage, the table of strategies, micro-batches, seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import UsageError
+from fastvid.runtime.world import World
+from fastvid.train.loop.step import micro_batches, step_seed
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.evaluate import count
+from fastvid.train.parts.loader_protocol import Lineage
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.records import metrics
+from tests.train import toy
+
+
+def test_rows_survive_a_writer_killed_inside_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = metrics.Recorder(path)
+    first.write("train", samples=8, loss=1.0)
+    first.close()
+    with path.open("a") as file:
+        file.write('{"kind": "train", "sam')
+    second = metrics.Recorder(path)
+    second.write("train", samples=16, loss=math.nan)
+    second.close()
+    assert metrics.read(path) == [
+        {"kind": "train", "samples": 8, "loss": 1.0},
+        {"kind": "train", "samples": 16, "loss": None},
+    ]
+
+
+def test_the_curve_leaves_out_work_that_was_lost() -> None:
+    def train(samples: int, loss: float) -> dict[str, object]:
+        return {"kind": "train", "samples": samples, "loss": loss}
+
+    rows = [
+        {"kind": "start", "samples": 0}, train(8, 3.0), {"kind": "eval", "samples": 8}, train(16, 2.0), train(24, 1.0),
+        {"kind": "start", "samples": 8}, train(17, 2.5), train(24, 1.5),
+    ]  # fmt: skip
+    assert [(row["samples"], row["loss"]) for row in metrics.curve(rows)] == [(8, 3.0), (17, 2.5), (24, 1.5)]
+    assert metrics.curve(rows, "eval") == [{"kind": "eval", "samples": 8}]
+
+
+def test_the_watch_leaves_out_pauses_and_counts_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    watch = metrics.Stopwatch()
+
+    def slow() -> Iterator[int]:
+        nonlocal now
+        for _ in range(2):
+            now += 0.75
+            yield 1
+
+    for _ in watch.timed(slow()):
+        now += 0.25
+        watch.count(8)
+    with watch.paused():
+        now += 3.0
+    assert watch.numbers() == {"clips_per_s": 8.0, "step_ms": 1000.0, "wait_percent": 75.0}
+
+
+def test_nothing_is_written_without_a_path(tmp_path: Path) -> None:
+    metrics.Recorder(None).write("train", samples=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lineage_adds_up_over_ranks_and_steps() -> None:
+    one, parts = Lineage(), Lineage()
+    for batch in toy.ToyLoader(World()):
+        one.add(0, *Lineage.of(batch))
+    for rank in (2, 0, 1):
+        for batch in toy.ToyLoader(World(rank, 3)):
+            parts.add(0, *Lineage.of(batch))
+    assert one.state_dict() == parts.state_dict()
+    restored = Lineage()
+    restored.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert restored.state_dict() == one.state_dict()
+
+
+def test_lineage_tells_places_apart() -> None:
+    class Swapped(toy.ToyLoader):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            from dataclasses import replace
+
+            for batch in super().__iter__():
+                yield replace(batch, key=tuple(reversed(batch.key)))
+
+    a, b = Lineage(), Lineage()
+    for batch in toy.ToyLoader(World()):
+        a.add(0, *Lineage.of(batch))
+    for batch in Swapped(World()):
+        b.add(0, *Lineage.of(batch))
+    assert a.epochs[0][0] == b.epochs[0][0]
+    assert a.epochs[0][1] != b.epochs[0][1]
+
+
+@given(rows=st.integers(1, 200), limit=st.none() | st.integers(1, 50))
+def test_micro_batches_cover_the_share(rows: int, limit: int | None) -> None:
+    slices = micro_batches(rows, limit)
+    assert [row for part in slices for row in range(part.start, part.stop)] == list(range(rows))
+    sizes = [part.stop - part.start for part in slices]
+    assert max(sizes) - min(sizes) <= 1
+    assert limit is None or max(sizes) <= limit
+    assert len(slices) == (1 if limit is None else math.ceil(rows / limit))
+
+
+def test_seeds_differ_by_run_place_and_rank() -> None:
+    seeds = {step_seed(run, samples, rank) for run in range(3) for samples in (0, 8, 16) for rank in range(3)}
+    assert len(seeds) == 27
+    assert step_seed(1, 8, 2) == step_seed(1, 8, 2)
+    for seed in seeds:
+        torch.Generator().manual_seed(seed)
+
+
+def test_constant_logits_are_no_hits() -> None:
+    label = torch.tensor([0, 1, 2])
+    valid = torch.ones(3, dtype=torch.bool)
+    assert count(torch.zeros(3, 10), label, valid)[1:].tolist() == [0.0, 0.0, 3.0]
+    assert count(torch.full((3, 10), math.nan), label, valid)[1:3].tolist() == [0.0, 0.0]
+    # Fewer than five classes: every finite answer is among the first five.
+    assert count(torch.eye(3), label, valid)[1:].tolist() == [3.0, 3.0, 3.0]
+    # Neither a masked row nor one without a label is scored.
+    rows = count(torch.eye(3), torch.tensor([0, -100, 2]), torch.tensor([True, True, False]))
+    assert rows[3] == 1
+
+
+def test_an_unknown_strategy_or_option_lists_the_known_ones() -> None:
+    member = Member(World(), torch.device("cpu"))
+    with pytest.raises(UsageError) as error:
+        build_strategy("dpp", member, {})
+    assert "ddp" in (error.value.hint or "")
+    with pytest.raises(UsageError, match="'ddp' has no option 'k'"):
+        build_strategy("ddp", member, {"k": 4})

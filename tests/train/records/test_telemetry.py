@@ -1,0 +1,117 @@
+"""What a run tells about its speed, and the pages made of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastvid.errors import MissingDependency, UsageError
+from fastvid.runtime.world import World
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.records.exposure import Exposure
+from fastvid.train.records.metrics import METRICS_FILE, Recorder
+from fastvid.train.records.telemetry import Telemetry
+from fastvid.train.records.tensorboard import Board
+from fastvid.train.run import run_report as report
+from tests.train import toy
+
+
+def test_speed_is_per_rank_and_against_the_peak() -> None:
+    found = Telemetry(4, torch.device("cpu"), flops_per_clip=2_000_000_000_000, peak=100.0).numbers(
+        {"clips_per_s": 80.0}, seconds=10.0, exposed_s=0.5
+    )
+    # 20 clips a second and rank, at 2 TFLOP each.
+    assert found["clips_per_s_per_gpu"] == 20.0
+    assert found["tflops_per_gpu"] == 40.0
+    assert found["mfu_percent"] == 40.0
+    assert found["exposed_percent"] == 5.0
+    assert found["memory_gib"] > 0
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    found = Telemetry(1, torch.device("cpu"), None, None).numbers({"clips_per_s": 1.0}, 1.0, 0.0)
+    assert "mfu_percent" not in found
+    assert "tflops_per_gpu" not in found
+
+
+def test_a_toys_operations_are_counted(tmp_path: Path) -> None:
+    model = toy.net()
+    telemetry = Telemetry.of(toy.toy_config(tmp_path), Member(World(), torch.device("cpu")), model)
+    # A kernel of 3 * 2 * 3 * 3 on 1 x 2 x 2 places into 4 channels, and 16 * 5 of the last layer; 6 for each.
+    assert telemetry.flops_per_clip == 6 * (54 * 4 * 4 + 16 * 5)
+
+
+def test_exposed_time_is_what_follows_the_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 10.25, 20.0, 21.0])
+    monkeypatch.setattr("fastvid.train.records.exposure.time.perf_counter", lambda: next(now))
+    model = toy.net()
+    exposure = Exposure(model, torch.device("cpu"))
+    model(torch.zeros(1, 3, 2, 4, 4, dtype=torch.float64)).sum().backward()
+    exposure.backward_ended()
+    with exposure.waiting():
+        pass
+    assert exposure.take() == 1.25
+    assert exposure.take() == 0.0
+
+
+def write_run(folder: Path, worlds: tuple[tuple[int, float], ...]) -> Path:
+    recorder = Recorder(folder / METRICS_FILE)
+    samples = 0
+    for world, speed in worlds:
+        recorder.write("start", samples=samples, world_size=world, checkpoint=None)
+        for step in range(3):
+            samples += 10
+            recorder.write(
+                "train", samples=samples, epoch=samples // 31, loss=1.0 / samples, lr=0.1, grad_norm=1.0, step_ms=50.0,
+                clips_per_s=speed + step, wait_percent=10.0, exposed_percent=4.0,
+            )  # fmt: skip
+    recorder.write("eval", samples=samples, epoch=0, top1_percent=50.0, loss=1.0)
+    recorder.close()
+    return folder
+
+
+def test_efficiency_is_against_the_smallest_world(tmp_path: Path) -> None:
+    run = report.Run.read(write_run(tmp_path, ((2, 99.0), (8, 319.0))))
+    rows = report.efficiency([run])
+    assert [row[0] for row in rows] == [2, 8]
+    # Medians of 100 and 320: 50 and 40 a rank.
+    assert [row[2] for row in rows] == [50.0, 40.0]
+    assert [row[3] for row in rows] == [100.0, 80.0]
+
+
+def test_pages_of_one_run_and_of_two(tmp_path: Path) -> None:
+    one, two = (write_run(tmp_path / name, ((1, 10.0), (2, 19.0))) for name in ("one", "two"))
+    text = report.page([one])
+    assert text.count("<svg") == 7
+    assert "exposed communication" in text
+    assert "efficiency" in text
+    assert "http" not in text.replace("http://www.w3.org", "").replace("https://matplotlib.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "")
+    both = report.page([one, two])
+    assert both.count("<svg") == 6
+    with pytest.raises(UsageError, match="holds no run"):
+        report.page([tmp_path / "none"])
+
+
+def test_tensorboard_gets_the_rows(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    recorder = Recorder(tmp_path / METRICS_FILE, Board(tmp_path / "board"))
+    recorder.write("start", samples=0, world_size=1)
+    recorder.write("train", samples=8, loss=0.5, checkpoint="x")
+    recorder.write("train", samples=16, loss=0.25)
+    recorder.close()
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(8, 0.5), (16, 0.25)]
+
+
+def test_tensorboard_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(MissingDependency, match="TensorBoard does not load"):
+        Board(tmp_path)

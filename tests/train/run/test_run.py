@@ -1,0 +1,273 @@
+"""Whole runs on real clips: torchrun, killed workers, signals, evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastvid.cli.main import main as fastvid_command
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.train.config import recipes
+from fastvid.train.parts.loader_protocol import Lineage
+from fastvid.train.records import metrics
+from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.run import launch
+from tests import datasets
+
+ROOT = Path(__file__).parents[3]
+TRAIN, HELD_OUT = 24, 7
+
+RECIPE = """
+from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+def recipe():
+    return Config(
+        data=DataConfig(
+            path={data!r}, frames=Segments(2), eval_frames=Segments(2, jitter=False),
+            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), global_batch_size=4, eval_batch_size=4,
+            num_threads=1,
+        ),
+        model=ModelConfig(name="tsm-r18", options={{"width": 8, "dropout": 0.2}}),
+        optim=OptimConfig(base_lr=0.02, base_batch_size=4, warmup_epochs=0.5, decay="cosine"),
+        run=RunConfig(out={out!r}, epochs=2, log_every_steps=1, checkpoint_every_s=0.0, timeout_s=60.0),
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    pictures = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(4)]
+    samples = [(f"clip{n:02d}", pictures[n % 4], n % 2) for n in range(TRAIN + HELD_OUT)]
+    columns: dict[str, list[object]] = {
+        "split": ["train"] * TRAIN + ["val"] * HELD_OUT,
+        "picture": [n % 4 for n in range(TRAIN + HELD_OUT)],
+        "gap": [None, *range(TRAIN + HELD_OUT - 1)],
+    }
+    datasets.pack(folder / "shards", [samples[:16], samples[16:]], columns=columns)
+    (folder / "recipe.py").write_text(RECIPE.format(data=str(folder / "shards"), out=str(folder / "alone")))
+    return folder
+
+
+def torchrun(
+    folder: Path, out: str, *options: str, overrides: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+    command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={folder / out}", *overrides]
+    inherited = os.environ | environment | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=inherited, capture_output=True, text=True, timeout=250, check=False)
+
+
+def newest(folder: Path) -> dict[str, Any]:
+    found = Checkpoints(str(folder / "checkpoints")).newest()
+    assert found is not None
+    return decode(found.data, found.name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> Path:
+    result = torchrun(folder, "undisturbed")
+    assert result.returncode == 0, result.stderr
+    # stdout is data: one line, from one rank.
+    assert json.loads(result.stdout) == json.loads((folder / "undisturbed" / "summary.json").read_text())
+    return folder / "undisturbed"
+
+
+def test_a_run_under_torchrun_leaves_what_it_promises(folder: Path, undisturbed: Path) -> None:
+    summary = json.loads((undisturbed / "summary.json").read_text())
+    assert summary["over"] is True
+    assert summary["samples"] == 2 * TRAIN
+    assert summary["world_size"] == 2
+    assert summary["eval"]["scored"] == summary["eval"]["total"] == HELD_OUT
+    config = json.loads((undisturbed / "config.json").read_text())
+    assert config["data"]["generation"] == 1
+    assert config["model"]["num_classes"] == 2
+    rows = metrics.read(undisturbed / "metrics.jsonl")
+    train = metrics.curve(rows)
+    assert [row["samples"] for row in train] == list(range(4, 2 * TRAIN + 1, 4))
+    assert {"loss", "lr", "grad_norm", "clips_per_s", "wait_percent", "step_ms", "skipped"} <= train[0].keys()
+    assert [row["samples"] for row in metrics.curve(rows, "eval")] == [TRAIN, 2 * TRAIN]
+
+
+def test_lineage_is_every_sample_at_its_place_in_the_order(folder: Path, undisturbed: Path) -> None:
+    dataset = Dataset(str(folder / "shards"), split="train")
+    for entry in newest(undisturbed)["lineage"]:
+        from fastvid.load.order.permutation import Order
+
+        ids = Order(len(dataset), 0, entry["epoch"]).ids(range(len(dataset)))
+        expected = Lineage()
+        expected.add(entry["epoch"], *digest_of([dataset.key(int(sample)) for sample in ids]))
+        assert expected.state_dict() == [entry]
+
+
+def digest_of(keys: list[str]) -> tuple[int, int]:
+    class Rows:
+        position = torch.arange(len(keys))
+        key = keys
+
+    return Lineage.of(Rows())  # type: ignore[arg-type]
+
+
+def test_killed_workers_are_restarted_by_torchrun_and_the_curve_goes_on(folder: Path, undisturbed: Path) -> None:
+    # Every process is killed at its eighth step: in the second epoch, and the next one lives to the twelfth step.
+    # Its clips come from processes, those of the undisturbed run from threads: they are the same.
+    apart = ("data.workers=process",)
+    result = torchrun(folder, "killed", "--max-restarts", "1", overrides=apart, FASTVID_FAULT="step:8")
+    assert result.returncode == 0, result.stderr
+    rows = metrics.read(folder / "killed" / "metrics.jsonl")
+    # The checkpoint of the seventh step may have been under way.
+    assert [row["samples"] for row in rows if row["kind"] == "start"] in ([0, 28], [0, 24])
+    whole, pieces = metrics.curve(metrics.read(undisturbed / "metrics.jsonl")), metrics.curve(rows)
+    assert [row["samples"] for row in pieces] == [row["samples"] for row in whole]
+    assert [row["lr"] for row in pieces] == [row["lr"] for row in whole]
+    assert [row["loss"] for row in pieces] == pytest.approx([row["loss"] for row in whole], abs=1e-6)
+    before, after = newest(undisturbed), newest(folder / "killed")
+    assert before["lineage"] == after["lineage"]
+    for name, value in before["replica"]["model"].items():
+        assert torch.allclose(value, after["replica"]["model"][name], atol=1e-6), name
+
+
+def test_evaluation_alone_finds_what_the_run_found(
+    folder: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fastvid_command(["eval", str(folder / "recipe.py"), f"run.out={undisturbed}"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    before = json.loads((undisturbed / "summary.json").read_text())["eval"]
+    assert again["top1_percent"] == before["top1_percent"]
+    assert again["loss"] == pytest.approx(before["loss"], abs=1e-5)
+
+
+def test_evaluation_by_views_counts_every_video_once_in_each(
+    folder: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written, page = tmp_path / "eval.json", tmp_path / "eval.html"
+    words = ["eval", str(folder / "recipe.py"), f"run.out={undisturbed}", "--protocol", "2x3", "--checkpoint", "best"]
+    assert fastvid_command([*words, "--json", str(written), "--report", str(page)]) == 0
+    said, record = json.loads(capsys.readouterr().out), json.loads(written.read_text())
+    assert (said["protocol"], said["views"], said["scored"]) == ("2x3", 6, HELD_OUT)
+    confusion = torch.tensor(record["confusion"])
+    assert int(confusion.sum()) == HELD_OUT
+    hits = int(confusion.diag().sum())
+    assert said["top1_percent"] == pytest.approx(100 * hits / HELD_OUT)
+    assert [row["videos"] for row in record["classes"]] == confusion.sum(1).tolist()
+    assert "Who is taken for whom" in page.read_text()
+
+
+def test_a_video_outside_the_dataset_is_predicted_and_drawn(
+    folder: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", str(folder / "recipe.py"), str(folder / "0.mp4"), str(folder / "1.mp4")]
+    picture = tmp_path / "strip.png"
+    assert fastvid_command([*words, f"run.out={undisturbed}", "--picture", str(picture)]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["video"] for row in said] == words[2:]
+    for row in said:
+        assert sum(one["probability"] for one in row["top"]) == pytest.approx(1.0)
+        assert {one["class"] for one in row["top"]} == set(Dataset(str(folder / "shards")).classes)
+        # The middles of two halves, of 8 and of 9 frames.
+        assert row["frames"] == [2, 6]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    assert fastvid_command([*words[:2], str(tmp_path / "broken.mp4"), f"run.out={undisturbed}"]) == 1
+    assert "broken.mp4" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_steps_and_finds_what_is_missing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'dry'}"]
+    assert fastvid_command([*words, "--dry-run", "--world", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["train_samples"], found["eval_samples"]) == (TRAIN, HELD_OUT)
+    assert (found["steps_per_epoch"], found["steps"], found["clips_per_rank"]) == (6, 12, 2)
+    assert found["memory_bytes"]["optimizer"] == 4 * found["parameters"]
+    # Nothing was made, and a shard that lost its end is named.
+    assert not (tmp_path / "dry").exists()
+    copy = tmp_path / "shards"
+    shutil.copytree(folder / "shards", copy)
+    tar = min(copy.glob("*.tar"))
+    tar.write_bytes(tar.read_bytes()[:-512])
+    assert fastvid_command([*words, f"data.path={copy}", "--dry-run"]) == 1
+    assert tar.name in capsys.readouterr().err
+
+
+def test_sigterm_ends_a_run_with_a_checkpoint_and_it_goes_on(folder: Path) -> None:
+    out = folder / "terminated"
+    changes = [f"run.out={out}", "run.epochs=1000", "run.eval_every_epochs=1000", "run.checkpoint_every_s=1000"]
+    command = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), *changes]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not (out / "metrics.jsonl").exists() or not metrics.curve(metrics.read(out / "metrics.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=300) == 128 + signal.SIGTERM
+    last = metrics.curve(metrics.read(out / "metrics.jsonl"))[-1]
+    state = newest(out)
+    assert state["replica"]["samples"] == last["samples"] == json.loads((out / "summary.json").read_text())["samples"]
+    # Going on in this process: the epoch under way ends, and with it the run.
+    epochs = state["loader"]["epoch"] + 1
+    assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes[:1], f"run.epochs={epochs}"])) == 0
+    assert newest(out)["replica"]["samples"] == epochs * TRAIN
+
+
+def test_another_machine_goes_on_from_checkpoints_in_an_object_store(folder: Path, s3: Any) -> None:
+    store = f"s3://{s3.bucket()}/run"
+    for number, epochs in enumerate((1, 2)):
+        out = folder / f"machine-{number}"
+        changes = [f"run.out={out}", f"run.checkpoints={store}", f"run.epochs={epochs}", "optim.warmup_epochs=0"]
+        assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
+        assert not (out / "checkpoints").exists()
+    rows = metrics.read(out / "metrics.jsonl")
+    assert [row["samples"] for row in rows if row["kind"] == "start"] == [TRAIN]
+    found = Checkpoints(store).newest()
+    assert found is not None
+    assert decode(found.data, found.name)["replica"]["samples"] == 2 * TRAIN
+
+
+def test_another_column_can_be_the_label(folder: Path) -> None:
+    changes = [f"run.out={folder / 'picture'}", "data.label=picture", "model.num_classes=4", "run.epochs=1"]
+    changes += ["model.channels_last=true", "run.amp=bf16", "run.micro_batch_size=3"]
+    assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
+    assert newest(folder / "picture")["replica"]["model"]["backbone.fc.weight"].shape == (4, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["data.label=gap", "model.num_classes=40"], "1 of 24 samples have no label from 0 to 39"),
+        (["data.label=picture"], "12 of 24 samples have no label from 0 to 1"),
+        (["data.label=nothing"], "no column 'nothing'"),
+        (["run.amp=fp16"], "run.amp is 'fp16'"),
+        (["run.resume=false", "run.out={done}"], "run.out holds a run already"),
+        (["optim.groups=tsm", "run.out={done}"], "checkpoint does not fit"),
+        (["run.seed=1", "model.options.width=16", "run.out={done}"], "checkpoint does not fit"),
+        (["data.frames.num_segments=4", "data.eval_frames.num_segments=4", "run.out={done}"], "another sampler"),
+        (["sync=dpp"], "sync is 'dpp'"),
+        (["run.out=s3://bucket/run"], "expected a local folder"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_first_step(
+    folder: Path, undisturbed: Path, tmp_path: Path, changes: list[str], message: str
+) -> None:
+    filled = [f"run.out={tmp_path}", *(change.format(done=undisturbed) for change in changes)]
+    keys = [change.partition("=")[0] for change in filled]
+    filled = [change for index, change in enumerate(filled) if keys[index] not in keys[index + 1 :]]
+    with pytest.raises((UsageError, Exception)) as error:
+        launch.train(recipes.load(str(folder / "recipe.py"), filled))
+    assert message in str(error.value)
+    assert not (tmp_path / "metrics.jsonl").exists() or not metrics.curve(metrics.read(tmp_path / "metrics.jsonl"))

@@ -1,0 +1,121 @@
+"""Runs of two streams: from raw videos through the trainer to fused scores."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.train import two_stream as bench
+from fastvid.errors import UsageError
+from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.job.job import run_job
+from fastvid.train.run import launch, scoring
+
+pytest.importorskip("cv2", reason="optical flow needs OpenCV")
+
+SMALL = {"train": 8, "test": 4}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two-stream")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "VIDEOS", SMALL)
+        made = bench.make_toys(folder / "videos", seed=0)
+    profile = get_profile("compact").changed(short_side=bench.SIDE)
+    run_job(str(made.parent), folder / "shards", annotations=f"csv:{made}", profile=profile, streams="rgb,flow")
+    return folder / "shards"
+
+
+def made(shards: Path, out: Path, model: str, **options: object):
+    one = bench.config(out, shards, model, epochs=1, crop=32, **options)
+    return replace(one, data=replace(one.data, global_batch_size=4), optim=replace(one.optim, base_lr=0.01))
+
+
+def test_nets_are_trained_apart_fused_by_their_scores_and_trained_on(shards: Path, tmp_path: Path, capfd) -> None:
+    files = []
+    for net in ("tsn-r18", "temporal-r18"):
+        one = made(shards, tmp_path / net, net)
+        assert launch.train(one) == 0
+        files.append(bench.weights(one))
+    both = made(shards, tmp_path / "both", "two-stream-r18")
+    with pytest.raises(UsageError, match=r"no checkpoint[\s\S]*model\.weights=FILE"):
+        scoring.score(both)
+    both = replace(both, model=replace(both.model, weights=",".join(files)))
+    fused = scoring.score(both).score
+    assert fused.scored == fused.total == SMALL["test"]
+    assert launch.train(both) == 0
+    summary = json.loads((tmp_path / "both" / "summary.json").read_text())
+    assert summary["samples"] == SMALL["train"]
+    trained = scoring.score(both).score
+    assert trained.loss == pytest.approx(summary["eval"]["loss"])
+    assert trained.loss != fused.loss
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ("two-stream-r18", {"streams": ("rgb",)}, r"data\.streams is 'rgb'[\s\S]*takes 'rgb,flow'"),
+        ("tsn-r18", {"streams": ("rgb", "flow")}, r"takes 'rgb'[\s\S]*data\.streams=rgb"),
+        ("temporal-r18", {"flow_stack": 10}, r"data\.flow_stack is 10, the model was built for 4"),
+    ],
+)
+def test_a_model_that_takes_something_else_is_refused(shards: Path, tmp_path: Path, model, changes, message) -> None:
+    one = made(shards, tmp_path, model)
+    with pytest.raises(UsageError, match=message):
+        launch.train(replace(one, data=replace(one.data, **changes)))
+
+
+def test_mixing_of_pictures_alone_is_refused(shards: Path, tmp_path: Path) -> None:
+    one = made(shards, tmp_path, "two-stream-r18")
+    mixing = replace(one, data=replace(one.data, group_size=4), optim=replace(one.optim, mixup=0.2))
+    with pytest.raises(UsageError, match="mixup and CutMix mix pictures only"):
+        launch.train(mixing)
+
+
+@pytest.mark.soak
+def test_what_neither_stream_shows_is_learned_from_both(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    top1 = bench.run_toy(tmp_path, seed=0, epochs=30)
+    assert top1.keys() == {*bench.ALONE, *bench.LEARNED} - {"motion temporal-r18"}
+    assert bench.misses(top1) == []
+
+
+@pytest.mark.soak
+def test_flow_alone_tells_the_direction(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    top1 = bench.run_motion(tmp_path, seed=0, epochs=6)
+    assert top1.keys() == {"motion temporal-r18"}
+    assert bench.misses(top1) == []
+
+
+def test_the_benchmark_is_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    """From raw videos to its table, on few videos and for one epoch; what they learn must not count as enough."""
+    monkeypatch.setattr(bench, "VIDEOS", {"train": 16, "test": 4})
+    plan = bench.plan_videos
+    monkeypatch.setattr(bench, "plan_videos", lambda *args, **options: plan(*args, **options)[::23])
+    result = tmp_path / "result.json"
+    words = ["--folder", tmp_path / "work", "--epochs", 1, "--motion-epochs", 1, "--json", result]
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    code = bench.run(parser.parse_args(list(map(str, words))))
+    record = json.loads(result.read_text())
+    assert record["top1_percent"].keys() == {*bench.ALONE, *bench.LEARNED}
+    assert record["misses"] == bench.misses(record["top1_percent"])
+    assert code == bool(record["misses"]) == 1
+    capfd.readouterr()
+
+
+def test_what_is_missed_is_named() -> None:
+    good = dict.fromkeys(bench.ALONE, 50.0) | dict.fromkeys(bench.LEARNED, 95.0)
+    assert bench.misses(good) == []
+    assert bench.misses({}) == []
+    for net, top1 in (("xor tsn-r18", 80.0), (bench.FUSED, 94.0), ("motion temporal-r18", 12.5)):
+        (miss,) = bench.misses(good | {net: top1})
+        assert net in miss

@@ -1,0 +1,224 @@
+"""Batches that grow: what is decided, that all ranks decide alike, and that samples and rates stay exact."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import UsageError
+from fastvid.runtime.world import World
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.strategies.adaptive_batch.policy import Noise, Plateau, Scheduled, make_policy
+from fastvid.train.strategies.shared.noise import NoiseMeter
+from tests.train import toy
+from tests.train.strategies import lab
+from tests.train.strategies.conftest import ALONE, Outcome, Outcomes
+from tests.train.strategies.kavg.test_kavg_exact import difference
+
+EPOCH = lab.STEPS * toy.BATCH
+
+
+def sizes(rank: Outcome) -> list[int]:
+    """Samples of each step."""
+    samples = [*rank["trace"]["samples"], rank["samples"]]
+    return [after - before for before, after in pairwise(samples)]
+
+
+def expected(milestones: tuple[float, ...], largest: int = 10**9) -> list[int]:
+    """Sizes of a run whose batch doubles at epochs; what is left of an epoch is a multiple of the first size."""
+    found, samples = [], 0
+    while samples < toy.EPOCHS * EPOCH:
+        wanted = toy.BATCH
+        for epoch in milestones:
+            if samples >= round(epoch * EPOCH) and wanted * 2 <= largest:
+                wanted *= 2
+        left = EPOCH - samples % EPOCH
+        found.append(min(wanted, left))
+        samples += found[-1]
+    return found
+
+
+@pytest.mark.parametrize(("world", "name"), [(1, "ddp"), (2, "ddp"), (3, "ddp"), (2, "kavg")])
+def test_the_batch_doubles_where_the_rate_would_have_halved(outcomes: Outcomes, world: int, name: str) -> None:
+    plain = outcomes(2, "k4")[0]
+    for rank in outcomes(world, f"batch-{name}"):
+        assert sizes(rank) == expected((1.0, 2.5))
+        assert set(sizes(rank)) >= {8, 16, 32}
+        # The same samples at the same places of each epoch as with a fixed batch.
+        assert rank["samples"] == plain["samples"]
+        assert rank["lineage"] == plain["lineage"]
+        warm = round(0.5 * EPOCH)
+        for samples, rate in zip(rank["trace"]["samples"], rank["trace"]["lr"], strict=True):
+            # Rate over batch follows the schedule, so the rate itself stays after warm-up.
+            assert rate == pytest.approx(0.05 if samples >= warm else 0.05 * (0.1 + 0.9 * samples / warm), rel=1e-14)
+
+
+def test_growing_batches_give_one_result_in_every_world(outcomes: Outcomes) -> None:
+    one = outcomes(1, "batch-ddp")[0]
+    for world in (2, 3):
+        for rank in outcomes(world, "batch-ddp"):
+            assert difference(one, rank) < 1e-9
+
+
+def test_growth_ends_at_the_largest(outcomes: Outcomes) -> None:
+    ranks = outcomes(2, "batch-capped")
+    for rank in ranks:
+        assert sizes(rank) == expected((1.0, 2.5), largest=16)
+        # Where the batch may not grow, the rate falls, so that rate over batch stays on its path.
+        assert rank["trace"]["lr"][-1] == pytest.approx(0.05 * 0.5, rel=1e-14)
+
+
+def test_a_plateau_grows_the_batch_alike_on_all_ranks(outcomes: Outcomes) -> None:
+    ranks = outcomes(2, "batch-plateau")
+    assert sizes(ranks[0]) == sizes(ranks[1])
+    by_epoch = [
+        max(size for size, samples in zip(sizes(ranks[0]), ranks[0]["trace"]["samples"], strict=True)
+            if samples // EPOCH == epoch)
+        for epoch in range(toy.EPOCHS)
+    ]  # fmt: skip
+    assert by_epoch[0] == toy.BATCH
+    assert by_epoch == sorted(by_epoch)
+    assert toy.BATCH < by_epoch[-1] <= 64
+    # The rate is the schedule's.
+    assert ranks[0]["trace"]["lr"][-1] == outcomes(2, "k4")[0]["trace"]["lr"][-1]
+
+
+@pytest.mark.parametrize("name", ["whole-noise", "again-noise"])
+def test_noise_grows_the_batch_alike_on_all_ranks(outcomes: Outcomes, name: str) -> None:
+    first, second = outcomes(2, name)
+    assert sizes(first) == sizes(second)
+    assert max(sizes(first)) == 32
+    assert difference(first, second) == 0
+    assert first["lineage"] == outcomes(2, "k4")[0]["lineage"]
+
+
+def truth() -> float:
+    """The noise scale of the quadratic at its start: of clips drawn from all samples of the toy."""
+    clips = torch.stack([toy.clip(sample).flatten()[: lab.DIMENSIONS] for sample in range(toy.NUM_SAMPLES)])
+    signal = (lab.CURVATURE * lab.START + clips.mean(0)).square().sum()
+    return float(clips.var(0).sum() / signal)
+
+
+@pytest.mark.parametrize("name", ["ddp", "k1", "k5"])
+def test_the_noise_scale_is_measured(outcomes: Outcomes, name: str) -> None:
+    scales = [rank["noise_scale"] for rank in outcomes(2, f"meter-{name}")]
+    assert scales[0] == scales[1]
+    # Samples are drawn without replacement, so that the mean of an epoch is not that of independent draws.
+    assert scales[0] == pytest.approx(truth(), rel=0.15)
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 9), min_size=2, max_size=5))
+def test_the_estimate_is_unbiased_in_uneven_shares(seed: int, shares: list[int]) -> None:
+    # For every gradient G and noise S the expectation is known, so S and G2 are put in without drawing anything.
+    generator = torch.Generator().manual_seed(seed)
+    signal, noise = (0.1 + torch.rand(2, generator=generator, dtype=torch.float64)).tolist()
+    batch, ranks = sum(shares), len(shares)
+    meter = NoiseMeter(ranks, torch.device("cpu"), lambda values: lambda: values)
+    for share in shares:
+        part = torch.tensor(share / batch, dtype=torch.float64)
+        own = torch.tensor(signal + noise / share, dtype=torch.float64) * (ranks * part) ** 2
+        meter.add(own, torch.tensor(signal + noise / batch, dtype=torch.float64), part, batch)
+    assert meter.scale() == pytest.approx(noise / signal, rel=1e-9)
+
+
+def test_a_meter_without_noise_or_signal() -> None:
+    def scale(own: float, mean: float) -> float:
+        meter = NoiseMeter(2, torch.device("cpu"), lambda values: lambda: values)
+        for _ in range(2):
+            meter.add(torch.tensor(own), torch.tensor(mean), torch.tensor(0.5), 8)
+        return meter.scale()
+
+    assert scale(1.0, 1.0) == 0
+    assert math.isnan(scale(0.0, 0.0))
+    assert math.isinf(scale(1.0, 0.5))
+    assert 0 < scale(1.0, 0.9) < math.inf
+
+
+def test_what_overflowed_is_not_measured() -> None:
+    meter = NoiseMeter(2, torch.device("cpu"), lambda values: lambda: values)
+    for own, mean in ((1.0, 0.9), (math.inf, math.inf), (1.0, math.nan)):
+        meter.add(torch.tensor(own), torch.tensor(mean), torch.tensor(0.5), 8)
+    assert math.isfinite(meter.scale())
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20), st.integers(2, 4), st.integers(8, 600))
+def test_sizes_never_fall_and_never_pass_the_largest(scales: list[float], growth: int, largest: int) -> None:
+    policy = Noise(growth, largest)
+    policy.begin(8, EPOCH, ())
+    found = [policy.size(0)]
+    for step, scale in enumerate(scales):
+        policy.observe_noise(scale, step)
+        found.append(policy.size(step))
+    assert found[0] == 8
+    assert found == sorted(found)
+    assert found[-1] <= largest
+    assert {math.log(size / 8, growth) % 1 < 1e-9 or math.log(size / 8, growth) % 1 > 1 - 1e-9 for size in found} == {
+        True
+    }
+
+
+def test_a_plateau_waits_for_its_patience() -> None:
+    policy = Plateau(2, None, threshold=0.1, patience=2)
+    policy.begin(8, EPOCH, ())
+    losses = [math.nan, 2.0, 1.0, 0.95, 1.1, 0.95, 0.95, 0.5, math.nan, 0.5, 0.4]
+    found = []
+    for loss in losses:
+        policy.observe_loss(loss, 0)
+        found.append(policy.size(0))
+    # Not better than 1.0 by a tenth: 0.95 and 1.1, then twice 0.95; not better than 0.5: nan and 0.5.
+    assert found == [8, 8, 8, 8, 16, 16, 32, 32, 32, 64, 64]
+
+
+def test_a_policy_goes_on_from_its_state() -> None:
+    first, second = Plateau(2, None, 0.1, 2), Plateau(2, None, 0.1, 2)
+    for policy in (first, second):
+        policy.begin(8, EPOCH, ())
+    for loss in (1.0, 1.0):
+        first.observe_loss(loss, 0)
+    second.load_state_dict(first.state_dict())
+    for policy in (first, second):
+        policy.observe_loss(1.0, 0)
+    assert first.size(0) == second.size(0) == 16
+
+
+def test_schedules_are_read_from_epochs() -> None:
+    policy = Scheduled(2, None, at="1,2.5")
+    policy.begin(8, 88, (7,))
+    assert [policy.size(samples) for samples in (0, 87, 88, 219, 220)] == [8, 8, 16, 16, 32]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": "magic"}, "batch is 'magic'"),
+        ({"batch": "schedule", "batch_growth": 1}, "batch_growth is 1"),
+        ({"batch": "schedule", "batch_growth": 1.5}, "batch_growth is 1.5"),
+        ({"batch": "schedule", "batch_at": "2,1"}, "batch_at is '2,1'"),
+        ({"batch": "noise", "batch_at": "2"}, "no option batch_at"),
+        ({"batch": "noise", "batch_threshold": 0}, "batch_threshold is 0"),
+        ({"batch": "noise", "batch_window": 0}, "batch_window is 0"),
+        ({"batch": "plateau", "batch_patience": 0}, "batch_patience is 0"),
+        ({"batch": "schedule", "batch_lr": "sqrt"}, "batch_lr is 'sqrt'"),
+        ({"batch_max": 64}, "without sync_options.batch"),
+        ({"batch": "noise", "batch_size": 64}, "no option 'batch_size'"),
+    ],
+)
+@pytest.mark.parametrize("name", ["ddp", "kavg"])
+def test_a_wrong_option_is_named(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_strategy(name, ALONE, options)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(UsageError, match="does not go with group_size"):
+        build_strategy("kavg", Member(World(0, 4), torch.device("cpu")), {"batch": "noise", "group_size": 2})
+    with pytest.raises(UsageError, match="nowhere to grow"):
+        make_policy("schedule").begin(8, EPOCH, ())
+    with pytest.raises(UsageError, match="batch_max is 4"):
+        make_policy("plateau", largest=4).begin(8, EPOCH, ())

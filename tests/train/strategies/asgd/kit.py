@@ -1,0 +1,99 @@
+"""Servers and clients in threads of one process, over real gloo pairs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from fastvid.train.strategies.asgd.client import Client
+from fastvid.train.strategies.asgd.messages import Header, Kind, Link
+from fastvid.train.strategies.asgd.server import Server
+from fastvid.train.strategies.asgd.weight_shard import Rule, Section, Shard, ranges
+
+SGD_RULE: Rule = functools.partial(SGD, lr=0.0)
+
+
+@contextlib.contextmanager
+def serving(
+    size: int,
+    *,
+    shards: int = 1,
+    rule: Rule = SGD_RULE,
+    sections: Sequence[Section] | None = None,
+    dtype: torch.dtype = torch.float64,
+    kind: type[Shard] = Shard,
+    timeout_s: float = 20.0,
+    states: Sequence[Any] | None = None,
+    **options: Any,
+) -> Iterator[list[Server]]:
+    """The servers of all shards. The clients have left before it ends."""
+    servers = [
+        Server(
+            kind(start, stop, rule, sections, dtype=dtype),
+            head=index == 0,
+            timeout_s=timeout_s,
+            state=None if states is None else states[index],
+            **(options if index == 0 else {key: value for key, value in options.items() if key == "policy"}),
+        )
+        for index, (start, stop) in enumerate(ranges(size, shards))
+    ]
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@contextlib.contextmanager
+def client_of(servers: Sequence[Server], size: int, timeout_s: float = 20.0) -> Iterator[Client]:
+    client = Client([server.address for server in servers], size, timeout_s=timeout_s)
+    yield client
+    client.leave()
+
+
+@contextlib.contextmanager
+def noted_waits() -> Iterator[list[Link]]:
+    """Ends of pairs whose client was told to wait on: a server does it after a quarter of its patience."""
+    told: list[Link] = []
+    plain = Link.send
+
+    def send(link: Link, header: Header, *rest: Any) -> None:
+        plain(link, header, *rest)
+        if header.kind is Kind.WAIT:
+            told.append(link)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "send", send)
+        yield told
+
+
+def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits for a state; who waits so long has failed."""
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def weights_of(servers: Sequence[Server]) -> Tensor:
+    return torch.cat([server.shard.snapshot.values for server in servers])
+
+
+def together(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """Runs work in so many threads, which begin at the same time."""
+    barrier = threading.Barrier(count)
+
+    def one(index: int) -> Any:
+        barrier.wait(20)
+        return work(index)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))

@@ -1,0 +1,146 @@
+"""One client is plain training: exactly, whatever the optimiser, the shards and the leases."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam
+
+from fastvid.train.strategies.asgd.downpour import Downpour
+from fastvid.train.strategies.asgd.weight_shard import Rule, Section, ranges
+from tests.train.strategies.asgd.kit import SGD_RULE, client_of, serving, weights_of
+
+RULES: dict[str, Rule] = {
+    "sgd": SGD_RULE,
+    "momentum": functools.partial(SGD, lr=0.0, momentum=0.9, nesterov=True),
+    "adagrad": functools.partial(Adagrad, lr=0.0),
+    "adam": functools.partial(Adam, lr=0.0, amsgrad=True),
+}
+SECTIONS = (Section(0, 12, 1.0, 0.01), Section(12, 17, 2.0, 0.0), Section(17, 37, 1.0, 0.01))
+SIZE, STEPS = 37, 30
+
+
+def net(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        torch.randn(section.stop - section.start, generator=generator, dtype=torch.float64).to(dtype)
+        for section in SECTIONS
+    ]
+
+
+def gradient(weights: Tensor, step: int) -> Tensor:
+    """Of a noisy function that is not quadratic."""
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(8, SIZE, generator=generator, dtype=torch.float64).to(weights.dtype)
+    leaf = weights.clone().requires_grad_()
+    (found,) = torch.autograd.grad(torch.log1p((x @ leaf - 1).square()).mean(), leaf)
+    return found
+
+
+def rate(step: int) -> float:
+    return 0.1 / (1 + step / 7)
+
+
+def plain(rule: Rule, steps: int = STEPS, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The same by an optimiser of PyTorch alone, a tensor a section."""
+    parameters = [nn.Parameter(part) for part in net(dtype)]
+    optimizer = rule(
+        [
+            {"params": [parameter], "weight_decay": section.weight_decay}
+            for parameter, section in zip(parameters, SECTIONS, strict=True)
+        ]
+    )
+    for step in range(steps):
+        flat = torch.cat([parameter.detach() for parameter in parameters])
+        for group, section in zip(optimizer.param_groups, SECTIONS, strict=True):
+            group["lr"] = rate(step) * section.lr_mult
+        parts = torch.split(gradient(flat, step), [parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.clone()
+        optimizer.step()
+    return torch.cat([parameter.detach() for parameter in parameters])
+
+
+def served(rule: Rule, shards: int, *, dtype: torch.dtype = torch.float64, **loop: Any) -> Tensor:
+    with serving(SIZE, shards=shards, rule=rule, sections=SECTIONS, dtype=dtype) as servers:
+        with client_of(servers, SIZE) as client:
+            weights = torch.cat(net(dtype))
+            client.join(weights)
+            worker = Downpour(client, weights, sections=SECTIONS, **loop)
+            for step in range(STEPS):
+                worker.step(gradient(weights, step), rate(step), last=step == STEPS - 1)
+            worker.settle()
+            assert set(worker.staleness) <= ({0, 1} if loop.get("overlap") else {0})
+        return weights_of(servers)
+
+
+@pytest.mark.parametrize("rule", RULES)
+# 37 = 3 * 9 + 10: the last of four shards is longer, and shards end inside sections.
+@pytest.mark.parametrize("shards", [1, 4])
+def test_one_client_is_plain_training_to_the_bit(rule: str, shards: int) -> None:
+    assert torch.equal(served(RULES[rule], shards), plain(RULES[rule]))
+
+
+def test_one_client_is_plain_training_in_single_precision() -> None:
+    assert torch.equal(served(SGD_RULE, 2, dtype=torch.float32), plain(SGD_RULE, dtype=torch.float32))
+
+
+def test_sparse_transfers_are_local_steps_and_sums() -> None:
+    """With n_push = 3 and n_fetch = 5, by the definition of the algorithm, in few lines."""
+    server, local = torch.cat(net()), torch.cat(net())
+    total, since_push = torch.zeros(SIZE, dtype=torch.float64), 0
+    for step in range(STEPS):
+        found = gradient(local, step)
+        total += found
+        since_push += 1
+        if since_push == 3 or step == STEPS - 1:
+            server.add_(total, alpha=-rate(step))
+            total.zero_()
+            since_push = 0
+        if step % 5 == 4:
+            local.copy_(server)
+        else:
+            local.add_(found, alpha=-rate(step))
+    sections = [Section(0, SIZE)]
+    with serving(SIZE, shards=2, sections=sections) as servers:
+        with client_of(servers, SIZE) as client:
+            weights = torch.cat(net())
+            client.join(weights)
+            worker = Downpour(client, weights, n_push=3, n_fetch=5)
+            for step in range(STEPS):
+                worker.step(gradient(weights, step), rate(step), last=step == STEPS - 1)
+        assert torch.equal(weights_of(servers), server)
+    assert torch.equal(weights, local)
+
+
+def test_overlapping_transfers_lose_no_gradient_and_change_none_under_way() -> None:
+    """The server's weights are the first ones minus every gradient that the client gave, in their order."""
+    given = []
+    with serving(SIZE, shards=3) as servers:
+        with client_of(servers, SIZE) as client:
+            weights = torch.cat(net())
+            client.join(weights)
+            worker = Downpour(client, weights, overlap=True)
+            reused = torch.empty(SIZE, dtype=torch.float64)
+            for step in range(STEPS):
+                # The caller's buffer is written to while the push of what was in it is under way.
+                reused.copy_(gradient(weights, step))
+                given.append(reused.clone())
+                worker.step(reused, 0.1, last=step == STEPS - 1)
+            worker.settle()
+        final = weights_of(servers)
+    expected = torch.cat(net())
+    for each in given:
+        expected.add_(each, alpha=-0.1)
+    assert torch.equal(final, expected)
+    assert sum(worker.staleness.values()) == STEPS
+    # A gradient is computed while the push before it is under way: one version behind, after the first.
+    assert worker.staleness == {0: 1, 1: STEPS - 1}
+
+
+def test_the_last_range_takes_the_rest() -> None:
+    assert ranges(37, 4) == [(0, 9), (9, 18), (18, 27), (27, 37)]

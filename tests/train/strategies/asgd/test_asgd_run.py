@@ -1,0 +1,241 @@
+"""``sync=asgd`` under the real trainer: alone, with ranks that share a job, and with clients that die."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.common.ports import reserved_port
+from fastvid.errors import StateError, UsageError
+from fastvid.models.pipeline import spread
+from fastvid.train.loop.loop import Trainer
+from fastvid.train.records import metrics
+from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.strategies.asgd.staleness import Policy
+from fastvid.train.strategies.asgd.weight_shard import Section, Shard
+from tests import forks
+from tests.train import toy
+from tests.train.strategies import lab
+from tests.train.strategies.asgd import jobs
+from tests.train.strategies.asgd.kit import SGD_RULE
+
+RANKS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def case(**changes: Any) -> lab.Case:
+    return lab.Case(sync="asgd", **changes)
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return all(torch.equal(value, b["weights"][name]) for name, value in a["weights"].items())
+
+
+def newest(folder: Path) -> dict[str, Any]:
+    found = Checkpoints(str(folder / "checkpoints")).newest()
+    assert found is not None
+    return decode(found.data, found.name)
+
+
+@pytest.mark.parametrize("optim", [{}, {"name": "adam", "clip_norm": 0.5}, {"name": "adagrad"}], ids=lambda o: str(o))
+def test_one_rank_trains_as_ddp_does(tmp_path: Path, optim: dict[str, Any]) -> None:
+    """To the bit: momentum, weight decay, schedule, groups, norm statistics, masked rows, lineage, metrics."""
+    shared: dict[str, Any] = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}
+    runs = {
+        name: lab.run(lab.Case(sync=name, options=options, **shared), tmp_path / name, jobs.ALONE)
+        for name, options in (("ddp", {}), ("asgd", {"shards": 3, "lease_batches": 2}))
+    }
+    assert same(runs["ddp"], runs["asgd"])
+    for key in ("over", "samples", "lineage", "score"):
+        assert runs["asgd"][key] == runs["ddp"][key]
+    rows = {name: metrics.curve(metrics.read(tmp_path / name / metrics.METRICS_FILE)) for name in runs}
+    for plain, row in zip(rows["ddp"], rows["asgd"], strict=True):
+        assert [row[key] for key in ("samples", "loss", "lr", "skipped")] == [
+            plain[key] for key in ("samples", "loss", "lr", "skipped")
+        ]
+        assert (row["staleness_mean"], row["clients"], row["updates"]) == (0, 1, row["step"])
+
+
+def in_a_row(made: Trainer) -> None:
+    spread(made.replica.model, [torch.device("cpu")] * 2, 2)
+
+
+def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
+    """Its blocks lie in a row, two micro-batches follow each other; the server gets the gradient of the whole batch."""
+    runs = {
+        "whole": lab.run(case(), tmp_path / "whole", jobs.ALONE),
+        "row": lab.run(case(options={"shards": 2}, setup=in_a_row), tmp_path / "row", jobs.ALONE),
+        "ddp": lab.run(lab.Case(sync="ddp", setup=in_a_row), tmp_path / "ddp", jobs.ALONE),
+    }
+    assert same(runs["row"], runs["ddp"])
+    assert runs["row"]["lineage"] == runs["whole"]["lineage"]
+    # Sums over micro-batches are rounded elsewhere.
+    differences = [
+        float((runs["row"]["weights"][name] - value).abs().max()) for name, value in runs["whole"]["weights"].items()
+    ]
+    assert 0 < max(differences) < 1e-12
+
+
+def test_elastic_averaging_of_one_rank_ends_where_it_pulls(tmp_path: Path) -> None:
+    """Its own optimiser steps; the server follows. Momentum stays with the rank, and evaluations change nothing."""
+    options = {"elasticity": 0.5, "lease_batches": 3}
+    often = lab.run(case(options=options, run={"eval_every_epochs": 1}), tmp_path / "often", jobs.ALONE)
+    once = lab.run(case(options=options), tmp_path / "once", jobs.ALONE)
+    assert same(often, once)
+    assert once["score"]["top1_percent"] > 60
+
+
+@pytest.mark.parametrize("options", [{}, {"n_push": 3, "shards": 2}], ids=["every", "sums"])
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, options: dict[str, Any]) -> None:
+    made = case(options={"lease_batches": 4, **options}, norm=True)
+    whole = lab.run(made, tmp_path / "whole", jobs.ALONE)
+    stopped = lab.run(made, tmp_path / "again", jobs.ALONE, toy.StopAfter(6))
+    assert not stopped["over"]
+    state = newest(tmp_path / "again")
+    # What was computed and not pushed is not in the checkpoint, and is lent again.
+    pushed = 7 - 7 % options.get("n_push", 1) if options else 7
+    assert state["replica"]["samples"] == sum(entry["samples"] for entry in state["lineage"])
+    assert state["replica"]["samples"] in (pushed * toy.BATCH, 7 * toy.BATCH, 4 * toy.BATCH)
+    again = lab.run(made, tmp_path / "again", jobs.ALONE)
+    assert again["over"]
+    assert again["lineage"] == whole["lineage"]
+    if not options:
+        assert same(whole, again)
+
+
+def test_statistics_are_the_running_average_of_what_clients_send() -> None:
+    shard = Shard(0, 4, SGD_RULE, [Section(0, 2), Section(2, 4, averaged=True)], dtype=torch.float64)
+    shard.initialise(torch.tensor([1.0, 1.0, 5.0, 5.0]))
+    shard.push(torch.tensor([1.0, 1.0, 7.0, 9.0]), 0, 0.5, Policy())
+    # Alone its word counts; among four a quarter.
+    assert shard.snapshot.values.tolist() == [0.5, 0.5, 7.0, 9.0]
+    shard.push(torch.tensor([1.0, 1.0, 3.0, 5.0]), 1, 0.5, Policy(), share=0.25)
+    assert shard.snapshot.values.tolist() == [0.0, 0.0, 6.0, 8.0]
+    # An exchange leaves a client's own statistics alone.
+    values = torch.tensor([4.0, 4.0, 2.0, 4.0], dtype=torch.float64)
+    shard.exchange(values, 0.5, share=0.5)
+    assert values.tolist() == [2.0, 2.0, 0.0, 0.0]
+    assert shard.snapshot.values.tolist() == [2.0, 2.0, 4.0, 6.0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where three ranks of one job left what they found."""
+    folder = tmp_path_factory.mktemp("asgd")
+    assert toy.spawn(RANKS, folder, *jobs.OPTIONS, module=jobs.__name__) == [0] * RANKS
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return lab.run(lab.Case(sync="ddp"), tmp_path_factory.mktemp("ddp"), jobs.ALONE)
+
+
+@pytest.mark.parametrize("name", jobs.OPTIONS)
+def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any], name: str) -> None:
+    results = lab.results(folder, name, RANKS)
+    first = results[0]
+    assert first["over"]
+    # The same samples at the same positions of the same epochs as with ddp, each acknowledged once.
+    assert first["lineage"] == expected["lineage"] == newest(folder / name)["lineage"]
+    assert first["samples"] == expected["samples"]
+    untrained = toy.score(jobs.ALONE, bad=())
+    assert first["score"]["scored"] == toy.NUM_SAMPLES
+    # Weights that are pulled, not pushed, go slower.
+    assert first["score"]["loss"] < (1.0 if name == "elastic" else 0.9) * untrained.loss
+    # The others took part.
+    rows = metrics.curve(metrics.read(folder / name / metrics.METRICS_FILE))
+    assert max(row["clients"] for row in rows) == RANKS
+    assert rows[-1]["step"] < expected["samples"] // toy.BATCH
+    assert rows[-1]["lost"] == rows[-1]["returned"] == 0
+    if name != "elastic":
+        assert max(row.get("staleness_mean", 0.0) for row in rows) > 1
+    if name == "bound":
+        assert max(row.get("staleness_max", 0) for row in rows) <= (2 * 2 - 1) * (RANKS - 1)
+
+
+def test_the_checkpoint_holds_the_servers_statistics(folder: Path) -> None:
+    first, second, _ = lab.results(folder, "plain", RANKS)
+    saved = newest(folder / "plain")
+    values = torch.cat([state["shard"]["values"] for state in saved["strategy"]["state"]["servers"]])
+    kept = [saved["replica"]["model"][f"1.running_{name}"] for name in ("mean", "var")]
+    assert torch.equal(values[-8:], torch.cat(kept))
+    assert all(torch.equal(first["weights"][name], value) for name, value in saved["replica"]["model"].items())
+    # A client's own are its own.
+    assert not torch.equal(second["weights"]["1.running_mean"], kept[0])
+
+
+def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
+    """Runs jobs of one process each, which take their first steps together. Exit codes by name; a name comes with what
+    is to kill it, or nothing."""
+    for old in folder.glob("*.steps"):
+        old.unlink()
+    with reserved_port() as port:
+        running = {
+            name: forks.start(jobs.__name__, folder, "job", name, port, *faults, FASTVID_FAULT=fault)
+            for name, fault in faults.items()
+        }
+        return {name: forks.wait(process) for name, process in running.items()}
+
+
+def test_a_client_that_is_killed_costs_its_lease_and_nobody_else(tmp_path: Path, expected: dict[str, Any]) -> None:
+    """The server and its clients are jobs of their own; one dies in the middle of its third push."""
+    # Two shards: a push is two messages, the head's being the second.
+    codes = run_jobs(tmp_path, server="", steady="", doomed="asgd-push:6")
+    assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
+    server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
+    assert server["over"]
+    assert server["lineage"] == expected["lineage"]
+    last = metrics.curve(metrics.read(tmp_path / "server" / metrics.METRICS_FILE))[-1]
+    assert last["lost"] == 1
+    # Two batches of its lease were acknowledged; an epoch of 11 has leases of 4, 4 and 3.
+    assert last["returned"] in [(batches - 2) * toy.BATCH for batches in (jobs.LEASE_BATCHES, 3)]
+    assert sum(entry["samples"] for entry in steady["lineage"]) > 0
+    # A client of another job writes no checkpoint and scores nothing.
+    assert not list((tmp_path / "steady" / "checkpoints").glob("*.pt"))
+    assert steady["score"] is None
+
+
+def test_a_server_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, expected: dict[str, Any]) -> None:
+    codes = run_jobs(tmp_path, server="step:9", client="")
+    assert codes["server"] == -signal.SIGKILL
+    # The client says that the server is gone.
+    assert codes["client"] == 1
+    before = newest(tmp_path / "server")
+    done = sum(entry["samples"] for entry in before["lineage"])
+    assert 8 * toy.BATCH <= done < expected["samples"]
+    assert run_jobs(tmp_path, server="", client="") == {"server": 0, "client": 0}
+    result = torch.load(tmp_path / "server.pt")
+    assert result["lineage"] == expected["lineage"]
+    starts = [row for row in metrics.read(tmp_path / "server" / metrics.METRICS_FILE) if row["kind"] == "start"]
+    assert [row["samples"] for row in starts] == [0, done]
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+    for options, message in (
+        ({"n_push": 0}, "n_push is 0"),
+        ({"elasticity": 0.5, "overlap": True}, "do not go with elasticity"),
+        ({"server": "nowhere"}, "expected host:port"),
+        ({"bound": 0}, "bound is 0"),
+        ({"batch": "schedule"}, "no option 'batch'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            lab.build(case(options=options), tmp_path, jobs.ALONE)
+    lab.run(case(), tmp_path / "one", jobs.ALONE, toy.StopAfter(3))
+    other = lab.build(case(options={"shards": 2}), tmp_path / "one", jobs.ALONE)
+    other.load_state_dict(newest(tmp_path / "one"))
+    with pytest.raises(StateError, match="1 shards"):
+        other.fit()
+    other.recorder.close()

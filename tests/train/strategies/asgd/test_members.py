@@ -1,0 +1,287 @@
+"""Clients come, go and die; samples are lent; a server goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from fastvid.errors import ChecksumError, StateError, UsageError
+from fastvid.train.strategies.asgd.client import Client, Progress
+from fastvid.train.strategies.asgd.downpour import Downpour
+from fastvid.train.strategies.asgd.lease import Leases
+from fastvid.train.strategies.asgd.messages import Header, Kind, bits_float, float_bits
+from fastvid.train.strategies.asgd.server import Server
+from tests import forks
+from tests.train.strategies.asgd import doomed
+from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
+
+pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
+
+SIZE = 5
+
+
+def ones(size: int = SIZE) -> Tensor:
+    return torch.ones(size, dtype=torch.float64)
+
+
+def test_the_first_weights_are_those_of_the_first_client() -> None:
+    with serving(SIZE, shards=2) as servers:
+
+        def work(index: int) -> tuple[Tensor, tuple[int, ...]]:
+            with client_of(servers, SIZE) as client:
+                weights = ones() * (index + 1)
+                return weights, client.join(weights)
+
+        found = together(3, work)
+        first = weights_of(servers)
+        # All of one client, on both shards; and the others have got them.
+        assert first[0] in (1, 2, 3)
+        assert torch.equal(first, ones() * first[0])
+        assert all(torch.equal(weights, first) and versions == (0, 0) for weights, versions in found)
+
+
+def test_who_asks_before_there_are_weights_is_refused() -> None:
+    with serving(SIZE) as servers, client_of(servers, SIZE) as client:
+        for ask in (lambda: client.fetch(ones()), lambda: client.push(ones(), 1.0, (0,)), client.lease):
+            with pytest.raises(UsageError, match="refuses"):
+                ask()
+
+
+def test_another_brings_the_weights_if_the_first_client_goes() -> None:
+    with serving(SIZE) as servers:
+        gone = Client([servers[0].address], SIZE, timeout_s=20.0)
+        # It is asked for weights, and leaves instead.
+        assert gone._ask(gone._links[0], Header(Kind.JOIN)).fresh
+        with client_of(servers, SIZE) as client:
+            joined = threading.Thread(target=client.join, args=(ones() * 7,))
+            joined.start()
+            gone.leave()
+            joined.join(20)
+            assert torch.equal(weights_of(servers), ones() * 7)
+
+
+def test_who_comes_late_starts_from_the_current_version() -> None:
+    with serving(SIZE, shards=2) as servers, client_of(servers, SIZE) as early:
+        early.join(ones())
+        for _ in range(4):
+            early.push(ones(), 0.5)
+        with client_of(servers, SIZE) as late:
+            weights = torch.zeros(SIZE, dtype=torch.float64)
+            assert late.join(weights) == (4, 4)
+            assert torch.equal(weights, -ones())
+            assert late.push(ones(), 0.5) == 0
+            # What was fetched before is now one version behind, and two after the next.
+            assert early.push(ones(), 0.5, (4, 4)) == 1
+            assert early.push(ones(), 0.5, (4, 4)) == 2
+        assert servers[0].clients[2].clock == 5
+
+
+def test_a_warm_start_lets_others_in_after_so_many_updates() -> None:
+    with serving(SIZE, warm_up=6) as servers, client_of(servers, SIZE) as first:
+        first.join(ones())
+        with client_of(servers, SIZE) as second:
+            joined: list[tuple[int, ...]] = []
+            waiting = threading.Thread(target=lambda: joined.append(second.join(ones())))
+            waiting.start()
+            for _ in range(6):
+                time.sleep(0.01)
+                assert not joined
+                first.push(ones(), 1.0)
+            waiting.join(20)
+            assert joined == [(6,)]
+
+
+def updates_to(threshold: float, seed: int, warm_up: int) -> int:
+    """Server updates until a noisy quadratic of four delayed clients is below a threshold, from far away."""
+    clients, curvature = 4, torch.linspace(0.05, 1.0, SIZE, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    with serving(SIZE, warm_up=warm_up) as servers:
+        links = [Client([servers[0].address], SIZE, timeout_s=20.0) for _ in range(clients)]
+        held = [ones() * 10 for _ in links]
+        links[0].join(held[0])
+        count, there = 0, 1
+        while bool((0.5 * curvature * servers[0].shard.snapshot.values.square()).sum() > threshold):
+            if there == 1 and count >= warm_up:
+                for link, weights in zip(links[1:], held[1:], strict=True):
+                    link.join(weights)
+                there = clients
+            index = count % there
+            noise = 0.1 * torch.randn(SIZE, generator=generator, dtype=torch.float64)
+            links[index].push(curvature * held[index] + noise, 0.45)
+            links[index].fetch(held[index])
+            count += 1
+            assert count < 2000
+        for link in links:
+            link.leave()
+    return count
+
+
+def test_a_warm_start_needs_fewer_updates() -> None:
+    """Four clients in turn, gradients three versions late; near the start the steps are largest."""
+    cold = [updates_to(6.0, seed, 0) for seed in range(5)]
+    warm = [updates_to(6.0, seed, 10) for seed in range(5)]
+    assert sum(warm) < sum(cold)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_client_killed_in_a_push_harms_nobody(shards: int) -> None:
+    """It dies between the header and the numbers of its fifth push; its samples are trained on by another."""
+    leases = Leases(samples_per_epoch=23, epochs=2, size=8)
+    # Its start takes seconds, or minutes where others keep the machine busy.
+    with serving(SIZE, shards=shards, leases=leases, timeout_s=200) as servers, client_of(servers, SIZE, 200) as other:
+        weights = ones()
+        other.join(weights)
+        ports = [server.address[1] for server in servers]
+        # Each push has a message to each shard, the head's being the last.
+        dying = forks.start(doomed.__name__, SIZE, *ports, FASTVID_FAULT=f"asgd-push:{5 * shards}")
+        assert forks.wait(dying) == -signal.SIGKILL
+        until(lambda: all(server.lost == 1 for server in servers))
+        # Four of eight are done.
+        assert (leases.acknowledged, leases.returned) == (4, 4)
+        # On the other shards the fifth push is in: they had all of it.
+        assert [server.shard.snapshot.version for server in servers] == [4, 5][:shards]
+        for server in servers:
+            assert torch.equal(
+                server.shard.snapshot.values, 1 - ones(server.shard.numel) * server.shard.snapshot.version
+            )
+        seen = []
+        while (lease := other.lease()) is not None:
+            for position in range(lease.start, lease.stop):
+                other.push(ones(), 1.0, progress=Progress(lease.number, position + 1))
+                seen.append(lease.epoch * 23 + position)
+        assert sorted(seen) == list(range(4, 46))
+        assert leases.over
+        assert leases.acknowledged == 46
+        assert servers[0].clients[2].pushes == 4
+        assert not servers[0].clients[2].here
+
+
+def test_positions_are_acknowledged_once_by_clients_that_come_and_go() -> None:
+    leases = Leases(samples_per_epoch=50, epochs=3, size=8)
+    done: list[tuple[int, int]] = []
+    with serving(SIZE, shards=2, leases=leases) as servers:
+
+        def work(index: int) -> None:
+            taken = 0
+            while True:
+                with client_of(servers, SIZE) as client:
+                    weights = ones()
+                    client.join(weights)
+                    worker = Downpour(client, weights, n_push=3, n_fetch=2, overlap=index == 1)
+                    while (lease := worker.lease()) is not None:
+                        taken += 1
+                        # Every third lease is left in the middle by a client that goes and comes again.
+                        leaves = taken % 3 == 0 and index > 0
+                        stop = (lease.start + lease.stop) // 2 if leaves else lease.stop
+                        for position in range(lease.start, stop):
+                            worker.step(ones(), 1.0, Progress(lease.number, position + 1), last=position == stop - 1)
+                        worker.settle()
+                        done.extend((lease.epoch, position) for position in range(lease.start, stop))
+                        if leaves:
+                            break
+                    else:
+                        return
+
+        together(3, work)
+        assert leases.over
+        assert leases.returned > 0
+        assert sorted(done) == [(epoch, position) for epoch in range(3) for position in range(50)]
+        assert sum(record.steps for record in servers[0].clients.values()) == 150
+        assert torch.equal(weights_of(servers), ones() - 150)
+        assert servers[0].lost == 0
+
+
+def test_a_client_waits_for_leases_that_may_come_back() -> None:
+    leases = Leases(samples_per_epoch=4, epochs=1, size=4)
+    with (
+        noted_waits() as told,
+        serving(SIZE, leases=leases, timeout_s=8.0) as servers,
+        client_of(servers, SIZE) as second,
+    ):
+        first = Client([servers[0].address], SIZE)
+        first.join(ones())
+        second.join(ones())
+        assert first.lease() is not None
+        got: list[object] = []
+        waiting = threading.Thread(target=lambda: got.append(second.lease()))
+        waiting.start()
+        until(lambda: bool(told))
+        assert not got
+        first.leave()
+        waiting.join(10)
+        assert got
+        assert got[0] is not None
+
+
+def test_a_server_goes_on_from_its_checkpoint() -> None:
+    rule = functools.partial(SGD, lr=0.0, momentum=0.9)
+
+    def push(servers: list[Server], first: int, last: int) -> None:
+        with client_of(servers, SIZE) as client:
+            weights = ones()
+            client.join(weights)
+            while (lease := client.lease()) is not None:
+                for position in range(lease.start, lease.stop):
+                    if position == last:
+                        return
+                    client.push(weights * (position + 1), 0.01, progress=Progress(lease.number, position + 1))
+                    client.fetch(weights)
+
+    with serving(SIZE, shards=2, rule=rule, leases=Leases(20, 1, 6)) as servers:
+        push(servers, 0, 20)
+        whole = weights_of(servers)
+    with serving(SIZE, shards=2, rule=rule, leases=Leases(20, 1, 6)) as servers:
+        push(servers, 0, 9)
+        states = [server.state_dict() for server in servers]
+        before = weights_of(servers)
+    again = Leases(20, 1, 6)
+    with serving(SIZE, shards=2, rule=rule, leases=again, states=states) as servers:
+        assert torch.equal(weights_of(servers), before)
+        assert servers[0].clients[1].pushes == 9
+        push(servers, 9, 20)
+        assert torch.equal(weights_of(servers), whole)
+        assert servers[0].shard.snapshot.version == 20
+        # A client of the run before is not mistaken for one of this.
+        assert sorted(servers[0].clients) == [1, 2]
+        assert servers[0].staleness == {0: 20}
+    assert again.over
+    with pytest.raises(StateError):
+        Leases(21, 1, 6).load_state_dict(states[0]["leases"])
+
+
+def test_a_lease_is_acknowledged_by_its_holder_only() -> None:
+    leases = Leases(10, 1, 4)
+    lease = leases.take(1)
+    assert lease is not None
+    with pytest.raises(UsageError):
+        leases.take(1)
+    for client, number, position in ((2, lease.number, 2), (1, lease.number + 1, 2), (1, lease.number, 5)):
+        with pytest.raises(UsageError):
+            leases.acknowledge(client, number, position)
+    leases.acknowledge(1, lease.number, 3)
+    assert leases.give_back(1) == 1
+    again = leases.take(2)
+    assert again is not None
+    assert (again.start, again.stop) == (3, 4)
+    assert again.number != lease.number
+
+
+def test_a_header_is_exact_integers_and_refuses_damage() -> None:
+    """Float32 would lose the last digits of a large number, as happens to numbers that travel with weights."""
+    header = Header(Kind.PUSH, client=2**24 + 1, version=2**53 + 1, rate=float_bits(0.1), lease=-1, stop=2**62)
+    words = header.encode()
+    assert words.dtype == torch.int64
+    assert Header.decode(words) == header
+    assert bits_float(header.rate) == 0.1
+    for index in range(len(words)):
+        damaged = words.clone()
+        damaged[index] ^= 1 << 40
+        with pytest.raises(ChecksumError):
+            Header.decode(damaged)

@@ -1,0 +1,168 @@
+"""What delay does, through the real server: the stability law, rates by staleness, histograms, bounds."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, deque
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastvid.errors import UsageError
+from fastvid.train.strategies.asgd.client import Client
+from fastvid.train.strategies.asgd.downpour import Downpour
+from fastvid.train.strategies.asgd.staleness import Policy
+from tests.train.strategies.asgd.kit import client_of, serving, together, weights_of
+
+pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
+
+RATE = 0.5
+
+
+def descend(curvature: Tensor, delay: int, steps: int, policy: Policy) -> tuple[Tensor, Counter[int]]:
+    """Descent on ``curvature * w**2 / 2`` from 1, each gradient being pushed `delay` pushes after its weights were
+    fetched. Returns the largest weights of the first and of the last quarter of the steps, and the staleness."""
+    size = curvature.numel()
+    with serving(size, policy=policy) as servers:
+        with client_of(servers, size) as client:
+            weights = torch.ones(size, dtype=torch.float64)
+            client.join(weights)
+            late: deque[tuple[Tensor, tuple[int, ...]]] = deque()
+            path = []
+            for _ in range(steps):
+                late.append((curvature * weights, client.versions))
+                if len(late) > delay:
+                    gradient, since = late.popleft()
+                    client.push(gradient, RATE, since)
+                client.fetch(weights)
+                path.append(weights.abs().clone())
+        staleness = servers[0].staleness
+    quarter = steps // 4
+    first, last = torch.stack(path[:quarter]).amax(0), torch.stack(path[-quarter:]).amax(0)
+    return torch.stack([first, last]), staleness
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 3, 7, 15])
+def test_a_delay_is_stable_up_to_the_law_and_no_further(delay: int) -> None:
+    limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1))) / RATE
+    factors = torch.tensor([0.5, 0.95, 1.05, 1.5], dtype=torch.float64)
+    (first, last), staleness = descend(factors * limit, delay, 60 + 25 * delay, Policy())
+    assert ((last > first) == (factors > 1)).all()
+    # The first gradients wait too, so each is pushed over just as many versions, except while the queue fills.
+    steps = 60 + 25 * delay
+    assert staleness[delay] >= steps - 2 * delay
+    assert max(staleness) == delay
+
+
+def test_a_rate_by_staleness_holds_where_the_plain_one_diverges() -> None:
+    delay = 7
+    limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1))) / RATE
+    # Up to 4 times the limit. Divided by 7, it is far below.
+    curvature = torch.tensor([1.5, 2.5, 4.0], dtype=torch.float64) * limit
+    (first, last), _ = descend(curvature, delay, 200, Policy())
+    assert (last > first).all()
+    (first, last), _ = descend(curvature, delay, 200, Policy(staleness_aware=True))
+    assert (last < first * 1e-3).all()
+
+
+def test_a_rate_is_divided_by_the_staleness_only() -> None:
+    policy = Policy(staleness_aware=True)
+    assert [policy.rate(6.0, staleness) for staleness in (0, 1, 2, 3)] == [6.0, 6.0, 3.0, 2.0]
+    assert Policy().rate(6.0, 3) == 6.0
+
+
+def crowd(
+    clients: int, pushes: int, policy: Policy, pauses_s: list[float], n_push: int = 1
+) -> tuple[Counter[int], int]:
+    """So many clients push for as long as each has pushes. Returns the server's staleness and largest lead."""
+    with serving(4, policy=policy) as servers:
+
+        def work(index: int) -> Counter[int]:
+            with client_of(servers, 4) as client:
+                weights = torch.zeros(4, dtype=torch.float64)
+                client.join(weights)
+                everyone.wait(20)
+                worker = Downpour(client, weights, n_push=n_push, n_fetch=n_push)
+                for _ in range(pushes * n_push):
+                    time.sleep(pauses_s[index])
+                    worker.step(torch.ones_like(weights), 1.0)
+                return worker.staleness
+
+        everyone = threading.Barrier(clients)
+        seen: Counter[int] = sum(together(clients, work), Counter())
+        assert seen == servers[0].staleness
+        # Nothing is lost: the weights are the sum of all pushes.
+        assert torch.equal(
+            weights_of(servers), torch.full((4,), -float(clients * pushes * n_push), dtype=torch.float64)
+        )
+        return servers[0].staleness, servers[0].largest_lead
+
+
+@pytest.mark.parametrize(("clients", "n_push"), [(2, 1), (4, 1), (4, 5)])
+def test_equal_clients_are_stale_by_just_under_the_number_of_others(clients: int, n_push: int) -> None:
+    pushes = 40 if n_push == 1 else 12
+    staleness, _ = crowd(clients, pushes, Policy(), [0.004 / n_push] * clients, n_push)
+    count = sum(staleness.values())
+    assert count == clients * pushes
+    mean = sum(value * times for value, times in staleness.items()) / count
+    # Between two pushes of one client every other pushes once; at both ends of the run fewer do.
+    assert 0.6 * (clients - 1) < mean < clients - 1 + 0.2
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+def test_no_client_runs_ahead_of_the_slowest_by_more_than_the_bound(bound: int) -> None:
+    clients, pauses_s = 3, [0.0, 0.0, 0.01]
+    staleness, lead = crowd(clients, 30, Policy(bound=bound), pauses_s)
+    # The fast ones do run as far ahead as they may.
+    assert lead == bound
+    assert max(staleness) <= (2 * bound - 1) * (clients - 1)
+
+
+def test_without_a_bound_fast_clients_run_ahead() -> None:
+    _, lead = crowd(3, 30, Policy(), [0.0, 0.0, 0.01])
+    assert lead > 6
+
+
+def test_a_client_that_dies_or_leaves_holds_nobody_back() -> None:
+    with serving(4, policy=Policy(bound=2)) as servers, client_of(servers, 4) as fast:
+        weights = torch.zeros(4, dtype=torch.float64)
+        fast.join(weights)
+        with client_of(servers, 4) as slow:
+            slow.join(weights.clone())
+            fast.push(weights, 1.0)
+        # The other has left without a push.
+        for _ in range(5):
+            fast.push(weights, 1.0)
+        assert servers[0].shard.snapshot.version == 6
+
+
+def test_rules_that_contradict_each_other_are_refused() -> None:
+    for bad in ({"bound": 0}, {"elasticity": 1.0}, {"elasticity": 0.5, "staleness_aware": True}):
+        with pytest.raises(UsageError):
+            Policy(**bad)  # type: ignore[arg-type]
+
+
+def test_elastic_averaging_is_its_recurrence() -> None:
+    """Two clients with weights of their own, in a fixed order: ``d = a (w - w*); w -= d; w* += d``."""
+    centre = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    own = [torch.tensor([5.0, 0.0, 1.0], dtype=torch.float64), torch.tensor([-1.0, 2.0, 2.0], dtype=torch.float64)]
+    with serving(3, shards=2, policy=Policy(elasticity=0.25)) as servers:
+        with client_of(servers, 3) as first, client_of(servers, 3) as second:
+            clients: list[Client] = [first, second]
+            first.join(centre.clone())
+            second.join(torch.zeros(3, dtype=torch.float64))
+            kept = [weights.clone() for weights in own]
+            spare = torch.empty(3, dtype=torch.float64)
+            for step in range(6):
+                index = step % 2
+                clients[index].exchange(kept[index], spare)
+                difference = (own[index] - centre) * 0.25
+                own[index] -= difference
+                centre += difference
+            with pytest.raises(UsageError):
+                first.push(spare, 0.1)
+        assert torch.equal(weights_of(servers), centre)
+    assert all(torch.equal(a, b) for a, b in zip(kept, own, strict=True))

@@ -1,0 +1,91 @@
+"""A fetched vector is one committed version, whatever is pushed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastvid.errors import ChecksumError
+from fastvid.train.strategies.asgd.messages import crc32
+from fastvid.train.strategies.asgd.staleness import Policy
+from fastvid.train.strategies.asgd.weight_shard import Commit, Shard, Snapshot
+from tests.train.strategies.asgd.kit import client_of, serving, together
+
+SIZE = 400_000
+WRITERS, READERS = 2, 2
+
+
+class Unlocked(Shard):
+    """What is often written: weights change in place while they are sent. A version's checksum is taken when it is
+    made, as it is in the real one."""
+
+    @torch.no_grad()
+    def push(self, gradient: Tensor, since: int, rate: float, policy: Policy, share: float = 1.0) -> Commit:
+        version = self.snapshot.version + 1
+        for part in self._values.chunk(50):
+            part -= rate
+        self._publish(version)
+        return Commit(version, version - 1 - since)
+
+    def _publish(self, version: int) -> None:
+        self._snapshot = Snapshot(version, self._values, crc32(self._values))
+
+
+def readings(kind: type[Shard]) -> tuple[int, int, int]:
+    """Every push changes all weights by one, so a version is a constant vector; returns how many fetched vectors were
+    constant, how many were not, and how many the checksum refused."""
+    counts = {"whole": 0, "torn": 0, "refused": 0}
+    lock, over, joined = threading.Lock(), threading.Event(), threading.Barrier(WRITERS + READERS)
+    with serving(SIZE, kind=kind) as servers:
+
+        def work(index: int) -> None:
+            with client_of(servers, SIZE) as client:
+                weights = torch.zeros(SIZE, dtype=torch.float64)
+                client.join(weights)
+                joined.wait(60)
+                ones = torch.ones_like(weights)
+                if index < WRITERS:
+                    for _ in range(25):
+                        client.push(ones, 1.0)
+                    over.set()
+                    return
+                while not over.is_set():
+                    refused = False
+                    try:
+                        client.fetch(weights)
+                    except ChecksumError:
+                        refused = True
+                    same = bool((weights == weights[0]).all())
+                    with lock:
+                        counts["refused"] += refused
+                        counts["whole" if same else "torn"] += 1
+
+        together(WRITERS + READERS, work)
+    return counts["whole"], counts["torn"], counts["refused"]
+
+
+def test_snapshots_are_never_torn() -> None:
+    whole, torn, refused = readings(Shard)
+    assert whole > 5
+    assert torn == refused == 0
+
+
+def test_tearing_is_seen_where_it_happens() -> None:
+    """The control of the test above: without snapshots, both the oracle and the checksum see torn vectors."""
+    _, torn, refused = readings(Unlocked)
+    assert torn > 0
+    assert refused > 0
+
+
+def test_a_payload_that_is_not_its_checksum_is_refused() -> None:
+    with serving(8) as servers, contextlib.ExitStack() as stack:
+        client = stack.enter_context(client_of(servers, 8))
+        client.join(torch.zeros(8, dtype=torch.float64))
+        shard = servers[0].shard
+        shard._snapshot = Snapshot(0, shard.snapshot.values, shard.snapshot.checksum ^ 1)
+        with pytest.raises(ChecksumError, match="8 numbers differ"):
+            client.fetch(torch.empty(8, dtype=torch.float64))

@@ -1,0 +1,91 @@
+"""Runs all scenarios once, grouped by world, because a process takes seconds to start; also once for all workers of
+pytest-xdist."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastvid.runtime.world import World
+from fastvid.train.ranks.elastic import Member
+from tests.train import toy
+from tests.train.strategies import lab, scenarios
+
+ALONE = Member(World(), torch.device("cpu"))
+BY_WORLD = {
+    2: (
+        "k1-sgd", "k1-momentum", "k1-average", "k1-adam", "k4", "k4-norm", "k4-average", "k4-reset", "k4-block0",
+        "k4-block", "k4-slowmo", "count-k11", "count-k5", "count-average", "count-fp16", "count-bf16", "still-block",
+        "post-local", "ddp-plain", "scheduled", "adaptive", "batch-ddp", "batch-kavg", "batch-capped", "batch-plateau",
+        "meter-ddp", "meter-k1", "meter-k5",
+        *(f"{when}-{name}" for name in scenarios.STATEFUL if name != "groups" for when in ("whole", "again")),
+    ),
+    3: ("k1-momentum", "k1-masked", "batch-ddp", "resumed"),
+    4: (
+        "noise-k3", "noise-k7", "noise-k11", "still-k11", "k2", "k4", "groups-equal", "groups-of-1", "groups-of-2",
+        "groups-of-4", "whole-groups", "again-groups",
+    ),
+}  # fmt: skip
+
+Outcome = dict[str, Any]
+
+
+class Outcomes:
+    """The outcomes of scenarios, one a rank. A world is run when something of it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, world: int, name: str) -> list[Outcome]:
+        here = self.folder / str(world)
+        with self._once(str(world) if world > 1 else f"1-{name}") as begin:
+            if begin and world == 1:
+                self._prepare(here, name)
+                torch.save(scenarios.SCENARIOS[name](here / name, ALONE), here / f"{name}-0.pt")
+            elif begin:
+                for name_of_world in BY_WORLD[world]:
+                    self._prepare(here, name_of_world)
+                assert toy.spawn(world, here, *BY_WORLD[world], module=scenarios.__name__) == [0] * world
+        return lab.results(here, name, world)
+
+    def killed(self) -> Path:
+        """The folder of a run of two ranks, one of which was killed."""
+        here = self.folder / "killed"
+        with self._once("killed") as begin:
+            if begin:
+                here.mkdir()
+                codes = toy.spawn(2, here, "killed", module=scenarios.__name__)
+                # The other rank finds that its peer is gone.
+                assert codes[1] == -signal.SIGKILL
+                assert codes[0] not in (0, -signal.SIGKILL)
+        return here / "killed"
+
+    @contextlib.contextmanager
+    def _once(self, name: str) -> Iterator[bool]:
+        """Whether this is to be run now; while somebody else runs it, waits."""
+        done = self.folder / f"{name}.done"
+        with open(self.folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield not done.exists()
+            done.touch()
+
+    def _prepare(self, here: Path, name: str) -> None:
+        here.mkdir(exist_ok=True)
+        if name == "resumed":
+            shutil.copytree(self.killed(), here / name)
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcomes:
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "sync"
+    folder.mkdir(exist_ok=True)
+    return Outcomes(folder)

@@ -1,0 +1,197 @@
+"""Runs for the strategies: the toy of `tests.train.toy` and a quadratic objective, under the real trainer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config
+from fastvid.train.loop.loop import EvalData, Trainer
+from fastvid.train.loop.strategy import APART, build_strategy
+from fastvid.train.parts.optim import make_optimizer
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks.elastic import Member, StopSignal, join
+from fastvid.train.records.checkpoint import Checkpoints
+from fastvid.train.records.metrics import METRICS_FILE, Recorder
+from fastvid.train.strategies.shared.averager import moments, statistics
+from tests.train import toy
+
+DIMENSIONS = 6
+START, RATE = 2.0, 0.05
+STEPS = 11  # of an epoch
+CURVATURE = torch.linspace(0.5, 3.0, DIMENSIONS, dtype=torch.float64)
+# Beyond 40 nats softmax rounds to one in float64, so the cross-entropy of class 0 is the other logit, exactly, and its
+# gradient is that logit's.
+LIFT = 60.0
+
+
+class Quadratic(nn.Module):
+    """Logits whose cross-entropy for class 0 is ``LIFT + w A w / 2 + noise * x w``, x being the start of the clip."""
+
+    def __init__(self, noise: float) -> None:
+        super().__init__()
+        self.noise = noise
+        self.weight = nn.Parameter(torch.full((1, DIMENSIONS), START, dtype=torch.float64))
+
+    def forward(self, video: Tensor) -> Tensor:
+        w = self.weight[0]
+        cost = LIFT + 0.5 * (CURVATURE * w * w).sum() + self.noise * video.flatten(1)[:, :DIMENSIONS] @ w
+        return torch.stack([torch.zeros_like(cost), cost], dim=1)
+
+
+class QuadraticLoader(toy.ToyLoader):
+    """Every clip is of class 0."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield replace(batch, label=batch.label.clamp_max(0))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run.
+
+    Attributes:
+        options: Of the strategy.
+        sync: Its name.
+        optim: Changes of the optimiser's configuration.
+        run: Changes of the run's.
+        noise: None trains the toy net; a number a quadratic with that noise.
+        norm: Batch norm in the toy net.
+        data: Arguments of the loader.
+        setup: Called with the trainer before it runs.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sync: str = "kavg"
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    noise: float | None = None
+    norm: bool = False
+    data: Mapping[str, Any] = field(default_factory=dict)
+    setup: Callable[[Trainer], None] | None = None
+
+
+PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
+CONSTANT = {"decay": "constant", "warmup_epochs": 0.0, "base_lr": RATE}
+
+
+def config_of(case: Case, folder: Path) -> Config:
+    base = toy.toy_config(folder, **case.run)
+    # Clipping is done by each rank on its own gradient, so it is no part of what is exact.
+    changes: dict[str, Any] = {"clip_norm": None, "groups": "plain", "label_smoothing": 0.0, "weight_decay": 0.01}
+    optim = replace(base.optim, **(changes | dict(case.optim)))
+    return replace(base, optim=optim, sync=case.sync, sync_options=dict(case.options))
+
+
+def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = None) -> Trainer:
+    config = config_of(case, folder)
+    kind = toy.ToyLoader if case.noise is None else QuadraticLoader
+    model: nn.Module = toy.net(norm=case.norm) if case.noise is None else Quadratic(case.noise)
+    # Who shares no batches reads whole ones.
+    world = World() if case.sync in APART else member.world
+    loader = kind(world, **case.data)
+    schedule = Schedule.of(
+        config.optim,
+        epochs=config.run.epochs,
+        samples_per_epoch=loader.batches.count(0) * toy.BATCH if loader.batches.last == "drop" else toy.NUM_SAMPLES,
+        global_batch_size=toy.BATCH,
+    )
+    return Trainer(
+        config,
+        member,
+        Replica(model, make_optimizer(model, config.optim), schedule),
+        loader,
+        build_strategy(config.sync, member, config.sync_options),
+        eval_data=EvalData(kind(world, size=7, last="keep"), toy.NUM_SAMPLES),
+        checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
+        recorder=Recorder(folder / METRICS_FILE if member.leads else None),
+        stop=stop,
+    )
+
+
+@dataclass
+class Trace:
+    """What a rank saw after each step."""
+
+    weights: list[Tensor] = field(default_factory=list)
+    buffers: list[Tensor] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    lr: list[float] = field(default_factory=list)
+    moments: list[Tensor] = field(default_factory=list)
+    # Every all-reduce: steps done before it, numbers, type.
+    reduced: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+def flat(tensors: Any) -> Tensor:
+    parts = [tensor.detach().reshape(-1).double() for tensor in tensors]
+    return torch.cat([*parts, torch.empty(0).double()])
+
+
+def watch(made: Trainer) -> Trace:
+    """Has a trainer's steps recorded, from outside."""
+    trace, strategy, inner = Trace(), made.strategy, made.strategy.maybe_sync
+
+    def spy(replica: Replica, sums: Tensor) -> None:
+        inner(replica, sums)
+        model = replica.model
+        trace.weights.append(flat(model.parameters()))
+        trace.buffers.append(flat(statistics(model)))
+        trace.moments.append(flat(moments(replica.optimizer)))
+        trace.samples.append(replica.samples)
+        trace.lr.append(replica.lr)
+
+    strategy.maybe_sync = spy  # type: ignore[method-assign]
+    return trace
+
+
+def run(case: Case, folder: Path, member: Member, stop: StopSignal | None = None) -> dict[str, Any]:
+    """Trains, from the newest checkpoint in the folder where there is one."""
+    made = build(case, folder, member, stop)
+    trace = watch(made)
+    places = [parameter.data_ptr() for parameter in made.replica.model.parameters()]
+    plain = dist.all_reduce
+
+    def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        trace.reduced.append((len(trace.weights), tensor.numel(), str(tensor.dtype)))
+        return plain(tensor, *args, **kwargs)
+
+    if case.setup is not None:
+        case.setup(made)
+    dist.all_reduce = counted  # type: ignore[assignment]
+    try:
+        result = toy.fit(made, member)
+    finally:
+        dist.all_reduce = plain
+    strategy: Any = getattr(made.strategy, "inner", made.strategy)
+    traffic, meter = getattr(strategy, "traffic", None), getattr(made.strategy, "meter", None)
+    return {
+        **result,
+        "trace": vars(trace),
+        "traffic": {} if traffic is None else traffic.as_dict(),
+        "noise_scale": None if meter is None else meter.scale(),
+        "moved": places != [parameter.data_ptr() for parameter in made.replica.model.parameters()],
+    }
+
+
+def main(scenarios: Mapping[str, Callable[[Path, Member], Any]]) -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    with join(60.0) as member:
+        for name in sys.argv[2:]:
+            result = scenarios[name](folder / name, member)
+            torch.save(result, folder / f"{name}-{member.world.rank}.pt")
+
+
+def results(folder: Path, name: str, world: int) -> list[dict[str, Any]]:
+    """What the ranks of a spawned scenario left."""
+    return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(world)]

@@ -1,0 +1,163 @@
+"""A sweep without videos: random clips by sample number, float64 nets of several sizes, the real hub and stages.
+
+Started as ``python -m tests.train.strategies.relay.relay_lab PORT SWEEP...`` for a stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import PrefixStore, TCPStore
+
+from fastvid.load.batch.batch import Batch
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config, OptimConfig
+from fastvid.train.loop.step import Stepper
+from fastvid.train.parts.evaluate import Score
+from fastvid.train.parts.optim import make_optimizer
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.train.strategies.relay.scheduler import Unit
+from fastvid.train.strategies.relay.stage import serve
+from fastvid.train.strategies.relay.visit import Trainee, train_visit
+from tests.train import toy
+
+MODELS, STAGES, EPOCHS = 5, 2, 3
+PART = 40  # samples of a partition
+CPU = torch.device("cpu")
+TIMEOUT_S = 100.0
+ROOT = Path(__file__).parents[4]
+
+# Sizes, optimisers, rates, batch sizes and dropout all differ.
+WIDTHS = (4, 7, 3, 6, 5)
+BATCHES = (8, 5, 10, 4, 8)
+OPTIMS: tuple[dict[str, Any], ...] = (
+    {"name": "sgd", "groups": "tsm", "clip_norm": 1.0},
+    {"name": "adam", "base_lr": 0.01, "decay": "cosine"},
+    {"name": "sgd", "nesterov": True, "momentum": 0.8, "label_smoothing": 0.1},
+    {"name": "adamw", "base_lr": 0.003, "warmup_epochs": 1.5},
+    {"name": "sgd", "momentum": 0.0, "decay": "step", "milestones": (1.0, 2.0)},
+)
+
+
+def net(model: int) -> nn.Module:
+    torch.manual_seed(100 + model)
+    width = WIDTHS[model]
+    layers = [nn.Conv3d(3, width, (2, 3, 3)), nn.BatchNorm3d(width), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, nn.Linear(4 * width, toy.CLASSES)).double()
+
+
+def config(model: int) -> Config:
+    base = toy.toy_config(Path(), epochs=EPOCHS, seed=model)
+    optim = OptimConfig(**({"base_lr": 0.05, "base_batch_size": BATCHES[model]} | OPTIMS[model]))
+    return replace(base, optim=optim, data=replace(base.data, global_batch_size=BATCHES[model]))
+
+
+def trainee(model: int) -> Trainee:
+    made = config(model)
+
+    def replica() -> Replica:
+        module = net(model)
+        schedule = Schedule.of(
+            made.optim, epochs=EPOCHS, samples_per_epoch=STAGES * PART, global_batch_size=BATCHES[model]
+        )
+        return Replica(module, make_optimizer(module, made.optim), schedule)
+
+    @contextlib.contextmanager
+    def batches(unit: Unit) -> Iterator[Iterator[Batch]]:
+        yield clips(unit, BATCHES[model])
+
+    return Trainee(made, replica, batches, score if model % 2 else None)
+
+
+def clips(unit: Unit, size: int) -> Iterator[Batch]:
+    """The samples of a partition, shuffled by model, epoch and partition."""
+    draw = torch.Generator().manual_seed(1000 * unit.model + 10 * unit.epoch + unit.partition)
+    samples = torch.randperm(PART, generator=draw) + unit.partition * PART
+    for start in range(0, PART, size):
+        rows = samples[start : start + size]
+        valid = torch.ones(len(rows), dtype=torch.bool)
+        yield Batch(
+            video=torch.stack([toy.clip(int(sample)) for sample in rows]),
+            label=rows % toy.CLASSES,
+            weight=valid.float() / len(rows),
+            valid=valid,
+            key=tuple(f"s{sample}" for sample in rows.tolist()),
+            frame_index=torch.zeros(len(rows), 2, dtype=torch.int64),
+            sample=rows,
+            position=torch.arange(start, start + len(rows)),
+            epoch=unit.epoch,
+            start=start,
+            stop=start + len(rows),
+        )
+
+
+def score(replica: Replica) -> Score:
+    """Of one batch; norm layers keep their statistics."""
+    replica.model.eval()
+    held_out = torch.stack([toy.clip(sample) for sample in range(500, 520)])
+    with torch.no_grad():
+        hits = replica.model(held_out).argmax(1) == torch.arange(500, 520) % toy.CLASSES
+    replica.model.train()
+    return Score(0.0, 100 * float(hits.double().mean()), 100.0, 20, 20)
+
+
+class Lab:
+    """What a stage does here."""
+
+    def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:
+        return {"bytes_moved": PART * len(partitions)}
+
+    def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
+        return train_visit(trainee(unit.model), unit, token, CPU)
+
+
+def alone(model: int, visits: list[int]) -> Replica:
+    """The same model trained in one go by a plain loop, over the partitions in an order; no token, no hub."""
+    made, member = trainee(model), Member(World(), CPU)
+    replica = made.replica()
+    stepper = Stepper(made.config.optim, made.config.run, member, Ddp(member))
+    for number, partition in enumerate(visits):
+        for batch in clips(Unit(model, number // STAGES, partition), BATCHES[model]):
+            stepper.step(replica, batch)
+            replica.samples += len(batch)
+    return replica
+
+
+def token_after(model: int, visits: list[int]) -> bytes | None:
+    """The token of a model that has made these visits."""
+    token = None
+    for number, partition in enumerate(visits):
+        unit = Unit(model, number // STAGES, partition, (number + 1) % STAGES == 0)
+        token, _ = train_visit(trainee(model), unit, token, CPU)
+    return token
+
+
+def start_stage(port: int, *sweeps: str, **environment: str) -> subprocess.Popen[bytes]:
+    """A stage that works in some sweeps, one after the other."""
+    command = [sys.executable, "-W", "error", "-m", "tests.train.strategies.relay.relay_lab", str(port), *sweeps]
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", int(sys.argv[1]))
+    for name in sys.argv[2:]:
+        store.wait([f"{name}/open"], timedelta(seconds=200))
+        serve(PrefixStore(name, store), Lab(), TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Partitions of a dataset, and that their bytes move once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import StorageError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.load.loader import ClipLoader
+from fastvid.storage import open_storage
+from fastvid.train.strategies.relay.ownership import Ownership
+from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
+from fastvid.train.strategies.relay.resident_storage import Resident
+from tests import datasets
+
+SAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    clips = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(2)]
+    samples = [(f"clip{n:02d}", clips[n % 2], n % 2) for n in range(SAMPLES)]
+    columns: dict[str, list[object]] = {"split": ["train"] * (SAMPLES - 2) + ["val"] * 2}
+    datasets.pack(folder / "shards", [samples[:5], samples[5:8], samples[8:]], columns=columns)
+    return folder
+
+
+@given(samples=st.lists(st.integers(0, 9), max_size=12), partitions=st.integers(1, 4))
+def test_shards_are_dealt_once_and_evenly(samples: list[int], partitions: int) -> None:
+    useful = [shard for shard, count in enumerate(samples) if count]
+    if len(useful) < partitions:
+        with pytest.raises(UsageError, match=f"fewer than {partitions} partitions"):
+            deal_shards(samples, partitions)
+        return
+    dealt = deal_shards(samples, partitions)
+    assert sorted(sum(dealt, ())) == useful
+    sizes = [sum(samples[shard] for shard in shards) for shards in dealt]
+    assert max(sizes) - min(sizes) <= max(samples)
+
+
+def test_partitions_together_are_the_split(folder: Path) -> None:
+    whole = Dataset(str(folder / "shards"), split="train")
+    counts = samples_by_shard(whole)
+    assert counts == [5, 3, 2]
+    parts = [
+        Partition(whole, shards, Resident(open_storage(str(folder / "shards")))) for shards in deal_shards(counts, 2)
+    ]
+    assert [part.keys.to_pylist() for part in parts] == [
+        [f"clip{n:02d}" for n in range(5)], [f"clip{n:02d}" for n in range(5, 10)]
+    ]  # fmt: skip
+    assert [part.key(0) for part in parts] == ["clip00", "clip05"]
+    assert np.concatenate([part.labels for part in parts]).tolist() == whole.labels.tolist()
+
+
+def clips(dataset: Dataset, epoch: int) -> torch.Tensor:
+    loader = ClipLoader(
+        dataset, frames=Segments(2), spatial=CenterCrop(32), global_batch_size=2, num_threads=1, seed=3, rank=0,
+        world_size=1,
+    )  # fmt: skip
+    loader.set_epoch(epoch)
+    video = torch.cat([batch.video for batch in loader])
+    loader.close()
+    return video
+
+
+def test_no_byte_of_the_dataset_moves_after_the_first_epoch(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "shards", tmp_path / "shards")
+    whole = Dataset(str(tmp_path / "shards"), split="train")
+    cache = Resident(whole.storage)
+    part = Partition(whole, (0, 2), cache)
+    expected = [clips(Partition(whole, (0, 2), Resident(whole.storage)), epoch) for epoch in range(3)]
+    first = clips(part, 0)
+    moved = cache.bytes_moved
+    names = [f"{whole.generation.shards[shard].name}.{suffix}" for shard in (0, 2) for suffix in ("tar", "pkt")]
+    assert moved == sum((tmp_path / "shards" / name).stat().st_size for name in names)
+    # The proof that counts: the dataset is gone, and training goes on.
+    shutil.rmtree(tmp_path / "shards")
+    assert [first, *(clips(part, epoch) for epoch in (1, 2))][2].equal(expected[2])
+    assert clips(part, 1).equal(expected[1])
+    assert first.equal(expected[0])
+    assert cache.bytes_moved == moved
+    with pytest.raises(StorageError):
+        cache.map(f"{whole.generation.shards[1].name}.tar")
+
+
+def test_loading_reads_all_that_an_epoch_needs(folder: Path) -> None:
+    whole = Dataset(str(folder / "shards"), split="train")
+    cache = Resident(whole.storage)
+    part = Partition(whole, (1,), cache)
+    part.load()
+    moved = cache.bytes_moved
+    clips(part, 0)
+    assert cache.bytes_moved == moved > 0
+
+
+def test_stages_come_and_go() -> None:
+    owners = Ownership(3, start_s=10.0, adopt_s=5.0)
+    owners.join(0)
+    owners.join(1)
+    assert (owners.of(0), owners.of(1)) == ((0,), (1,))
+    assert not owners.adopt(9.9)
+    assert owners.adopt(10.0)
+    assert owners.of(0) == (0, 2)
+    owners.leave(1, 20.0)
+    assert not owners.adopt(24.9)
+    owners.join(2)
+    assert owners.of(2) == (1,)
+    owners.join(3)
+    assert (owners.of(0), owners.of(3)) == ((0,), (2,))
+    owners.join(4)
+    assert owners.of(4) == ()
+    for stage in (0, 2, 3):
+        owners.leave(stage, 30.0)
+    assert owners.adopt(35.0)
+    assert owners.of(4) == (0, 1, 2)

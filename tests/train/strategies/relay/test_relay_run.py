@@ -1,0 +1,216 @@
+"""Whole sweeps on real clips, by the command that users type: three models, two stages, and stages that are killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.common.ports import reserved_port
+from fastvid.errors import UsageError
+from fastvid.runtime.world import World
+from fastvid.train.config import recipes
+from fastvid.train.loop.step import Stepper
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.records import metrics
+from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.train.strategies.relay import packed_state as tokens
+from fastvid.train.strategies.relay.clips import Clips, check_shared
+from fastvid.train.strategies.relay.options import SweepOptions
+from fastvid.train.strategies.relay.scheduler import Unit
+from fastvid.train.strategies.relay.state_store import Shelf
+from tests import datasets, forks
+
+ROOT = Path(__file__).parents[4]
+EPOCHS, STAGES, MODELS = 2, 2, 3
+TRAIN, HELD_OUT = 22, 5
+
+RECIPE = """
+from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+def sweep():
+    return [
+        Config(
+            data=DataConfig(
+                path={data!r}, frames=Segments(2), eval_frames=Segments(2, jitter=False),
+                spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), global_batch_size=batch, eval_batch_size=4,
+                num_threads=1,
+            ),
+            model=ModelConfig(name="tsm-r18", options={{"width": width, "dropout": 0.2}}),
+            optim=OptimConfig(base_lr=rate, base_batch_size=4, name=name),
+            run=RunConfig(out="sweep", epochs=2, seed=width, timeout_s=60.0),
+            sync="relay",
+        )
+        for width, name, rate, batch in ((8, "sgd", 0.02, 4), (16, "adamw", 0.001, 3), (12, "sgd", 0.05, 5))
+    ]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    clips = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(4)]
+    samples = [(f"clip{n:02d}", clips[n % 4], n % 2) for n in range(TRAIN + HELD_OUT)]
+    columns: dict[str, list[object]] = {"split": ["train"] * TRAIN + ["val"] * HELD_OUT}
+    datasets.pack(folder / "shards", [samples[:8], samples[8:16], samples[16:]], columns=columns)
+    (folder / "recipe.py").write_text(RECIPE.format(data=str(folder / "shards")))
+    return folder
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    """Under torchrun; both processes are killed when the second one has been given its third visit or so."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
+    command += ["--max-restarts", "1"]
+    command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={folder / 'out'}"]
+    result = subprocess.run(
+        command, cwd=folder, env=environment(FASTVID_FAULT="visit:5"), capture_output=True, text=True, timeout=250,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    printed, written = json.loads(result.stdout), json.loads((folder / "out" / "results.json").read_text())
+    assert printed == {name: value for name, value in written.items() if name != "timeline"}
+    return dict(written)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums of floats depend on the number of threads, and the commands compute with one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def digest(tree: Any) -> str:
+    """Short, as a failed comparison of the bytes themselves is printed for minutes."""
+    return hashlib.sha256(tokens.pack(tree)).hexdigest()
+
+
+def check_against_training_alone(folder: Path, out: Path) -> None:
+    """Weights, moments and counters are those of a plain loop over the partitions in the recorded order."""
+    shelf = Shelf(MODELS, str(out / "tokens"))
+    alone = Clips(recipes.load_all(str(folder / "recipe.py")), STAGES, torch.device("cpu"))
+    alone.own(tuple(range(STAGES)))
+    member = Member(World(), torch.device("cpu"))
+    visits, _ = shelf.history()
+    for number in range(MODELS):
+        trainee = alone.trainee(number, fresh=True)
+        replica = trainee.replica()
+        stepper = Stepper(trainee.config.optim, trainee.config.run, member, Ddp(member))
+        with torch.random.fork_rng(devices=[]):
+            for index, partition in enumerate(visits[number]):
+                with trainee.batches(Unit(number, index // STAGES, partition)) as batches:
+                    for batch in batches:
+                        stepper.step(replica, batch)
+                        replica.samples += batch.stop - batch.start
+        token = shelf.get(number)
+        assert token is not None
+        assert digest(tokens.unpack(token)["replica"]) == digest(replica.state_dict())
+        weights = torch.load(out / "weights" / f"model-{number:04d}.pt", weights_only=True)
+        assert digest(dict(weights)) == digest(dict(replica.model.state_dict()))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_killed_processes_leave_models_of_a_plain_loop(folder: Path, found: dict[str, Any]) -> None:
+    rows = metrics.read(folder / "out" / metrics.METRICS_FILE)
+    starts = [row["visits"] for row in rows if row["kind"] == "start"]
+    assert len(starts) == 2
+    assert starts[0] == 0 < starts[1]
+    check_against_training_alone(folder, folder / "out")
+
+
+def test_results_say_what_happened(folder: Path, found: dict[str, Any]) -> None:
+    models = found["models"]
+    assert sorted(model["model"] for model in models) == list(range(MODELS))
+    assert [model["status"] for model in models] == ["over"] * MODELS
+    assert [model["score"] for model in models] == sorted((model["score"] for model in models), reverse=True)
+    for model in models:
+        assert [sorted(model["visits"][:2]), sorted(model["visits"][2:])] == [[0, 1], [0, 1]]
+        assert len(model["scores"]) == EPOCHS
+        assert set(model["settings"]) >= {"model.options.width", "optim.name", "optim.base_lr"}
+    # No dataset byte moves in a visit.
+    assert found["dataset_bytes"]["in_visits"] == 0
+    assert found["dataset_bytes"]["loaded"] > 0
+    # Every visit has its line, with the samples that it trained on.
+    rows = metrics.read(folder / "out" / metrics.METRICS_FILE)
+    done = {(row["model"], row["epoch"], row["partition"]): row for row in rows if row["kind"] == "visit"}
+    assert sorted(done) == [(m, e, s) for m in range(MODELS) for e in range(EPOCHS) for s in range(STAGES)]
+    sizes = [model.data.global_batch_size for model in recipes.load_all(str(folder / "recipe.py"))]
+    for (model, _, _), row in done.items():
+        assert row["samples"] > 0
+        assert row["samples"] % sizes[model] == 0
+        assert row["lineage"][0]["samples"] == row["samples"]
+    assert len([row for row in rows if row["kind"] == "eval"]) >= MODELS * EPOCHS
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_killed_stage_of_another_job_is_no_matter(folder: Path) -> None:
+    """A hub with its stage, and a stage in a job of its own that dies in its second visit: nobody starts again."""
+    out = folder / "apart"
+    run = ("fastvid.train", folder / "recipe.py", f"run.out={out}")
+    options = ["sync_options.partitions=2", "sync_options.adopt_s=0.5", "sync_options.order=ring"]
+    with reserved_port() as port:
+        hub = forks.start(*run, *options, f"sync_options.port={port}", folder=folder)
+        stage = forks.start(*run, f"sync_options.hub=127.0.0.1:{port}", folder=folder, FASTVID_FAULT="visit:2")
+        assert forks.wait(stage) == -signal.SIGKILL
+        assert forks.wait(hub) == 0
+    results = json.loads((out / "results.json").read_text())
+    (lost,) = results["lost"]
+    assert [model["status"] for model in results["models"]] == ["over"] * MODELS
+    names = ("model", "epoch", "partition")
+    again = [visit for visit in results["timeline"] if all(visit[name] == lost[name] for name in names)]
+    assert len(again) == 1
+    assert again[0]["stage"] != lost["stage"]
+    check_against_training_alone(folder, out)
+
+
+def test_what_is_wrong_with_the_data_is_said_at_once(folder: Path, tmp_path: Path) -> None:
+    alone = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={tmp_path}"]
+    wrong = subprocess.run(
+        [*alone, "data.split=none", "data.where=nothing > 1"], cwd=folder, env=environment(), capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert wrong.returncode != 0
+    assert "nothing" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_models_that_cannot_travel_together_are_refused(folder: Path) -> None:
+    first, second, _ = recipes.load_all(str(folder / "recipe.py"))
+    with pytest.raises(UsageError, match=r"share run\.epochs"):
+        check_shared([first, replace(second, run=replace(second.run, epochs=3))])
+    with pytest.raises(UsageError, match=r"share data\.split"):
+        check_shared([first, replace(second, data=replace(second.data, split=None))])
+    with pytest.raises(UsageError, match="fewer than 4 partitions"):
+        Clips([first], 4, torch.device("cpu"))
+    with pytest.raises(UsageError, match="a partition has"):
+        Clips([replace(first, data=replace(first.data, global_batch_size=20))], 2, torch.device("cpu"))
+    for options, message in (
+        ({"order": "star"}, "order is 'star'"),
+        ({"period": 3}, "no option 'period'"),
+        ({"keep": 0.5}, "without rungs"),
+        ({"rungs": "one"}, "rungs is 'one'"),
+        ({"hub": "here"}, "expected host:port"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            SweepOptions.of(replace(first, sync_options=options))
+    halved = SweepOptions.of(replace(first, sync_options={"rungs": "1,3", "keep": 0.3})).halving
+    assert halved is not None
+    assert (halved.rungs, halved.keep) == ((1, 3), 0.3)

@@ -1,0 +1,191 @@
+"""Who visits what and when, computed by the real scheduler under a simulated clock."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastvid.errors import StateError, UsageError
+from fastvid.train.strategies.relay.halving import Halving
+from fastvid.train.strategies.relay.scheduler import Order, Scheduler, Unit
+from fastvid.train.strategies.relay.simulate import Visit, ring_makespan, simulate
+
+SIZES = st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 4))
+ORDERS: tuple[Order, ...] = ("ring", "hopper")
+
+
+def check(visits: Sequence[Visit], models: int, partitions: int, epochs: int) -> None:
+    """Every (model, epoch, partition) once; a model and a stage do one thing at a time; epochs in order."""
+    keys = [(visit.unit.model, visit.unit.epoch, visit.unit.partition) for visit in visits]
+    wanted = [(m, e, s) for m in range(models) for e in range(epochs) for s in range(partitions)]
+    assert sorted(keys) == wanted
+    lanes: dict[tuple[str, int], list[Visit]] = defaultdict(list)
+    for visit in visits:
+        lanes["model", visit.unit.model].append(visit)
+        lanes["stage", visit.stage].append(visit)
+    for (kind, _), lane in lanes.items():
+        lane.sort(key=lambda visit: visit.start)
+        for before, after in itertools.pairwise(lane):
+            assert before.end <= after.start
+            if kind == "model":
+                assert before.unit.epoch <= after.unit.epoch
+                assert before.unit.ends_epoch == (before.unit.epoch < after.unit.epoch)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(sizes=SIZES, seed=st.integers(0, 99))
+def test_every_unit_once_and_nobody_in_two_places(order: Order, sizes: tuple[int, int, int], seed: int) -> None:
+    draw = random.Random(seed)
+    speed = [draw.uniform(1, 8) for _ in range(sizes[0])]
+    check(simulate(Scheduler(*sizes, order=order), lambda unit: speed[unit.model]), *sizes)
+
+
+@given(sizes=SIZES)
+def test_ring_makespan_is_the_formula(sizes: tuple[int, int, int]) -> None:
+    models, partitions, epochs = sizes
+    visits = simulate(Scheduler(*sizes, order="ring"), lambda _: 1.0)
+    assert visits[-1].end == ring_makespan(*sizes)
+    if models >= partitions:
+        assert visits[-1].end == models * epochs + partitions - 1
+        # No bubble: a stage that has begun works until its last unit.
+        for stage in range(partitions):
+            mine = [visit for visit in visits if visit.stage == stage]
+            assert mine[-1].end - mine[0].start == len(mine) == models * epochs
+
+
+@pytest.mark.parametrize(("models", "partitions"), [(1, 4), (2, 4), (3, 4)])
+def test_fewer_models_than_stages_leave_bubbles(models: int, partitions: int) -> None:
+    epochs = 50
+    visits = simulate(Scheduler(models, partitions, epochs, order="ring"), lambda _: 1.0)
+    busy = sum(visit.end - visit.start for visit in visits)
+    # Utilisation M / S, but for the start of M - 1.
+    assert busy / (partitions * visits[-1].end) == pytest.approx(
+        models / partitions, rel=models / (epochs * partitions)
+    )
+
+
+def test_hopper_fills_the_ring_from_the_first_moment() -> None:
+    assert simulate(Scheduler(6, 3, 4, order="hopper"), lambda _: 1.0)[-1].end == 6 * 4
+
+
+def test_hopper_beats_ring_when_speeds_differ() -> None:
+    models, partitions, epochs = 8, 4, 5
+    gains = []
+    for seed in range(30):
+        draw = random.Random(seed)
+        speed = [draw.uniform(1, 8) for _ in range(models)]
+        ends = {
+            order: simulate(
+                Scheduler(models, partitions, epochs, order=order), lambda unit, speed=speed: speed[unit.model]
+            )[-1].end
+            for order in ORDERS
+        }
+        # Nothing can be faster than the slowest model alone, or than all work spread evenly.
+        bound = max(epochs * partitions * max(speed), epochs * sum(speed))
+        assert bound <= ends["hopper"] < ends["ring"]
+        assert ends["hopper"] <= 1.25 * bound
+        gains.append(ends["ring"] / ends["hopper"])
+    assert sum(gains) / len(gains) > 1.05
+
+
+@given(sizes=SIZES, seed=st.integers(0, 99))
+def test_a_recorded_order_is_replayed_whatever_the_speeds(sizes: tuple[int, int, int], seed: int) -> None:
+    draw = random.Random(seed)
+    first = Scheduler(*sizes, order="hopper")
+    simulate(first, lambda _: draw.uniform(1, 8))
+    recorded = [list(model.visits) for model in first.models]
+    again = Scheduler(*sizes, replay=recorded)
+    check(simulate(again, lambda _: draw.uniform(1, 8)), *sizes)
+    assert [model.visits for model in again.models] == recorded
+
+
+@given(
+    sizes=st.tuples(st.integers(2, 9), st.integers(1, 4), st.integers(2, 5)),
+    seed=st.integers(0, 999),
+    keep=st.sampled_from([0.3, 0.5, 0.8]),
+)
+def test_halving_frees_slots_as_computed(sizes: tuple[int, int, int], seed: int, keep: float) -> None:
+    models, partitions, epochs = sizes
+    quality = random.Random(seed).sample(range(models), models)
+    rule = Halving((1,) if epochs < 4 else (1, 3), keep)
+    scheduler = Scheduler(*sizes, order="ring", halving=rule)
+    visits = simulate(scheduler, lambda _: 1.0, score=lambda unit: quality[unit.model])
+    counts = rule.contenders(models)
+    ends = [*rule.rungs, epochs]
+    lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    # The best go on, and each trains exactly as long as it lives.
+    ranking = sorted(range(models), key=lambda model: -quality[model])
+    for model in range(models):
+        rungs = sum(ranking.index(model) < count for count in counts)
+        assert len(scheduler.models[model].visits) == partitions * ends[rungs - 1]
+        assert scheduler.models[model].status == ("over" if rungs == len(counts) else "dropped")
+    # A decision falls as soon as it is certain, so the ring stays full while enough models are left.
+    if counts[-1] >= partitions:
+        work = sum(count * length for count, length in zip(counts, lengths, strict=True))
+        assert visits[-1].end == work + partitions - 1
+
+
+def test_halving_decides_ties_and_failures_without_waiting_for_ever() -> None:
+    scheduler = Scheduler(4, 2, 3, order="ring", halving=Halving((1,), 0.5))
+    for _ in range(2):
+        broken = scheduler.take([0])
+        assert broken is not None
+        scheduler.fail(broken, "loss is nan")
+    visits = simulate(scheduler, lambda _: 1.0, score=lambda _: 7.0)
+    assert [model.status for model in scheduler.models] == ["failed", "failed", "over", "over"]
+    assert len(visits) == 2 * 2 * 3
+    nan = Scheduler(3, 1, 2, halving=Halving((1,), 0.3))
+    simulate(nan, lambda _: 1.0, score=lambda unit: [float("nan"), 1.0, 1.0][unit.model])
+    assert [model.status for model in nan.models] == ["dropped", "over", "dropped"]
+
+
+def test_a_lost_unit_goes_first_and_a_failed_model_leaves() -> None:
+    scheduler = Scheduler(3, 2, 1, order="ring")
+    lost = scheduler.take([0])
+    assert lost == Unit(0, 0, 0)
+    assert scheduler.take([1]) is None
+    scheduler.lost(lost)
+    assert scheduler.take([0]) == lost
+    scheduler.fail(lost, "diverged")
+    rest = simulate(scheduler, lambda _: 1.0)
+    assert sorted({visit.unit.model for visit in rest}) == [1, 2]
+    assert scheduler.models[0].reason == "diverged"
+
+
+@given(sizes=SIZES, seed=st.integers(0, 99), steps=st.integers(0, 30), halved=st.booleans())
+def test_a_run_that_was_interrupted_goes_on(sizes: tuple[int, int, int], seed: int, steps: int, halved: bool) -> None:
+    draw = random.Random(seed)
+    quality = [draw.random() for _ in range(sizes[0])]
+    halving = Halving((1,)) if halved else None
+    first = Scheduler(*sizes, order="hopper", halving=halving)
+    for _ in range(steps):
+        units = [unit for stage in range(sizes[1]) if (unit := first.take([stage])) is not None]
+        draw.shuffle(units)
+        for unit in units:
+            first.done(unit, score=quality[unit.model])
+    second = Scheduler(*sizes, order="hopper", halving=halving)
+    second.restore([model.visits for model in first.models], [model.scores for model in first.models])
+    assert [model.status for model in second.models] == [model.status for model in first.models]
+    simulate(second, lambda _: 1.0, score=lambda unit: quality[unit.model])
+    assert second.finished
+    survivors = {model.model for model in second.models if model.status == "over"}
+    expected = sorted(range(sizes[0]), key=lambda model: -quality[model])
+    count = halving.contenders(sizes[0])[-1] if halving and sizes[2] > 1 else sizes[0]
+    assert survivors == set(expected[:count])
+
+
+def test_records_of_other_sweeps_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 models, the sweep has 1"):
+        Scheduler(1, 2, 1, replay=[[0, 1], [1, 0]])
+    with pytest.raises(UsageError, match="not whole epochs"):
+        Scheduler(1, 2, 1, replay=[[0, 0]])
+    with pytest.raises(StateError, match="visited partition 1 in epoch 0"):
+        Scheduler(1, 2, 1, order="ring").restore([[1]], [[]])
+    with pytest.raises(UsageError, match="ascending"):
+        Halving((2, 1))

@@ -1,0 +1,147 @@
+"""What the processes of `tests/train/strategies` run, by name.
+
+Started as ``python -m tests.train.strategies.scenarios FOLDER SCENARIO...`` on every rank; each scenario leaves
+FOLDER/SCENARIO-RANK.pt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastvid.runtime import faults
+from fastvid.train.ranks.elastic import Member
+from tests.train import toy
+from tests.train.strategies import lab
+from tests.train.strategies.lab import CONSTANT, PLAIN, Case
+
+MOMENTUM = {"momentum": 0.9, "weight_decay": 0.01}
+ADAM = {"name": "adam", "base_lr": 0.01}
+SHORT = {"epochs": 2, "eval_every_epochs": 2}
+QUIET = {"log_every_steps": 10**6, "eval_every_epochs": 10**6}
+OFTEN = {"checkpoint_every_s": 0.0}
+STOPPED_AFTER, KILLED_AFTER = 12, 16  # in the second epoch, whatever the batch
+STILL = PLAIN | {"base_lr": 1e-9}  # hardly moves, so that the gradient stays what it is
+HALVING = {"decay": "step", "milestones": (1.0, 2.5), "gamma": 0.5, "warmup_epochs": 0.5}
+
+CASES = {
+    # One process, or ddp on several: what the others are compared with.
+    "ddp-sgd": Case(sync="ddp", optim=PLAIN, run=SHORT),
+    "ddp-momentum": Case(sync="ddp", optim=MOMENTUM, run=SHORT),
+    "ddp-adam": Case(sync="ddp", optim=ADAM, run=SHORT),
+    "ddp-noise": Case(sync="ddp", optim=MOMENTUM | CONSTANT, noise=1.0),
+    "ddp-masked": Case(sync="ddp", optim=MOMENTUM, run=SHORT, data={"last": "mask", "bad": (3, 40, 41)}),
+    "ddp-plain": Case(sync="ddp", optim=MOMENTUM),
+    # K = 1.
+    "k1-sgd": Case({"period": 1}, optim=PLAIN, run=SHORT),
+    "k1-momentum": Case({"period": 1}, optim=MOMENTUM, run=SHORT),
+    "k1-average": Case({"period": 1, "moments": "average"}, optim=MOMENTUM, run=SHORT),
+    "k1-adam": Case({"period": 1}, optim=ADAM, run=SHORT),
+    "k1-masked": Case({"period": 1}, optim=MOMENTUM, run=SHORT, data={"last": "mask", "bad": (3, 40, 41)}),
+    # The quadratic.
+    "noise-k3": Case({"period": 3}, optim=MOMENTUM | CONSTANT, noise=1.0),
+    "noise-k7": Case({"period": 7}, optim=MOMENTUM | CONSTANT, noise=1.0),
+    "noise-k11": Case({"period": 11}, optim=MOMENTUM | CONSTANT, noise=1.0),
+    "still-k11": Case({"period": 11}, optim=PLAIN | CONSTANT, noise=0.0),
+    "still-block": Case(
+        {"period": 11, "outer": "block", "outer_momentum": 0.4, "outer_lr": 0.7}, optim=PLAIN | CONSTANT, noise=0.0
+    ),
+    # What is said.
+    "count-k11": Case({"period": 11}, optim=PLAIN, run=QUIET),
+    "count-k5": Case({"period": 5}, optim=MOMENTUM, run=QUIET),
+    "count-average": Case({"period": 11, "moments": "average"}, optim=MOMENTUM, run=QUIET),
+    "count-fp16": Case({"period": 11, "compress": "fp16"}, optim=MOMENTUM, run=QUIET),
+    "count-bf16": Case({"period": 11, "compress": "bf16"}, optim=MOMENTUM, run=QUIET),
+    # Options on the toy net.
+    "k4": Case({"period": 4}, optim=MOMENTUM),
+    "k4-norm": Case({"period": 4}, optim=MOMENTUM, norm=True),
+    "k4-average": Case({"period": 4, "moments": "average"}, optim=MOMENTUM),
+    "k4-reset": Case({"period": 4, "moments": "reset"}, optim=ADAM),
+    "k4-block0": Case({"period": 4, "outer": "block"}, optim=MOMENTUM),
+    "k4-block": Case({"period": 4, "outer": "block", "outer_momentum": 0.5}, optim=MOMENTUM | CONSTANT),
+    "k4-slowmo": Case({"period": 4, "outer": "slowmo", "outer_momentum": 0.5}, optim=MOMENTUM | CONSTANT),
+    "post-local": Case({"period": 4, "local_after": 2.0}, optim=MOMENTUM),
+    "scheduled": Case({"period": "1@0,3@2,11@4"}, optim=MOMENTUM),
+    "adaptive": Case({"period": 8, "adapt": "loss", "adapt_epochs": 0.7}, optim=MOMENTUM),
+    # Groups.
+    "k2": Case({"period": 2}, optim=MOMENTUM),
+    "groups-equal": Case({"period": 4, "group_size": 2, "group_period": 4}, optim=MOMENTUM),
+    "groups-of-1": Case({"period": 4, "group_size": 1, "group_period": 2}, optim=MOMENTUM),
+    "groups-of-2": Case({"period": 4, "group_size": 2, "group_period": 2}, optim=MOMENTUM),
+    "groups-of-4": Case({"period": 4, "group_size": 4, "group_period": 2}, optim=MOMENTUM),
+    # Batches that grow.
+    "batch-ddp": Case({"batch": "schedule"}, sync="ddp", optim=MOMENTUM | HALVING),
+    "batch-kavg": Case({"batch": "schedule", "period": 3}, optim=MOMENTUM | HALVING),
+    "batch-capped": Case({"batch": "schedule", "batch_max": 16, "period": 3}, optim=MOMENTUM | HALVING),
+    "batch-plateau": Case(
+        {"batch": "plateau", "batch_patience": 1, "batch_threshold": 0.2, "batch_max": 64, "period": 3},
+        optim=MOMENTUM,
+        run={"eval_every_epochs": 1},
+    ),
+    "meter-ddp": Case({"batch": "noise", "batch_window": 10**6}, sync="ddp", optim=STILL, noise=1.0),
+    "meter-k1": Case({"batch": "noise", "batch_window": 10**6, "period": 1}, optim=STILL, noise=1.0),
+    "meter-k5": Case({"batch": "noise", "batch_window": 10**6, "period": 5}, optim=STILL, noise=1.0),
+}
+
+STATEFUL = {
+    "k4": CASES["k4"],
+    "average": CASES["k4-average"],
+    "slowmo": CASES["k4-slowmo"],
+    "norm": CASES["k4-norm"],
+    "adaptive": CASES["adaptive"],
+    "groups": CASES["groups-of-2"],
+    "batch": CASES["batch-kavg"],
+    "noise": Case(
+        {"batch": "noise", "batch_window": 7, "batch_threshold": 0.05, "batch_max": 32, "period": 2}, optim=MOMENTUM
+    ),
+}
+
+
+def once(case: Case) -> Callable[[Path, Member], Any]:
+    """Trains without a break."""
+    return lambda folder, member: lab.run(case, folder, member)
+
+
+def whole(case: Case) -> Callable[[Path, Member], Any]:
+    """Trains without a break, with a checkpoint after each average."""
+    return once(replace(case, run={**case.run, **OFTEN}))
+
+
+def again(case: Case) -> Callable[[Path, Member], Any]:
+    """The same, but stopped in the middle of an epoch, and gone on with from the checkpoint."""
+
+    def both(folder: Path, member: Member) -> dict[str, Any]:
+        often = replace(case, run={**case.run, **OFTEN})
+        # Only the last rank hears of it.
+        stop = toy.StopAfter(STOPPED_AFTER) if member.world.rank == member.world.size - 1 else None
+        stopped = lab.run(often, folder, member, stop)
+        assert not stopped["over"]
+        return {**lab.run(often, folder, member), "stopped_at": stopped["samples"]}
+
+    return both
+
+
+def killed(case: Case) -> Callable[[Path, Member], Any]:
+    """The second rank dies after some steps."""
+
+    def run(folder: Path, member: Member) -> dict[str, Any]:
+        if member.world.rank == 1:
+            os.environ[faults.VARIABLE] = f"step:{KILLED_AFTER}"
+        return lab.run(replace(case, run={**case.run, **OFTEN}), folder, member)
+
+    return run
+
+
+SCENARIOS: dict[str, Callable[[Path, Member], Any]] = {
+    **{name: once(case) for name, case in CASES.items()},
+    **{f"whole-{name}": whole(case) for name, case in STATEFUL.items()},
+    **{f"again-{name}": again(case) for name, case in STATEFUL.items()},
+    "killed": killed(CASES["batch-kavg"]),
+    "resumed": whole(CASES["batch-kavg"]),
+}
+
+if __name__ == "__main__":
+    lab.main(SCENARIOS)
