@@ -15,7 +15,7 @@ import functools
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FastvidError, FormatError, VersionError
-from fastvid.format.audio import AudioInfo, index_m4a
+from fastvid.format.audio import index_m4a
 from fastvid.format.demux import index_mp4
 from fastvid.format.facts import facts_parquet
+from fastvid.format.indexed import IndexedAudio, IndexedSample, IndexedStream
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.records import Records
 from fastvid.format.schema import (
@@ -54,34 +55,6 @@ _WHOLE: Final = int(StreamFlag.WHOLE)
 
 SHARD_SUFFIXES: Final = ("tar", "idx", "parquet", "pkt")
 """Files of a shard, the original first."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedStream:
-    """A video stream of a sample as the index found it."""
-
-    name: str
-    member: Member
-    info: StreamInfo
-    records: npt.NDArray[np.void]
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedAudio:
-    """The sound of a sample as the index found it."""
-
-    member: Member
-    info: AudioInfo
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedSample:
-    """A sample as the index found it: its key, its JSON, its video streams, and its sound if it has any."""
-
-    key: str
-    meta: Mapping[str, Any]
-    streams: tuple[IndexedStream, ...]
-    audio: IndexedAudio | None = None
 
 
 Indexer = Callable[[memoryview, str, Sequence[Member], tuple[str, ...]], IndexedSample | None]

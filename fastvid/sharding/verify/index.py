@@ -17,9 +17,10 @@ from typing import Any, Final
 from fastvid.errors import FormatError, JobError, StorageError, UsageError
 from fastvid.format.dataset import annotation_table
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_annotations, read_generation
+from fastvid.format.indexed import IndexedSample, IndexedStream
 from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import DATASET_JSON, LEDGER, shard_stem
-from fastvid.format.shard import IndexedSample, IndexedStream, index_shard
+from fastvid.format.shard import index_shard
 from fastvid.format.tar import Member
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
