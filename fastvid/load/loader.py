@@ -27,8 +27,8 @@ from fastvid.load.batch.batch import assemble
 from fastvid.load.batch.canvases import Product
 from fastvid.load.batch.flow import StreamsCanvas
 from fastvid.load.clips.augment import Spatial, Transform
-from fastvid.load.clips.clip import ClipPlanner
 from fastvid.load.clips.plan import Planner, reads_at_once
+from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Sampler
 from fastvid.load.clips.streams import check_streams
 from fastvid.load.clips.views import Views, check_views

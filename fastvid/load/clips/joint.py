@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastvid.decode.recut import check_matrix
 from fastvid.decode.request import Box, ClipRequest
-
-if TYPE_CHECKING:
-    from fastvid.load.clips.clip import Clip
+from fastvid.load.clips.clip import Clip
 
 
 def merged(parts: Sequence[Clip], row: int, rows: Sequence[int]) -> Clip:

@@ -16,8 +16,9 @@ import numpy as np
 
 from fastvid.errors import FastvidError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.clip import ClipPlanner, Row, decided
+from fastvid.load.clips.clip import Row, decided
 from fastvid.load.clips.joint import join_neighbours
+from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.order.batches import MASKED, Batches, IntArray, Share
 from fastvid.load.order.epoch import EpochOrder
 from fastvid.load.order.mixture import Mixture

@@ -22,7 +22,8 @@ from fastvid.decode.clips import Scratch
 from fastvid.decode.request import ClipRequest, Decoder, EncodedClip, IntArray, Planes, Rgb
 from fastvid.format.packets import StreamInfo
 from fastvid.format.shard import Shard
-from fastvid.load.clips.clip import ClipPlanner, Row
+from fastvid.load.clips.clip import Row
+from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.memory.row_layout import RowLayout
 from fastvid.load.workers.fetch import fetch
 from fastvid.load.workers.stats import Counters

@@ -25,8 +25,9 @@ from fastvid.decode.clips import Scratch
 from fastvid.decode.request import Decoder, EncodedClip, IntArray, Output
 from fastvid.errors import WorkerError
 from fastvid.load.batch.canvases import Canvas, Finisher, RgbCanvas
-from fastvid.load.clips.clip import Clip, ClipPlanner, Row, reads
+from fastvid.load.clips.clip import Clip, Row, reads
 from fastvid.load.clips.plan import Plan, place
+from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.memory.row_layout import SharedRow
 from fastvid.load.workers.fetch import fetch
 from fastvid.load.workers.lanes import Lanes

@@ -32,7 +32,8 @@ import numpy as np
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, IntArray, Output, Planes, Rgb, UInt8Array
 from fastvid.errors import FastvidError, WorkerError
-from fastvid.load.clips.clip import Clip, ClipPlanner, Row
+from fastvid.load.clips.clip import Clip, Row
+from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.memory.arena import Arena
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.load.workers.clip_worker import PLACE_BYTES, Answer, Hello, Packets, Place, Task

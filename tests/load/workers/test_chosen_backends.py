@@ -231,8 +231,8 @@ def test_a_backend_that_fails_is_not_chosen(dataset, monkeypatch, caplog):
 
 def plans(dataset):
     from fastvid.load.clips.augment import Spatial
-    from fastvid.load.clips.clip import ClipPlanner
     from fastvid.load.clips.plan import Planner
+    from fastvid.load.clips.planner import ClipPlanner
     from fastvid.load.order.batches import Batches
     from fastvid.load.order.permutation import Order
     from fastvid.runtime.world import World
