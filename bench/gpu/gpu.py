@@ -28,7 +28,8 @@ import torch
 import fastvid
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.cli import doctor
-from fastvid.decode.pixels import ClipPlanes, Pixels, finish_planes
+from fastvid.decode.colours import ClipPlanes, Pixels
+from fastvid.decode.pixels import finish_planes
 from fastvid.errors import FastvidError, UsageError
 from fastvid.models.zoo import build
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastvid.decode.pixels import ClipPlanes, Pixels, conversion
+from fastvid.decode.colours import ClipPlanes, Pixels, conversion
 
 _BLOCK: Final = 256
 

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import torch
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
+from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch as Batch

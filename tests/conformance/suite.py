@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from fastvid.decode.backends import backend
-from fastvid.decode.pixels import ClipPlanes, clip_to_rgb
+from fastvid.decode.colours import ClipPlanes
+from fastvid.decode.pixels import clip_to_rgb
 from fastvid.decode.request import Box, Decoder, EncodedClip, Planes, Rgb
 from fastvid.errors import DecodeError, UsageError
 from fastvid.format.schema import Matrix

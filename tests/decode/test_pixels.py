@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fastvid.decode.pixels import ClipPlanes, Pixels, clip_to_rgb, finish_planes, finish_rgb, resize, yuv_to_rgb
+from fastvid.decode.colours import ClipPlanes, Pixels
+from fastvid.decode.pixels import clip_to_rgb, finish_planes, finish_rgb, resize, yuv_to_rgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Matrix, Range
 

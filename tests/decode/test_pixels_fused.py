@@ -12,7 +12,8 @@ CODE = """
 import numpy as np
 import torch
 from fastvid.decode import pixels_fused
-from fastvid.decode.pixels import ClipPlanes, Pixels, clip_to_rgb, finish_rgb
+from fastvid.decode.colours import ClipPlanes, Pixels
+from fastvid.decode.pixels import clip_to_rgb, finish_rgb
 from fastvid.format.schema import Matrix, Range
 
 rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastvid.decode.pixels import IMAGENET_MEAN, IMAGENET_STD
+from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.errors import UsageError
 from tests.load.fakes import FakeDataset, fake, picture
 from tests.load.tools import make

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastvid.decode.pixels import ClipPlanes, Layout, Pixels, finish_planes, finish_rgb
+from fastvid.decode.colours import ClipPlanes, Layout, Pixels
+from fastvid.decode.pixels import finish_planes, finish_rgb
 from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
 from fastvid.load.clips.clip import Clip, Row, decided
 from fastvid.load.memory.arena import Arena

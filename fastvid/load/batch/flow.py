@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastvid.decode.pixels import Layout, resize
+from fastvid.decode.colours import Layout
+from fastvid.decode.pixels import resize
 from fastvid.decode.request import ClipRequest, Output
 from fastvid.format.flow import STEPS, ZERO
 from fastvid.format.packets import StreamInfo
