@@ -22,7 +22,8 @@ from fastvid.measure.clips import Corpus
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.probe import open_source, probe
-from fastvid.sharding.encode.profiles import PROFILES, Profile, input_options, picture_filters
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import PROFILES, input_options, picture_filters
 from fastvid.tune.quality import compare, mean
 
 TOLERANCE: Final = 0.005

@@ -18,7 +18,8 @@ from typing import Final
 
 from fastvid.errors import UsageError
 from fastvid.media.reasons import MEANING
-from fastvid.sharding.encode.profiles import PROFILES, Profile, get_profile
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import PROFILES, get_profile
 from fastvid.sharding.engines.engine import ENGINES
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD

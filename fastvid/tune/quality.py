@@ -16,7 +16,8 @@ from fastvid.media.ffmpeg import FfmpegBuild, environment
 from fastvid.media.limits import Limits
 from fastvid.media.probe import SourceInfo, open_source, probe
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import SWS_FLAGS, Profile, input_options, picture_filters
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import SWS_FLAGS, input_options, picture_filters
 
 _SSIM: Final = re.compile(r"SSIM .*All:(\d\.\d+)")
 _PSNR: Final = re.compile(r"PSNR .*average:(\d+\.\d+|inf)")

@@ -25,7 +25,8 @@ from fastvid.measure.rounds import Timing, measure
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.runtime.world import available_cores
-from fastvid.sharding.encode.profiles import PROFILES, Profile, get_profile
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import PROFILES, get_profile
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.sources import Source, encode_name
 from fastvid.sharding.sources.tar_sources import gather_sources

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.probe import SourceInfo, open_source, probe
-from fastvid.sharding.encode.profiles import PROFILES, Profile
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import Transcoded, transcode
 
 REPOSITORY = Path(__file__).parents[2]

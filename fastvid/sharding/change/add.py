@@ -22,7 +22,7 @@ from fastvid.media.limits import Limits
 from fastvid.runtime import faults
 from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.change.merge import KnownSource, known_sources, merge_parts
-from fastvid.sharding.encode.profiles import Profile
+from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.streams import same_streams
 from fastvid.sharding.engines.local_engine import LocalEngine
 from fastvid.sharding.job.identity import differences, job_identity

@@ -19,7 +19,7 @@ from fastvid.format.schema import LEDGER, LEDGER_SCHEMA, shard_stem
 from fastvid.runtime import faults
 from fastvid.runtime.units import things
 from fastvid.sharding.change.edit import ClassNames, change
-from fastvid.sharding.encode.profiles import Profile
+from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.job.commit import _annotation as annotation
 from fastvid.sharding.job.ledger import Part, Row, problem_row, read_ledger, write_ledger
 from fastvid.sharding.sources.sources import SourceList, encode_name

@@ -14,7 +14,7 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.demuxer import open_demuxer
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import Profile
+from fastvid.sharding.encode.profile import Profile
 
 # Both numbers stand for BT.601 luma; VP9 has one code for the two.
 _BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fastvid.media.colour_tags import pairs
-
-if TYPE_CHECKING:
-    from fastvid.sharding.encode.profiles import Profile
+from fastvid.sharding.encode.profile import Profile
 
 # Macroblocks that H.264 level 3.1 allows a frame (ITU-T H.264 table A-1); beyond it 5.1 is written, which has 36,864.
 _LEVEL_31_BLOCKS: Final = 3600

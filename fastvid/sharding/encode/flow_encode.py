@@ -23,7 +23,8 @@ from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.check_encoded import Verified, verify
 from fastvid.sharding.encode.flow import Gray, estimate_flow
-from fastvid.sharding.encode.profiles import Profile, output_options
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import output_options
 from fastvid.sharding.encode.streams import FlowSettings
 from fastvid.sharding.encode.transcode import read_back, run_ffmpeg
 

@@ -27,7 +27,8 @@ from fastvid.media.limits import Limits, confine_child
 from fastvid.media.probe import OpenSource, SourceInfo
 from fastvid.media.reasons import Reason
 from fastvid.media.temporary import no_space, temporary_file
-from fastvid.sharding.encode.profiles import Profile, build_check, build_command
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import build_check, build_command
 
 # Damaged streams make ffmpeg print without end.
 _KEPT_LINES: Final = 200

@@ -21,7 +21,8 @@ from fastvid.format.schema import DATASET_JSON, LEDGER
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import Profile, get_profile
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.encode.streams import PICTURES, choose_streams
 from fastvid.sharding.engines.engine import open_engine
 from fastvid.sharding.job.commit import commit_job

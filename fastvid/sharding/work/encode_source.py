@@ -17,7 +17,8 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.audio import Sound, audio_seconds, take_audio
 from fastvid.sharding.encode.check_encoded import Verified, verify
 from fastvid.sharding.encode.flow_encode import encode_flow, flow_seconds
-from fastvid.sharding.encode.profiles import Profile, written_timing
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import written_timing
 from fastvid.sharding.encode.transcode import play_through, transcode
 from fastvid.sharding.work.copy_source import copy_video
 from fastvid.sharding.work.download import open_task

@@ -16,7 +16,7 @@ from fastvid.errors import FormatError
 from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import Profile
+from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.streams import PICTURES, Streams
 
 # Bytes of the header, bytes of all blobs, CRC-32 of both.

@@ -21,7 +21,8 @@ from fastvid.decode.access import open as open_dataset
 from fastvid.errors import JobError, SourceError, UsageError
 from fastvid.format.schema import LEDGER
 from fastvid.runtime.world import World
-from fastvid.sharding.encode.profiles import Profile, get_profile
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import open_storage

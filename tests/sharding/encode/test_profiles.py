@@ -22,7 +22,8 @@ from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.probe import open_source, probe
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import PROFILES, Profile, build_command, get_profile, plan_geometry
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
 from fastvid.sharding.work.encode_source import encode_source
 from fastvid.sharding.work.messages import Settings, Task
 from tests.sharding.shardtools import HDR, encode, ffmpeg, make, turn
