@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.errors import MissingDependency
+from fastvid.errors import MissingDependency, UsageError
 from fastvid.format.flow import BOUND, Levels, to_levels
-from fastvid.sharding.encode.streams import FlowSettings
 
 Gray = npt.NDArray[np.uint8]
 Estimate = Callable[[Gray, Gray], npt.NDArray[np.float32]]
@@ -46,6 +46,35 @@ _PARAMETERS: Final[dict[str, dict[str, float]]] = {
         "MedianFiltering": 5,
     },
 }
+
+
+Method = Literal["dis", "tvl1"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSettings:
+    """How optical flow is estimated and stored.
+
+    Attributes:
+        method: "dis" (Kroeger et al. 2016, "Fast Optical Flow using Dense Inverse Search") or "tvl1" (Zach et al. 2007,
+            "A Duality Based Approach for Realtime TV-L1 Optical Flow").
+        bound: Largest motion that is kept, in pixels a frame of the encoded picture.
+        parameters: Of the method, by OpenCV's names.
+        opencv: Version that computes it.
+        machine: Its instruction set, such as "x86_64"; another one may round otherwise.
+    """
+
+    method: Method
+    bound: float
+    parameters: Mapping[str, float]
+    opencv: str
+    machine: str
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise UsageError(f"flow {self.method!r} is not known", hint=f"known are {', '.join(get_args(Method))}")
+        if not 0 < self.bound <= 1024:
+            raise UsageError(f"flow bound is {self.bound}, expected more than 0 and at most 1024 pixels a frame")
 
 
 def flow_settings(method: str, bound: float | None = None) -> FlowSettings:

@@ -22,10 +22,9 @@ from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.check_encoded import Verified, verify
-from fastvid.sharding.encode.flow import Gray, estimate_flow
+from fastvid.sharding.encode.flow import FlowSettings, Gray, estimate_flow
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import output_options
-from fastvid.sharding.encode.streams import FlowSettings
 from fastvid.sharding.encode.transcode import read_back, run_ffmpeg
 
 # Wall time per frame and megapixel: some twenty times what a core needs (measured on 336x256 pictures).

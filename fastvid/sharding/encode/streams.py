@@ -8,37 +8,11 @@ from typing import Any, Final, Literal, get_args
 
 from fastvid.errors import JobError, UsageError
 from fastvid.format.schema import VIDEO_STREAMS
+from fastvid.sharding.encode.flow import FlowSettings, flow_settings
 
 Audio = Literal["drop", "copy", "aac"]
-Method = Literal["dis", "tvl1"]
 
 _WORDS: Final = ", ".join(VIDEO_STREAMS)
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSettings:
-    """How optical flow is estimated and stored.
-
-    Attributes:
-        method: "dis" (Kroeger et al. 2016, "Fast Optical Flow using Dense Inverse Search") or "tvl1" (Zach et al. 2007,
-            "A Duality Based Approach for Realtime TV-L1 Optical Flow").
-        bound: Largest motion that is kept, in pixels a frame of the encoded picture.
-        parameters: Of the method, by OpenCV's names.
-        opencv: Version that computes it.
-        machine: Its instruction set, such as "x86_64"; another one may round otherwise.
-    """
-
-    method: Method
-    bound: float
-    parameters: Mapping[str, float]
-    opencv: str
-    machine: str
-
-    def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise UsageError(f"flow {self.method!r} is not known", hint=f"known are {', '.join(get_args(Method))}")
-        if not 0 < self.bound <= 1024:
-            raise UsageError(f"flow bound is {self.bound}, expected more than 0 and at most 1024 pixels a frame")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +66,6 @@ def same_streams(record: Mapping[str, Any], *, other_build: bool = False) -> Str
     streams = Streams.from_json(record)
     if streams.flow is None:
         return streams
-    from fastvid.sharding.encode.flow import flow_settings
-
     here = flow_settings(streams.flow.method, streams.flow.bound)
     mine = replace(streams.flow, opencv=here.opencv, machine=here.machine)
     if mine != streams.flow and not other_build:
@@ -126,8 +98,6 @@ def choose_streams(
         raise UsageError(f"streams are {','.join(names)!r}", hint=f"rgb, or rgb,flow; known are {_WORDS}")
     flow = None
     if "flow" in names:
-        from fastvid.sharding.encode.flow import flow_settings
-
         flow = flow_settings(method, bound)
     checked: Any = audio
     return Streams(checked, flow)
