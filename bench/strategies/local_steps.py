@@ -2,8 +2,8 @@
 
 A student net learns the classes that a random teacher net gives to random clips, one in ten of them wrong. The
 computation of a step may be padded by a sleep, as a CPU sees a step on a GPU, in proportion to a rank's clips; and
-messages may be slowed down as by a network. `Ranks` starts the processes and hands them jobs; started as
-``python -m bench.strategies.local_steps`` with torchrun's variables, this file is one of them.
+messages may be slowed down as by a network. `Ranks` starts the processes, see
+`bench.strategies.rank`, and hands them jobs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Ranks:
         shared |= dict(environment or {})
         self._processes = [
             subprocess.Popen(
-                [*(prefixes[rank] if prefixes else ()), sys.executable, "-m", "bench.strategies.local_steps"],
+                [*(prefixes[rank] if prefixes else ()), sys.executable, "-m", "bench.strategies.rank"],
                 cwd=ROOT,
                 env=os.environ | shared | {"RANK": str(rank)},
                 stdin=subprocess.PIPE,
@@ -122,24 +122,9 @@ class Ranks:
         self._stack.close()
 
 
-def main() -> None:
-    """One rank: reads jobs, one JSON line each, and answers with one each."""
-    import torch
-
-    from fastvid.train.ranks.elastic import join
-
-    torch.set_num_threads(1)
-    with join(TIMEOUT_S) as member:
-        for line in sys.stdin:
-            values = json.loads(line)
-            job = Job(**{**values, "link": Link(**values["link"])})
-            if job.sync == "relay":
-                from bench.strategies.relay_steps import travel
-
-                found = travel(job, member)
-            else:
-                found = _Run(job, member).result()
-            print(json.dumps(found), flush=True)
+def run(job: Job, member: Any) -> dict[str, Any]:
+    """Does a job on this rank; gives what it found."""
+    return _Run(job, member).result()
 
 
 class _Run:
@@ -419,7 +404,3 @@ def received() -> int:
     """Bytes that this process' network namespace has received from others."""
     devices = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     return sum(int(counts.split()[0]) for name, counts in devices if name.strip() != "lo")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from bench.strategies.local_steps import CLASSES, CLIPS, TIMEOUT_S, Job, Task, computing, mlp, optim_of
+from bench.strategies.local_steps import CLASSES, CLIPS, TIMEOUT_S, Job, Task, computing, mlp, optim_of, received
 from bench.strategies.slow_network import Slow
 
 RATES: Final = (0.5, 1.0, 1.5, 2.0)
@@ -47,7 +47,7 @@ def travel(job: Job, member: Any) -> dict[str, Any]:
     scheduler = Scheduler(len(RATES), world.size, EPOCHS)
     hub = Hub(scheduler, store, Shelf(len(RATES)), timeout_s=TIMEOUT_S) if world.rank == 0 else None
     dist.barrier()
-    received, began = workshop.received(), time.perf_counter()
+    before, began = received(), time.perf_counter()
     with Slow(job.link, world.size, far=world.rank > 0) as slow:
         thread = None if hub is None else threading.Thread(target=hub.run)
         if thread is not None:
@@ -62,7 +62,7 @@ def travel(job: Job, member: Any) -> dict[str, Any]:
         "seconds": seconds,
         "messages": slow.messages,
         "message_bytes": slow.bytes,
-        "received_bytes": workshop.received() - received,
+        "received_bytes": received() - before,
         "losses": [
             next((-visit["score"] for visit in reversed(visits) if visit["model"] == model and "score" in visit), None)
             for model in range(len(RATES))
@@ -76,13 +76,6 @@ class Workshop:
     def __init__(self, job: Job, member: Any) -> None:
         self.job, self.member = job, member
         self._task = Task(job.seed)
-
-    @staticmethod
-    def received() -> int:
-        """See `bench.strategies.local_steps`."""
-        from bench.strategies.local_steps import received
-
-        return received()
 
     def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:  # noqa: ARG002
         """All clips are in memory already."""
