@@ -11,6 +11,7 @@ A run's folder:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import logging
 import signal
@@ -44,6 +45,9 @@ _SIGNALLED: Final = 128
 RELAY: Final = "relay"
 """The value of `Config.sync` that is no strategy: models travel, see `fastvid.train.strategies.relay`."""
 
+# By name, as all strategies: they stand above the run.
+_RELAY: Final = "fastvid.train.strategies.relay.launch"
+
 
 def start(configs: Sequence[Config]) -> int:
     """Trains the models of a recipe: one by `train`, or with ``sync=relay`` all of them in one sweep.
@@ -53,9 +57,7 @@ def start(configs: Sequence[Config]) -> int:
         FastvidError: As in `train`.
     """
     if configs[0].sync == RELAY:
-        from fastvid.train.strategies.relay.launch import sweep
-
-        return sweep(configs)
+        return int(importlib.import_module(_RELAY).sweep(configs))
     if len(configs) > 1:
         raise UsageError(f"recipe has {len(configs)} models", hint="train all of them with sync=relay")
     return train(configs[0])
