@@ -6,6 +6,9 @@ import ast
 import pickle
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,57 +18,158 @@ from fastvid import errors
 
 ROOT = Path(fastvid.__file__).parent
 
-# Each layer may import those before it. runtime and report stand beside errors; models stand beside load.
-LAYERS = [
-    "errors",
-    "runtime",
-    "report",
-    "storage",
-    "format",
-    "decode",
-    "media",
-    "sharding",
-    "load",
-    "measure",
-    "tune",
-    "train",
-    "demo",
-    "cli",
-]
-BESIDE = {"models": {"errors"}}
+REPOSITORY = ROOT.parent
+
+# What lies in each folder, from low to high: a file or sub-folder may import those before it, wherever in its text the
+# import stands. Folders that are not listed have no sub-folders. Files that start something may import everything.
+ORDER = {
+    folder: order.split()
+    for folder, order in {
+        "fastvid": """
+            errors runtime report storage format decode media sharding load measure tune models train demo cli
+        """,
+        "fastvid/sharding": "sources encode work engines job verify change page",
+        "fastvid/load": "order clips memory batch workers state loader",
+        "fastvid/train": "config ranks records parts loop run strategies",
+        "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
+        "bench": "common decode load shard train gpu scaling strategies elastic report",
+    }.items()
+}
+# Folders that stand beside the others: all that they may import of fastvid.
+BESIDE = {"fastvid/models": {"errors", "runtime"}}
+FREE = {"__init__", "__main__"}
+MOST_FILES = 20
 
 
-def imported_layers(path: Path) -> set[str]:
-    names = set()
+@cache
+def modules() -> dict[str, Path]:
+    """The files of fastvid and bench by their dotted names."""
+    found = {}
+    for path in sorted([*ROOT.rglob("*.py"), *(REPOSITORY / "bench").rglob("*.py")]):
+        parts = path.relative_to(REPOSITORY).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """The modules of `known` that a file imports: at its top, in functions, and for type checkers alone."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            modules = [node.module] if node.module != "fastvid" else [f"fastvid.{alias.name}" for alias in node.names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in known else node.module for name in names}
         elif isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        else:
-            continue
-        names |= {module.split(".")[1] for module in modules if module.startswith("fastvid.")}
-    return names
+            found |= {alias.name for alias in node.names}
+    return found & known.keys()
 
 
-def test_imports_go_one_way():
+@cache
+def graph() -> dict[str, set[str]]:
+    """Each module of fastvid and bench, and those of them that it imports."""
+    return {module: imports(path, modules()) for module, path in modules().items()}
+
+
+def upward(imported: Mapping[str, Set[str]]) -> list[str]:
+    """Imports against the order."""
     wrong = []
-    for path in sorted(ROOT.rglob("*.py")):
-        layer = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if layer in ("__init__", "__main__"):
+    for module, other in [(module, other) for module, others in imported.items() for other in sorted(others)]:
+        mine, theirs = module.split("."), other.split(".")
+        depth = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+        if depth is None or mine[depth] in FREE:  # a package and what lies in it
             continue
-        if layer in BESIDE:
-            allowed = BESIDE[layer] | {layer}
-        elif layer in LAYERS:
-            allowed = set(LAYERS[: LAYERS.index(layer) + 1]) | (
-                set(BESIDE) if layer in ("train", "demo", "cli") else set()
-            )
+        if depth == 0:
+            allowed = mine[0] == "bench"
+        elif (folder := "/".join(mine[:depth])) in ORDER:
+            allowed = theirs[depth] in ORDER[folder][: ORDER[folder].index(mine[depth])]
+            allowed &= theirs[depth] in BESIDE.get(f"{folder}/{mine[depth]}", {theirs[depth]})
         else:
-            allowed = {layer}
-            wrong.append(f"{path.name} belongs to no layer")
-        extra = imported_layers(path) - allowed - {"__version__"}
-        wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in sorted(extra)]
-    assert not wrong
+            allowed = True
+        wrong += [] if allowed else [f"{module} imports {other}"]
+    return wrong
+
+
+def circles(imported: Mapping[str, Set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other in a circle (Tarjan 1972, strongly connected components)."""
+    found: list[list[str]] = []
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in imported[module]:
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            group = [stack.pop()]
+            while group[-1] != module:
+                group.append(stack.pop())
+            if len(group) > 1 or module in imported[module]:
+                found.append(sorted(group))
+
+    for module in imported:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_imports_go_one_way_between_folders_and_inside_them():
+    assert not upward(graph())
+
+
+def test_an_import_against_the_order_is_seen():
+    wrong = {
+        "fastvid.format.tar": {"fastvid.decode.clips"},
+        "fastvid.load.order.epoch": {"fastvid.load.clips.clip", "fastvid.load.order.shares", "fastvid.errors"},
+        "fastvid.train.strategies.ddp.strategy": {"fastvid.train.strategies.kavg.strategy"},
+        "fastvid.models.zoo": {"fastvid.errors", "fastvid.decode.clips"},
+        "fastvid.train.loop.loop": {"bench.common.harness"},
+        "bench.decode.floor": {"bench.load.load", "fastvid.decode.clips"},
+    }
+    assert upward(wrong) == [
+        "fastvid.format.tar imports fastvid.decode.clips",
+        "fastvid.load.order.epoch imports fastvid.load.clips.clip",
+        "fastvid.train.strategies.ddp.strategy imports fastvid.train.strategies.kavg.strategy",
+        "fastvid.models.zoo imports fastvid.decode.clips",
+        "fastvid.train.loop.loop imports bench.common.harness",
+        "bench.decode.floor imports bench.load.load",
+    ]
+
+
+def test_every_file_and_folder_has_a_place_in_the_order():
+    listed = {f"{folder}/{name}" for folder, order in ORDER.items() for name in order}
+    there = set()
+    for path in modules().values():
+        parts = path.relative_to(REPOSITORY).with_suffix("").parts
+        folders = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+        there |= {f"{folder}/{parts[depth]}" for depth, folder in enumerate(folders, 1) if folder in ORDER}
+        # A folder with sub-folders has an order of its own.
+        assert all(folder in ORDER for folder in folders[:-1]), path
+    assert {name for name in there if name.rpartition("/")[2] not in FREE} == listed
+
+
+def test_no_files_import_each_other_in_a_circle():
+    # The front door names what lies behind it; the code behind it asks for a version or a path alone.
+    behind = {module: others - {"fastvid"} for module, others in graph().items() if module != "fastvid"}
+    assert not circles(behind)
+
+
+def test_circles_are_found_wherever_their_imports_stand(tmp_path):
+    (tmp_path / "one.py").write_text("def late():\n    from two import x\n")
+    (tmp_path / "two.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from three import X\n")
+    (tmp_path / "three.py").write_text("import one\n")
+    known = {path.stem: path for path in tmp_path.glob("*.py")}
+    assert circles({module: imports(path, known) for module, path in known.items()}) == [["one", "three", "two"]]
+
+
+def test_folders_stay_small():
+    files = [path for top in ("fastvid", "bench", "tests") for path in (REPOSITORY / top).rglob("*.py")]
+    sizes = Counter(path.parent.relative_to(REPOSITORY).as_posix() for path in files if path.stem != "__init__")
+    assert not {folder: number for folder, number in sizes.items() if number > MOST_FILES}
 
 
 def test_only_the_storage_layer_opens_files_of_a_dataset():
