@@ -5,8 +5,9 @@ Public names are imported on first use; ``import fastvid`` loads neither torch n
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fastvid.runtime.lazy import importer
 
 if TYPE_CHECKING:
     from fastvid.decode.access import VideoDataset as VideoDataset
@@ -74,16 +75,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from fastvid.errors import naming_extras
-
-        with naming_extras():
-            module, _, attribute = _HOMES[name].partition(":")
-            value = getattr(importlib.import_module(module), attribute or name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fastvid' has no attribute {name!r}")
+__getattr__ = importer(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -10,9 +10,17 @@ commit 28ac80c): weights of TSM on Kinetics-400, 25 epochs, 0.0015 at 96 clips, 
 Splits 2 and 3: data.split=split2:train data.eval_split=split2:test.
 """
 
-from fastvid.load.clips.augment import CenterCrop, MultiScaleCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    ModelConfig,
+    MultiScaleCrop,
+    OptimConfig,
+    RunConfig,
+    Segments,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

@@ -27,9 +27,18 @@ of added scores: model.options.fusion=joint. Flow by TV-L1, as the public number
 --flow tvl1. Splits 2 and 3: data.split=split2:train data.eval_split=split2:test.
 """
 
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    HorizontalFlip,
+    ModelConfig,
+    MultiScaleCrop,
+    OptimConfig,
+    RunConfig,
+    Segments,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

@@ -13,9 +13,18 @@ epochs 40 and 80, clipping at 40, two crop scales, dropout 0.5.
 With 3x1x1 kernels instead: model.name=i3d-r50-3x1x1.
 """
 
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
-from fastvid.load.clips.sampling import Dense
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    Dense,
+    HorizontalFlip,
+    ModelConfig,
+    MultiScaleCrop,
+    OptimConfig,
+    RunConfig,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

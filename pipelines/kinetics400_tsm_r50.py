@@ -25,9 +25,18 @@ zero as in Goyal et al. 2017:
         optim.milestones=40,80 model.options.zero_init_residual=true model.weights=resnet50.pth
 """
 
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    HorizontalFlip,
+    ModelConfig,
+    MultiScaleCrop,
+    OptimConfig,
+    RunConfig,
+    Segments,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

@@ -10,9 +10,18 @@ settings are those of its scripts/train_tsm_kinetics_rgb_16f.sh (commit 1846ca9)
     torchrun --nproc-per-node 8 -m fastvid eval kinetics400_tsm_r50_16f
 """
 
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    HorizontalFlip,
+    ModelConfig,
+    MultiScaleCrop,
+    OptimConfig,
+    RunConfig,
+    Segments,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

@@ -11,9 +11,18 @@ is 8 frames of a window of 64, ops/dataset.py there. Rate, batch and steps are t
     torchrun --nproc-per-node 8 -m fastvid eval kinetics400_tsm_r50_dense --protocol 10x3 --size 256
 """
 
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop
-from fastvid.load.clips.sampling import Dense
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    Dense,
+    HorizontalFlip,
+    ModelConfig,
+    MultiScaleCrop,
+    OptimConfig,
+    RunConfig,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

@@ -8,9 +8,17 @@ The videos, and shards too, are those of ``fastvid demo``. Aims at 95 % of the h
 cores.
 """
 
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
-from fastvid.load.clips.sampling import Dense
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    Dense,
+    ModelConfig,
+    OptimConfig,
+    RandomCrop,
+    RunConfig,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

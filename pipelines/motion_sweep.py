@@ -9,9 +9,17 @@ The videos are those of ``fastvid demo``; there are at least as many shards as s
 
 from dataclasses import replace
 
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    RandomCrop,
+    RunConfig,
+    Segments,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

@@ -12,9 +12,17 @@ The same net without temporal shift stays at chance (12.5 %): model.name=tsn-r18
 learn what a frame shows: data.label=texture.
 """
 
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    RandomCrop,
+    RunConfig,
+    Segments,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

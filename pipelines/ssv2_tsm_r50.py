@@ -9,9 +9,17 @@ flipped: left and right are part of the labels.
     torchrun --nproc-per-node 8 -m fastvid eval ssv2_tsm_r50 --protocol twicex3 --size 256
 """
 
-from fastvid.load.clips.augment import CenterCrop, MultiScaleCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    ModelConfig,
+    MultiScaleCrop,
+    OptimConfig,
+    RunConfig,
+    Segments,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

@@ -12,9 +12,17 @@ Splits 2 and 3: data.split=split2:train data.eval_split=split2:test. The head al
 all-but-head:2 and optim.head_lr_mult=10.
 """
 
-from fastvid.load.clips.augment import CenterCrop, MultiScaleCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, ShardConfig
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    ModelConfig,
+    MultiScaleCrop,
+    OptimConfig,
+    RunConfig,
+    Segments,
+    ShardConfig,
+)
 
 
 def recipe() -> Config:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import fastvid
+import fastvid.train
 from fastvid import errors
 
 ROOT = Path(fastvid.__file__).parent
@@ -193,17 +194,18 @@ def test_files_stay_small():
     assert not long
 
 
-def test_public_names_are_sorted_and_real():
-    assert fastvid.__all__ == sorted(fastvid.__all__)
-    for name in fastvid.__all__:
-        assert getattr(fastvid, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        fastvid.nonsense  # noqa: B018
+@pytest.mark.parametrize("package", [fastvid, fastvid.train])
+def test_public_names_are_sorted_and_real(package):
+    assert package.__all__ == sorted(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'nonsense'"):
+        package.nonsense  # noqa: B018
 
 
 def test_import_loads_neither_torch_nor_a_decoder():
     code = (
-        "import sys, fastvid, fastvid.cli.main\n"
+        "import sys, fastvid, fastvid.cli.main, fastvid.train\n"
         "print([m for m in ('torch', 'nvidia.dali', 'av', 'pyarrow', 'numpy') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -36,9 +36,7 @@ TORCH = (
     next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")) + "+cpu"
 )
 RECIPE = """
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train import CenterCrop, Config, DataConfig, ModelConfig, OptimConfig, RandomCrop, RunConfig, Segments
 
 
 def recipe():

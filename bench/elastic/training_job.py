@@ -26,9 +26,7 @@ TIMEOUT_S: Final = 10.0  # run.timeout_s: after which a silent peer is dead
 LIMIT: Final = 1e-9  # of the difference of weights: the rounding of sums in float64, with room
 
 RECIPE: Final = """
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train import CenterCrop, Config, DataConfig, ModelConfig, OptimConfig, RandomCrop, RunConfig, Segments
 
 
 def recipe():

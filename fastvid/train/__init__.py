@@ -1,1 +1,76 @@
-"""The trainer: configuration, loop, schedule, checkpoints, elasticity, evaluation; strategies in `strategies`."""
+"""The trainer: configuration, loop, schedule, checkpoints, elasticity, evaluation; and strategies of replicas.
+
+All that a recipe names comes from here, such as ``from fastvid.train import Config, DataConfig, Segments``, and what a
+strategy of one's own is made of. Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastvid.runtime.lazy import importer
+
+if TYPE_CHECKING:
+    from fastvid.load.clips.augment import CenterCrop as CenterCrop
+    from fastvid.load.clips.augment import HorizontalFlip as HorizontalFlip
+    from fastvid.load.clips.augment import MultiScaleCrop as MultiScaleCrop
+    from fastvid.load.clips.augment import RandomCrop as RandomCrop
+    from fastvid.load.clips.augment import RandomResizedCrop as RandomResizedCrop
+    from fastvid.load.clips.sampling import Dense as Dense
+    from fastvid.load.clips.sampling import Segments as Segments
+    from fastvid.load.clips.sampling import Uniform as Uniform
+    from fastvid.train.config.config import Config as Config
+    from fastvid.train.config.config import DataConfig as DataConfig
+    from fastvid.train.config.config import ModelConfig as ModelConfig
+    from fastvid.train.config.config import OptimConfig as OptimConfig
+    from fastvid.train.config.config import RunConfig as RunConfig
+    from fastvid.train.config.config import ShardConfig as ShardConfig
+    from fastvid.train.loop.strategy import Round as Round
+    from fastvid.train.loop.strategy import Strategy as Strategy
+    from fastvid.train.strategies.ddp.strategy import Ddp as Ddp
+
+_HOMES = {
+    "CenterCrop": "fastvid.load.clips.augment",
+    "Config": "fastvid.train.config.config",
+    "DataConfig": "fastvid.train.config.config",
+    "Ddp": "fastvid.train.strategies.ddp.strategy",
+    "Dense": "fastvid.load.clips.sampling",
+    "HorizontalFlip": "fastvid.load.clips.augment",
+    "ModelConfig": "fastvid.train.config.config",
+    "MultiScaleCrop": "fastvid.load.clips.augment",
+    "OptimConfig": "fastvid.train.config.config",
+    "RandomCrop": "fastvid.load.clips.augment",
+    "RandomResizedCrop": "fastvid.load.clips.augment",
+    "Round": "fastvid.train.loop.strategy",
+    "RunConfig": "fastvid.train.config.config",
+    "Segments": "fastvid.load.clips.sampling",
+    "ShardConfig": "fastvid.train.config.config",
+    "Strategy": "fastvid.train.loop.strategy",
+    "Uniform": "fastvid.load.clips.sampling",
+}
+
+__all__ = [
+    "CenterCrop",
+    "Config",
+    "DataConfig",
+    "Ddp",
+    "Dense",
+    "HorizontalFlip",
+    "ModelConfig",
+    "MultiScaleCrop",
+    "OptimConfig",
+    "RandomCrop",
+    "RandomResizedCrop",
+    "Round",
+    "RunConfig",
+    "Segments",
+    "ShardConfig",
+    "Strategy",
+    "Uniform",
+]
+
+__getattr__ = importer(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

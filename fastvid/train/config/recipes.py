@@ -41,9 +41,7 @@ def load(recipe: str, changes: Sequence[str] = ()) -> Config:
         raise UsageError("recipe has no function recipe()", file=path, hint="def recipe() -> Config: ...")
     config = make()
     if not isinstance(config, Config):
-        raise UsageError(
-            f"recipe() returned {type(config).__name__}, not fastvid.train.config.config.Config", file=path
-        )
+        raise UsageError(f"recipe() returned {type(config).__name__}, not fastvid.train.Config", file=path)
     return overrides.apply(config, changes)
 
 
@@ -63,7 +61,7 @@ def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
         return [load(recipe, changes)]
     configs = make()
     if not isinstance(configs, list) or not configs or not all(isinstance(config, Config) for config in configs):
-        raise UsageError("sweep() did not return a list of fastvid.train.config.config.Config", file=path)
+        raise UsageError("sweep() did not return a list of fastvid.train.Config", file=path)
     return [overrides.apply(config, changes) for config in configs]
 
 

@@ -57,3 +57,10 @@ def test_a_published_number_stands_in_the_first_line(name: str) -> None:
 def test_the_model_takes_the_recipes_options(name: str) -> None:
     model = recipes.load(name).model
     assert set(model.arguments) <= set(zoo.options(model.name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_that_it_needs_of_fastvid_comes_from_the_trainer(name: str) -> None:
+    tree = ast.parse(recipes.find(name).read_text(encoding="utf-8"))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module for module in modules if str(module).startswith("fastvid")} == {"fastvid.train"}

@@ -1,0 +1,30 @@
+"""Public names of a package that are imported on first use."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package: it imports a name from its home and keeps it.
+
+    Args:
+        package: The package's ``__name__``.
+        homes: For each name the module that has it, as ``module`` or ``module:name there``.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from fastvid.errors import naming_extras
+
+        module, _, there = homes[name].partition(":")
+        with naming_extras():
+            value = getattr(importlib.import_module(module), there or name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
