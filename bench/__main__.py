@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastvid.errors import FastvidError, naming_extras
+from fastvid.runtime.command_line import parse
 
 BENCHES: Final = {
     "cold": ("bench.load.cold", "from nothing to the first batch: 100 million samples, 10,000 shards, real footage"),
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser = argparse.ArgumentParser(prog=f"python -m bench {arguments[0]}", description=module.__doc__)
             parser.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(parser)
-            return int(module.run(parser.parse_args(arguments[1:])))
+            return int(module.run(parse(parser, arguments[1:])))
     except FastvidError as error:
         print(f"bench {arguments[0]}: {error}", file=sys.stderr)
         return 1

@@ -246,3 +246,18 @@ def test_unknown_command_names_the_known_ones():
     assert "'shrad'" in out.stderr
     assert "shard" in out.stderr
     assert not out.stdout
+
+
+def test_options_may_stand_between_the_words_of_any_command():
+    given = [sys.executable, "-m", "fastvid", "shard", "nowhere-1", "--out", "nowhere", "nowhere-2", "--workers", "2"]
+    out = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert out.returncode == 2
+    assert "source does not exist" in out.stderr
+    assert "nowhere-1" in out.stderr
+
+
+def test_the_words_of_a_benchmark_are_handed_on_as_they_stand():
+    given = [sys.executable, "-m", "fastvid", "bench", "scale", "--help"]
+    out = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert out.returncode == 0
+    assert out.stdout.startswith("usage: python -m bench scale")

@@ -10,8 +10,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import fastvid
+
+HANDS_ON: Final = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """``fastvid COMMAND``: finds the command, sets up logging, turns errors into messages and exit codes.
 
-A command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; it is imported when it is called.
+A command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; it is imported when it is called. Its
+options may stand between its other words, except where it says ``HANDS_ON = True``: it takes all words as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastvid.errors import FastvidError, UsageError, naming_extras
+from fastvid.runtime.command_line import parse
 
 COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
@@ -66,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = argparse.ArgumentParser(prog=f"fastvid {name}", description=module.__doc__ or summary)
             command.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(command)
-            return int(module.run(command.parse_args(arguments[1:])))
+            if getattr(module, "HANDS_ON", False):
+                return int(module.run(command.parse_args(arguments[1:])))
+            return int(module.run(parse(command, arguments[1:])))
     except FastvidError as error:
         print(f"fastvid {name}: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR

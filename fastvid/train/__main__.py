@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from fastvid.errors import FastvidError, UsageError
+from fastvid.runtime.command_line import parse
 from fastvid.train.config import recipes
 from fastvid.train.config.config import Config
 from fastvid.train.run.launch import start
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("recipe", metavar="RECIPE", help=f"{', '.join(recipes.names())}; or the path of a file")
     parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or sync=ddp")
     parser.add_argument("--dry-run", action="store_true", help="check files, steps and memory, and train nothing")
-    args = parser.parse_args(argv)
+    args = parse(parser, sys.argv[1:] if argv is None else argv)
     logging.basicConfig(
         stream=sys.stderr,
         level=os.environ.get("FASTVID_LOG", "INFO").upper(),

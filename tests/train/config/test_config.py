@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Dense
+from fastvid.train.__main__ import main as train_main
 from fastvid.train.config import overrides, recipes
 from fastvid.train.config.config import Config, DataConfig, OptimConfig, RunConfig, ShardConfig, flatten, to_json
 from tests.train import toy
@@ -202,3 +204,28 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
     assert "motion_tsm" in (error.value.hint or "")
     with pytest.raises(UsageError, match="does not exist"):
         recipes.load("no/such.py")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "motion_tsm run.seed=7 optim.base_lr=0.5 --show",
+        "motion_tsm run.seed=7 --show optim.base_lr=0.5",
+        "--show motion_tsm run.seed=7 --world 2 optim.base_lr=0.5",
+    ],
+)
+def test_changes_may_stand_anywhere_on_the_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *words.split()]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["run"]["seed"], shown["optim"]["base_lr"]) == (7, 0.5)
+
+
+def test_changes_may_stand_anywhere_on_the_line_of_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["motion_tsm", "run.seed=7", "--dry-run", f"data.path={tmp_path / 'nowhere'}", "optim.base_lr=0.5"]
+    assert train_main(words) == 1
+    assert str(tmp_path / "nowhere") in capsys.readouterr().err
+
+
+def test_a_word_behind_two_dashes_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--show", "--", "motion_tsm", "--run.seed=7"]) == 2
+    assert "--run is not a setting" in capsys.readouterr().err
