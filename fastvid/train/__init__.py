@@ -69,7 +69,8 @@ __all__ = [
     "Uniform",
 ]
 
-__getattr__ = importer(__name__, _HOMES)
+if not TYPE_CHECKING:  # type checkers then see names that are not there
+    __getattr__ = importer(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
