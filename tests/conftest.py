@@ -25,23 +25,23 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # Files that take longest, in this order: begun first, none of them is left to one worker when the others are done.
 LONG = (
-    "docs/test_snippets.py",
-    "train/test_large_batch.py",
-    "load/test_workers.py",
-    "train/sync/test_batch_policy.py",
-    "bench/test_scale.py",
-    "shard/test_remote_job.py",
-    "train/test_run.py",
-    "shard/test_job.py",
-    "shard/test_ray_engine.py",
-    "train/relay/test_relay_run.py",
-    "bench/test_decode_bench.py",
-    "shard/test_parts.py",
-    "conformance/test_pyav.py",
-    "train/asgd/test_asgd_run.py",
-    "load/test_loader_video.py",
-    "bench/test_quality.py",
-    "bench/test_sync_bench.py",
+    "test_snippets.py",
+    "test_large_batch.py",
+    "test_workers.py",
+    "test_batch_policy.py",
+    "test_scale.py",
+    "test_remote_job.py",
+    "test_run.py",
+    "test_job.py",
+    "test_ray_engine.py",
+    "test_relay_run.py",
+    "test_decode_bench.py",
+    "test_parts.py",
+    "test_pyav.py",
+    "test_asgd_run.py",
+    "test_loader_video.py",
+    "test_quality.py",
+    "test_sync_bench.py",
 )
 
 # Examples take as long as a busy machine makes them.
@@ -67,9 +67,8 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Videos:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first."""
-    here = Path(__file__).parent
-    ranks = {here / name: rank for rank, name in enumerate(LONG)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    ranks = {name: rank for rank, name in enumerate(LONG)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,6 +16,7 @@ import pytest
 import fastvid
 import fastvid.train
 from fastvid import errors
+from tests.conftest import LONG
 
 ROOT = Path(fastvid.__file__).parent
 
