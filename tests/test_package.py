@@ -195,6 +195,11 @@ def test_files_stay_small():
     assert not long
 
 
+def test_files_that_are_begun_first_exist_once_each():
+    files = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert {name: files.count(name) for name in LONG} == dict.fromkeys(LONG, 1)
+
+
 @pytest.mark.parametrize("package", [fastvid, fastvid.train])
 def test_public_names_are_sorted_and_real(package):
     assert package.__all__ == sorted(package.__all__)
