@@ -14,7 +14,7 @@ from fastvid.sharding.job.plan import JobPart
 from fastvid.storage import LocalStorage
 from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
 
-OPTIONS = ["--short-side", "64", "--samples-per-shard", "2"]
+OPTIONS = ["--short-side", "64", "--samples-per-shard", "2", "--workers", "1"]
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ from tests.storage.gcs import GcsServer
 from tests.storage.lossy import LossyProxy
 
 SMALL = PROFILES["compact"].changed(short_side=64)
-OPTIONS = ["--short-side", "64", "--samples-per-shard", "2"]
+OPTIONS = ["--short-side", "64", "--samples-per-shard", "2", "--workers", "1"]
 ARGUMENTS = {"profile": SMALL, "samples_per_shard": 2, "workers": 1}
 
 
