@@ -20,7 +20,9 @@ from tests.datasets import make_clip, pack
 from tests.load.tools import fastvid_threads, rows
 from tests.storage.faulty import FaultyServer
 
-IMPATIENT = RemoteOptions(connect_seconds=1, stall_seconds=0.3, patience_seconds=3)
+# Long enough for a busy machine: a stall that was none would be asked for again.
+PATIENT = RemoteOptions(stall_seconds=20, patience_seconds=60)
+IMPATIENT = RemoteOptions(stall_seconds=0.5, patience_seconds=20)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def server(local):
         yield server
 
 
-def make(source, options=IMPATIENT, **arguments):
+def make(source, options=PATIENT, **arguments):
     dataset = Dataset(source)
     if "://" in source:
         dataset.storage = open_storage(source, options=options)
@@ -95,7 +97,7 @@ def test_requests_and_bytes_are_those_of_the_server_s_own_log(server):
 
 def test_faults_that_pass_cost_nothing_but_time(server, local):
     faults = [500, "reset", "none", "stall-body", "short", "none", 503, "reset-body", "stall", "none", "none"]
-    loader = make(server.url)
+    loader = make(server.url, IMPATIENT)
     next(iter(loader))  # sidecars are read
     loader.set_epoch(1)
     server.faults = deque(faults * 2)
@@ -108,7 +110,7 @@ def test_faults_that_pass_cost_nothing_but_time(server, local):
 
 def test_a_server_that_stays_broken_is_an_error_soon_and_no_hang(server):
     for fault in (500, "stall"):
-        loader = make(server.url, RemoteOptions(stall_seconds=0.2, patience_seconds=0.5))
+        loader = make(server.url, RemoteOptions(stall_seconds=0.5, patience_seconds=2))
         next(iter(loader))
         loader.set_epoch(1)
         server.faults = deque([fault] * 10_000)
