@@ -10,7 +10,6 @@ from av.video.frame import VideoFrame
 
 from fastvid.decode.request import Box, ClipRequest, Output, Planes, Rgb
 from fastvid.decode.swscale import COLORSPACE, RgbConverter
-from fastvid.errors import DecodeError
 from fastvid.format.packets import StreamInfo
 
 SLACK: Final = 64
@@ -66,14 +65,9 @@ class Recutter:
                 output.data[:, place] = output.data[:, first[frame]]
 
 
-def check_matrix(info: StreamInfo) -> None:
-    """Whether a stream's frames can be converted.
-
-    Raises:
-        DecodeError: They are no YUV pictures.
-    """
-    if info.matrix not in COLORSPACE:
-        raise DecodeError(f"matrix {info.matrix.name} is not one of YUV")
+def can_cut(info: StreamInfo) -> bool:
+    """Whether a stream's frames can be converted once they are decoded; a decoder says what is wrong with others."""
+    return info.matrix in COLORSPACE
 
 
 def _span(start: int, length: int, scale: int) -> slice:

@@ -24,14 +24,13 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.batch import assemble
-from fastvid.load.batch.canvases import Product
-from fastvid.load.batch.flow import StreamsCanvas
+from fastvid.load.batch.sinks import Product
 from fastvid.load.clips.augment import Spatial, Transform
 from fastvid.load.clips.plan import Planner, reads_at_once
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Sampler
 from fastvid.load.clips.streams import check_streams
-from fastvid.load.clips.views import Views, check_views
+from fastvid.load.clips.views import ONE_VIEW, Views, check_views
 from fastvid.load.order.batches import MASKED, Batches, Last
 from fastvid.load.order.blocks import BlockShuffle
 from fastvid.load.order.epoch import ClassBalanced, Visits
@@ -173,8 +172,8 @@ class ClipLoader:
         levels = None if dtype is torch.uint8 else pixels
         product = Product(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
         if views is not None:
-            check_views(self.frames, self.spatial, streams=self.streams, repeats=repeats)
-        shape = BatchShape(product, dtype, self.streams, self.flow_stack, views, repeats)
+            check_views(views, self.frames, self.spatial, repeats=repeats)
+        shape = BatchShape(product, dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
         apart = clip_timeout if workers == "process" else None
         self._served = Served(shape, num_threads, prefetch, device_lanes, apart)
         if decoder != "auto":
@@ -304,7 +303,7 @@ class ClipLoader:
         planner = Planner(self.dataset, order, ClipPlanner(*parts))
         if self.backend is AUTO:
             self._served.decide(planner.plan(self.batches.share(self._position)).clips, self.world)
-        one = replace(planner.clips, backend=self.backend, views=self.views)
+        one = replace(planner.clips, backend=self.backend, views=self.views or ONE_VIEW)
         # What is read ahead here must be decided here.
         apart = one if self._served.decides and one.travels and not self._num_fetchers else None
         planner = replace(planner, clips=one, join=self._served.join, decide=apart is None)
@@ -361,24 +360,25 @@ class ClipLoader:
 
     def _finish(self, work: Work, step: Counters) -> Batch:
         """The batch, or the error that it holds."""
-        plan = work.plan
+        plan, views = work.plan, (self.views.num_views,) if self.views else ()
         step.clips = sum(sample != MASKED for sample in plan.samples)
-        errors = self._skips.take(work.errors, len(plan.samples), step, self.stats.total)
+        errors = self._skips.take(work.errors, len(plan.samples), step, self.stats.total, *views)
         rows = [None if sample == MASKED else sample for sample in plan.samples]
         fields = {
             name: tuple(None if row is None else column[row].as_py() for row in rows)
             for name, column in self._fields.items()
         }
-        canvas = work.canvas
         with self._copies:
-            made = canvas.finish_all() if isinstance(canvas, StreamsCanvas) else [canvas.finish()]
+            made = [video.view(-1, *views, *video.shape[1:]) for video in work.canvas.finish()]
+        for video in made if errors else ():
+            video[list(errors)] = 0  # also its other streams and views
         return assemble(
             made[0],
             plan,
             work.frames,
             set(errors),
             labels=self._labels,
-            frames_shape=(*((self.views.num_views,) if self.views else ()), self.frames.num_frames),
+            frames_shape=(*views, self.frames.num_frames),
             epoch=self._epoch,
             fields=fields,
             flow=dict(zip(self.streams, made, strict=True)).get("flow"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 
 import torch
 
-from fastvid.load.clips.augment import HorizontalFlip, RandomCrop
+from fastvid.load.clips.augment import HorizontalFlip, RandomCrop, Spatial
 from fastvid.load.clips.sampling import Segments
+from fastvid.load.clips.views import Views
 from fastvid.load.loader import ClipLoader
 from tests.load.fakes import fake
 
@@ -55,3 +57,35 @@ def until(reached, seconds=60.0):
     while not reached():
         assert time.monotonic() < end, f"not reached within {seconds:g} s"
         time.sleep(0.002)
+
+
+@dataclass(frozen=True)
+class FixedFrames:
+    """Clip number `clip` of those that a sampler spreads."""
+
+    of: object
+    clip: int
+    count: int
+
+    @property
+    def num_frames(self):
+        return self.of.num_frames
+
+    def draw(self, num_frames, draws):
+        return self.of.spread(num_frames, self.count)[self.clip]
+
+
+@dataclass(frozen=True)
+class FixedCrop:
+    """Crop number `number` of some views."""
+
+    spatial: Spatial
+    views: Views
+    number: int
+
+    @property
+    def output(self):
+        return self.spatial.crop.output
+
+    def draw(self, height, width, draws):
+        return self.views.cuts(self.spatial, height, width)[self.number].box

@@ -87,7 +87,7 @@ def assemble(
     Args:
         video: The finished tensor.
         plan: What was asked for.
-        shown: Frames of each row.
+        shown: Frames of each row; with views of each view, V rows for each of the batch.
         failed: Rows that were skipped.
         labels: Label of each sample of the dataset, int64 [N], -1 for none.
         frames_shape: (T,), or (V, T) with views.
@@ -101,8 +101,9 @@ def assemble(
     valid[list(failed)] = False
     label = np.where(valid, labels[samples], -1)
     frames = np.full((len(samples), *frames_shape), -1, dtype=np.int64)
-    for row in np.flatnonzero(valid).tolist():
-        frames[row] = shown[row]
+    flat = frames.reshape(-1, frames_shape[-1])
+    for row in np.flatnonzero(np.repeat(valid, len(flat) // len(frames))).tolist():
+        flat[row] = shown[row]
     device = video.device
     return Batch(
         video=video,

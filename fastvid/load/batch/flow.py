@@ -1,4 +1,4 @@
-"""From decoded flow to the tensor that a step sees, and batches of several streams.
+"""From decoded flow to the tensor that a step sees.
 
 What the model gets: pixels a frame of the *output* picture. So a crop that is resized scales x by W/w and y by H/h, and
 a mirrored clip has x negated: flow stays the motion that is seen in the clip. (The TSN code resizes without scaling.)
@@ -6,7 +6,7 @@ a mirrored clip has x negated: flow stays the motion that is seen in the clip. (
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fastvid.decode.colours import Layout
 from fastvid.decode.pixels import resize
-from fastvid.decode.request import ClipRequest, Output
+from fastvid.decode.request import ClipRequest
 from fastvid.format.flow import STEPS, ZERO
 from fastvid.format.packets import StreamInfo
-from fastvid.load.batch.canvases import Canvas, Finisher, PlanesBuffer
-from fastvid.load.clips.clip import Clip, Row, decided
+from fastvid.load.batch.sinks import PlanesBuffer
+from fastvid.load.clips.clip import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,15 @@ class FlowProduct:
     device: torch.device
 
 
-class FlowFinisher:
-    """Takes planes of flow from decoders; they go to the device as they are and become numbers there.
+class FlowSink(PlanesBuffer):
+    """Planes of flow from decoders; they go to the device as they are and become numbers there."""
 
-    Args:
-        product: What is wanted.
-    """
-
-    def __init__(self, product: FlowProduct) -> None:
-        self.product = product
-
-    def open(self, clips: Sequence[Row | None]) -> Canvas:
-        """See `fastvid.load.batch.canvases.Finisher`."""
-        return _FlowCanvas(self.product, decided(clips))
-
-
-class _FlowCanvas(PlanesBuffer):
-    def __init__(self, product: FlowProduct, clips: Sequence[Clip | None]) -> None:
+    def __init__(self, product: FlowProduct, clips: Sequence[Row | None]) -> None:
         super().__init__(clips, product.device)
         self._product = product
 
     def finish(self) -> Tensor:
+        """See `fastvid.load.batch.sinks.Sink`."""
         product = self._product
         order = (2 * product.stack, product.num_frames)
         axes = order if product.layout == "BCTHW" else order[::-1]
@@ -106,43 +94,3 @@ def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
         flow = flow.flip(-1)
         flow[:, 0].neg_()
     return flow
-
-
-class StreamsFinisher:
-    """Several streams of a batch: rows of the first, then rows of the second, and so on.
-
-    Args:
-        finishers: One for each stream.
-    """
-
-    def __init__(self, finishers: Sequence[Finisher]) -> None:
-        self.finishers = tuple(finishers)
-
-    def open(self, clips: Sequence[Row | None]) -> Canvas:
-        """Memory for the clips of all streams."""
-        rows = len(clips) // len(self.finishers)
-        parts = [clips[number * rows : (number + 1) * rows] for number in range(len(self.finishers))]
-        return StreamsCanvas([one.open(part) for one, part in zip(self.finishers, parts, strict=True)], rows)
-
-
-class StreamsCanvas:
-    """The memory of one batch of several streams."""
-
-    def __init__(self, canvases: Sequence[Canvas], rows: int) -> None:
-        self._canvases, self._rows = canvases, rows
-
-    def output(self, row: int, kinds: Set[type]) -> Output:
-        """See `Canvas`."""
-        return self._canvases[row // self._rows].output(row % self._rows, kinds)
-
-    def done(self, row: int, *, good: bool) -> None:
-        """See `Canvas`."""
-        self._canvases[row // self._rows].done(row % self._rows, good=good)
-
-    def finish(self) -> Tensor:
-        """The first stream."""
-        return self.finish_all()[0]
-
-    def finish_all(self) -> list[Tensor]:
-        """Every stream on its device."""
-        return [canvas.finish() for canvas in self._canvases]

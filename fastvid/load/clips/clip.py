@@ -16,7 +16,7 @@ class Row:
     """A row of a batch whose clip is not decided yet.
 
     Attributes:
-        row: Row in the batch; streams beside the first count on: row r of B is row B + r of the second stream.
+        row: Row in the batch; of a decided clip the row of the canvas, see `ClipPlanner.decide`.
         key: The sample's key.
         shard: Where the sample lies.
         shard_row: Its row there.
@@ -44,7 +44,7 @@ class Clip(Row):
     Attributes:
         info: Its stream.
         request: What is wanted of it.
-        frames: Frames that the clip shows, int64 [T]; with views [V, T].
+        frames: Frames that the clip shows, int64 [T].
         parts: For clips that are decoded together, the clips that are cut out of this one.
         rows: Rows of the batch that fail when this one does; none stands for `row`.
         read: What is decoded for this clip when it is a part of another, None when it is decoded by itself.

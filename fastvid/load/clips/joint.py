@@ -6,54 +6,36 @@ crops; each clip is then cut out of them, in the thread that decoded, into the r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from fastvid.decode.recut import check_matrix
-from fastvid.decode.request import Box, ClipRequest
+from fastvid.decode.recut import can_cut
+from fastvid.decode.request import Box
 from fastvid.load.clips.clip import Clip
 
 
-def merged(parts: Sequence[Clip], row: int, rows: Sequence[int]) -> Clip:
-    """The clip to decode for several of one video.
+def join_neighbours(clips: Sequence[Clip | None]) -> list[Clip | None]:
+    """The same clips, where neighbours that show one stream of one sample are to be read together."""
+    joined = list(clips)
+    for _, group in itertools.groupby(clips, lambda clip: clip and (clip.sample, clip.request.stream)):
+        parts = [clip for clip in group if clip is not None]
+        if len(parts) > 1 and can_cut(parts[0].info):
+            whole = _merged(parts)
+            for clip in parts:
+                joined[clip.row] = replace(clip, read=whole)
+    return joined
 
-    Args:
-        parts: The clips, each with the row that it has in the finisher below.
-        row: Row of the merged clip.
-        rows: Rows of the batch that fail with it.
 
-    Raises:
-        DecodeError: The stream's frames cannot be converted.
-    """
+def _merged(parts: Sequence[Clip]) -> Clip:
+    """The clip to decode for several of one stream of a video."""
     first = parts[0]
-    check_matrix(first.info)
     boxes = [part.request.box for part in parts]
     y, x = min(box.y for box in boxes), min(box.x for box in boxes)
     height = max(box.y + box.height for box in boxes) - y
     width = max(box.x + box.width for box in boxes) - x
     frames = np.unique(np.concatenate([part.request.frames for part in parts]))
-    request = ClipRequest(first.request.sample, frames, Box(y, x, height, width), (height, width))
-    return replace(first, row=row, request=request, parts=tuple(parts), rows=tuple(rows))
-
-
-def join_neighbours(clips: Sequence[Clip | None]) -> list[Clip | None]:
-    """The same clips, where neighbours that show one sample are to be read together."""
-    joined = list(clips)
-    start = 0
-    while start < len(clips):
-        stop = start + 1
-        first = clips[start]
-        while first is not None and stop < len(clips):
-            other = clips[stop]
-            if other is None or other.sample != first.sample:
-                break
-            stop += 1
-        parts = [clip for clip in clips[start:stop] if clip is not None]
-        if len(parts) > 1:
-            whole = merged(parts, start, range(start, stop))
-            for clip in parts:
-                joined[clip.row] = replace(clip, read=whole)
-        start = stop
-    return joined
+    request = replace(first.request, frames=frames, box=Box(y, x, height, width), size=(height, width), flip=False)
+    return replace(first, request=request, parts=tuple(parts), rows=tuple(part.row for part in parts))

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -38,9 +38,9 @@ class Plan:
         share: Positions of the rows.
         samples: Number of the sample in each row, MASKED where there is none.
         keys: Key of each row's sample, empty where there is none.
-        clips: Each row's clip, of each stream in order; a `Row` where it is not decided yet; None: masked, or not
-            decided because of an error.
-        errors: What kept a row from being decided, by row.
+        clips: For each row of a canvas its clip, see `ClipPlanner.decide`; a `Row` where it is not decided yet; None:
+            masked, or not decided because of an error.
+        errors: What kept a row from being decided, by row of the canvas.
     """
 
     share: Share
@@ -58,7 +58,7 @@ class Planner:
         dataset: The samples.
         order: Which samples when.
         clips: Which frames, crop and flip.
-        join: Decode neighbours that show one sample together.
+        join: Decode neighbours that show one sample, as views do, together.
         decide: Decide clips, which takes most of the time of planning; otherwise whoever decodes a row does.
     """
 
@@ -92,7 +92,8 @@ class Planner:
         present = samples != MASKED
         shards, rows = self.dataset.locate(samples[present])
         self._open(np.unique(shards).tolist())
-        empty: list[Row | None] = [None] * (len(samples) * len(self.clips.streams))
+        views = self.clips.views.num_views
+        empty: list[Row | None] = [None] * (len(samples) * len(self.clips.streams) * views)
         plan = Plan(share, samples.tolist(), [""] * len(samples), empty, {})
         for number, shard, shard_row in zip(
             np.flatnonzero(present).tolist(), shards.tolist(), rows.tolist(), strict=True
@@ -104,12 +105,11 @@ class Planner:
                 if not self.decide:
                     plan.clips[number] = row
                     continue
-                for stream, clip in enumerate(self.clips.decide(row)):
-                    at = number + stream * len(samples)
-                    plan.clips[at] = replace(clip, row=at) if stream else clip
+                for clip in self.clips.decide(row, len(samples)):
+                    plan.clips[clip.row] = clip
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
                 place(error, self.dataset.shard_name(shard), key)
-                plan.errors[number] = error
+                plan.errors[number * views] = error
             # Lets decode threads have the interpreter between clips; unasked it would change hands every 5 ms only.
             time.sleep(0)
         if self.join:

@@ -6,9 +6,7 @@ decide any clip. Nothing here knows the dataset, because worker processes decide
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest
@@ -16,10 +14,9 @@ from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.clip import Clip, Row
-from fastvid.load.clips.joint import merged
 from fastvid.load.clips.sampling import Sampler
-from fastvid.load.clips.streams import IntArray, check_flow, flow_request, stack_frames
-from fastvid.load.clips.views import Views, check_views
+from fastvid.load.clips.streams import check_flow, flow_request, stack_frames
+from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.order.random_draws import Draws
 
 
@@ -35,7 +32,7 @@ class ClipPlanner:
         backend: What will decode them; a codec that it does not know is refused here.
         streams: Which streams of a sample.
         flow_stack: Flows for each frame.
-        views: Clips and crops of each sample; None for one clip, drawn at random or not as the sampler does.
+        views: Clips and crops of each sample.
     """
 
     sampler: Sampler
@@ -45,7 +42,7 @@ class ClipPlanner:
     backend: Backend
     streams: tuple[str, ...] = ("rgb",)
     flow_stack: int = 1
-    views: Views | None = None
+    views: Views = ONE_VIEW
 
     @property
     def travels(self) -> bool:
@@ -58,11 +55,15 @@ class ClipPlanner:
             if part is not None
         )
 
-    def decide(self, row: Row) -> list[Clip]:
-        """One clip for each stream, of the same frames and the same crop, all in the row's place.
+    def decide(self, row: Row, rows: int = 1) -> list[Clip]:
+        """The clips of a row: of each stream all views, of the same frames and the same crops.
+
+        Args:
+            row: The row.
+            rows: Rows of its batch. View v of stream s of row r goes into row (s * rows + r) * V + v of the canvas.
 
         Raises:
-            UsageError: The back-end does not decode the codec, or views cannot be cut.
+            UsageError: The back-end does not decode the codec, or nothing can be cut.
             FormatError: The streams do not belong together.
         """
         infos = {stream: self._info(row, stream) for stream in self.streams}
@@ -70,33 +71,24 @@ class ClipPlanner:
         if flow is not None:
             check_flow(flow, picture)
         info = infos[self.streams[0]]
-        if self.views is not None:
-            return [self._viewed(self.views, row, info)]
         height = info.height // 2 if picture is None else picture.height
         draws = Draws(self.seed, self.epoch, row.position)
-        view = self.spatial.draw(height, info.width, draws)
-        frames = self.sampler.draw(info.num_frames, draws)
+        cuts = self.views.cuts(self.spatial, height, info.width, draws)
+        shown = self.views.clips(self.sampler, info.num_frames, draws)
         clips = []
-        for stream, found in infos.items():
-            if stream == "flow":
-                stacked = stack_frames(frames, found.num_frames, self.flow_stack)
-                request = flow_request(row.sample, stacked, view.box, view.size, found, flip=view.flip)
-            else:
-                request = ClipRequest(row.sample, frames, view.box, view.size, view.flip)
-            clips.append(_decided(row, row.row, found, request, frames))
+        for number, (stream, found) in enumerate(infos.items()):
+            at = (number * rows + row.row) * self.views.num_views
+            for frames in shown:
+                stacked = stack_frames(frames, found.num_frames, self.flow_stack) if stream == "flow" else frames
+                for box, size, flip in cuts:
+                    if stream == "flow":
+                        request = flow_request(row.sample, stacked, box, size, found, flip=flip)
+                    else:
+                        request = ClipRequest(row.sample, frames, box, size, flip)
+                    whose = (row.key, row.shard, row.shard_row, row.sample, row.position)
+                    clips.append(Clip(at, *whose, found, request, frames))
+                    at += 1
         return clips
-
-    def _viewed(self, views: Views, row: Row, info: StreamInfo) -> Clip:
-        """All views of a sample, to be decoded together."""
-        first, size = row.row * views.num_views, self.spatial.crop.output
-        frames = check_views(self.sampler, self.spatial).spread(info.num_frames, views.num_clips)
-        cuts = views.cuts(self.spatial, info.height, info.width)
-        requests = [ClipRequest(row.sample, shown, cut.box, size, cut.flip) for shown in frames for cut in cuts]
-        parts = [
-            _decided(row, first + number, info, request, request.frames) for number, request in enumerate(requests)
-        ]
-        shown = np.repeat(frames, len(cuts), axis=0)
-        return replace(parts[0], row=row.row, frames=shown, read=merged(parts, row.row, [row.row]))
 
     def _info(self, row: Row, stream: str) -> StreamInfo:
         info = row.shard.info(row.shard_row, stream)
@@ -106,7 +98,3 @@ class ClipPlanner:
                 f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"it decodes {known}"
             )
         return info
-
-
-def _decided(row: Row, at: int, info: StreamInfo, request: ClipRequest, frames: IntArray) -> Clip:
-    return Clip(at, row.key, row.shard, row.shard_row, row.sample, row.position, info, request, frames)

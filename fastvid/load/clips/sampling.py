@@ -74,9 +74,8 @@ class Segments:
         segments = self.num_segments
         places = max(1, num_frames - self.length + 1)
         if not self.jitter:
-            tick = places / segments
-            starts = (tick / 2 + tick * np.arange(segments)).astype(np.int64)
-        elif places >= segments:
+            return self.at(num_frames, 0.5)
+        if places >= segments:
             step = places // segments
             starts = np.arange(segments) * step + np.array(
                 draws.integers(Purpose.FRAMES, step, segments), dtype=np.int64
@@ -85,22 +84,21 @@ class Segments:
             starts = np.sort(np.array(draws.integers(Purpose.FRAMES, places, segments), dtype=np.int64))
         else:
             starts = np.zeros(segments, dtype=np.int64)
-        if self.length == 1:
-            return starts
         return self._consecutive(starts, num_frames)
 
     def spread(self, num_frames: int, num_clips: int) -> IntArray:
         """Frame indices of several clips, int64 [num_clips, T*L]: clip c takes the place at (c + 1/2) / num_clips of
         each segment, so that one clip alone is that of `draw` without jitter."""
-        places = max(1, num_frames - self.length + 1)
-        tick = places / self.num_segments
-        starts = [
-            (tick * ((2 * clip + 1) / (2 * num_clips)) + tick * np.arange(self.num_segments)).astype(np.int64)
-            for clip in range(num_clips)
-        ]
-        return np.stack([self._consecutive(start, num_frames) for start in starts])
+        return np.stack([self.at(num_frames, (2 * clip + 1) / (2 * num_clips)) for clip in range(num_clips)])
+
+    def at(self, num_frames: int, place: float) -> IntArray:
+        """Frame indices of the clip at one place of each segment, 0 <= place < 1, int64 [T*L]; 1/2 is the middle."""
+        tick = max(1, num_frames - self.length + 1) / self.num_segments
+        return self._consecutive((tick * place + tick * np.arange(self.num_segments)).astype(np.int64), num_frames)
 
     def _consecutive(self, starts: IntArray, num_frames: int) -> IntArray:
+        if self.length == 1:
+            return starts
         frames: IntArray = np.minimum(starts[:, None] + np.arange(self.length), num_frames - 1).reshape(-1)
         return frames
 

@@ -1,19 +1,21 @@
 """Evaluation views: several clips of a video, several crops of each clip.
 
-View v shows clip v // num_crops and crop v % num_crops, the order that SlowFast uses.
+View v shows clip v // num_crops and crop v % num_crops, the order that SlowFast uses. This is the one definition of
+views: a loader gives them, and ``fastvid eval --protocol`` and ``fastvid predict --protocol`` average them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
-from fastvid.load.clips.augment import CenterCrop, Spatial
+from fastvid.load.clips.augment import CenterCrop, Spatial, View
+from fastvid.load.clips.sampling import Sampler, Segments
 from fastvid.load.order.random_draws import Draws
 
 IntArray = npt.NDArray[np.int64]
@@ -21,13 +23,6 @@ IntArray = npt.NDArray[np.int64]
 NUM_CROPS: Final = (1, 3, 5, 10)
 
 _NO_DRAWS: Final = Draws(0, 0, 0)
-
-
-class Cut(NamedTuple):
-    """One view's crop."""
-
-    box: Box
-    flip: bool
 
 
 class ClipSampler(Protocol):
@@ -38,17 +33,18 @@ class ClipSampler(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Views:
     """N clips x M crops of each video; a batch is then [B, N*M, 3, T, H, W], and each packet is decoded once.
 
-    Clips are spread as the sampler says (`Segments`, `Dense`). Crops have the size that the loader's `CenterCrop` asks
-    for: 1 is that crop; 3 lie at the beginning, the middle and the end of the video's longer side; 5 are the corners
-    and the middle; 10 are those and their mirror images, in that order.
+    One clip is that of the loader's sampler, several are spread as it says (`Segments`, `Dense`). One crop is that of
+    the loader, several have the size that its `CenterCrop` asks for: 3 lie at the beginning, the middle and the end of
+    the video's longer side; 5 are the corners and the middle; 10 are those and their mirror images, in that order.
 
     Args:
         num_clips: N >= 1.
         num_crops: M: 1, 3, 5 or 10.
+        places: Place of each clip inside the segments of `Segments`, each 0 <= place < 1; none spreads them evenly.
 
     Raises:
         UsageError: An argument is out of range.
@@ -59,54 +55,75 @@ class Views:
 
     num_clips: int = 1
     num_crops: int = 1
+    places: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_clips < 1:
             raise UsageError(f"num_clips is {self.num_clips}, expected at least 1")
         if self.num_crops not in NUM_CROPS:
             raise UsageError(f"num_crops is {self.num_crops}", hint=f"known are {', '.join(map(str, NUM_CROPS))}")
+        if self.places and (len(self.places) != self.num_clips or not all(0 <= place < 1 for place in self.places)):
+            raise UsageError(
+                f"places are {self.places}, expected {self.num_clips} from 0 to below 1, one for each clip"
+            )
+
+    def __repr__(self) -> str:
+        # Part of a loader's fingerprint: places that nobody gave are not named.
+        places = f", places={self.places}" if self.places else ""
+        return f"Views(num_clips={self.num_clips}, num_crops={self.num_crops}{places})"
 
     @property
     def num_views(self) -> int:
         """Views of a video, V."""
         return self.num_clips * self.num_crops
 
-    def cuts(self, spatial: Spatial, height: int, width: int) -> list[Cut]:
-        """The crops of a video of that size, M of them."""
-        middle = spatial.crop.draw(height, width, _NO_DRAWS)
-        spare_y, spare_x = height - middle.height, width - middle.width
+    def clips(self, sampler: Sampler, num_frames: int, draws: Draws = _NO_DRAWS) -> list[IntArray]:
+        """Frame indices of the clips of a video of `num_frames`, N of them, each int64 [T]."""
+        if self.places:
+            return [cast(Segments, sampler).at(num_frames, place) for place in self.places]
+        if self.num_clips == 1:
+            return [sampler.draw(num_frames, draws)]
+        return list(cast(ClipSampler, sampler).spread(num_frames, self.num_clips))
 
-        def at(y: float, x: float) -> Box:
+    def cuts(self, spatial: Spatial, height: int, width: int, draws: Draws = _NO_DRAWS) -> list[View]:
+        """The crops of a video of that size, M of them."""
+        middle = spatial.draw(height, width, draws)
+        box, size = middle.box, middle.size
+        spare_y, spare_x = height - box.height, width - box.width
+
+        def at(y: float, x: float, flip: bool = False) -> View:
             # Halves of the spare rows and columns, at even pixels as all crops are.
-            return Box(int(spare_y * y) // 2 * 2, int(spare_x * x) // 2 * 2, middle.height, middle.width)
+            return View(Box(int(spare_y * y) // 2 * 2, int(spare_x * x) // 2 * 2, box.height, box.width), size, flip)
 
         if self.num_crops == 1:
-            return [Cut(middle, False)]
+            return [middle]
         if self.num_crops == 3:
-            ends = [at(0.5, 0), middle, at(0.5, 1)] if width >= height else [at(0, 0.5), middle, at(1, 0.5)]
-            return [Cut(box, False) for box in ends]
-        five = [at(0, 0), at(0, 1), at(1, 0), at(1, 1), middle]
-        return [Cut(box, flip) for flip in (False, True)[: self.num_crops // 5] for box in five]
+            return [at(0.5, end) if width >= height else at(end, 0.5) for end in (0, 0.5, 1)]
+        five = ((0, 0), (0, 1), (1, 0), (1, 1), (0.5, 0.5))
+        return [at(y, x, flip) for flip in (False, True)[: self.num_crops // 5] for y, x in five]
 
 
-def check_views(
-    sampler: object, spatial: Spatial, *, streams: tuple[str, ...] = ("rgb",), repeats: int = 1
-) -> ClipSampler:
-    """The sampler, when a loader can give these views.
+ONE_VIEW: Final = Views()
+"""The clip and the crop of the loader, drawn at random or not as its sampler and crop are."""
+
+
+def check_views(views: Views, sampler: object, spatial: Spatial, *, repeats: int = 1) -> None:
+    """Whether a loader can give these views.
 
     Raises:
         UsageError: It cannot.
     """
-    if not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None:
-        raise UsageError(f"views are cut by their own rule, but spatial is {spatial}", hint="give CenterCrop alone")
-    if not hasattr(sampler, "spread"):
-        raise UsageError(f"{sampler!r} gives one clip of a video", hint="use Segments or Dense for views")
-    if getattr(sampler, "jitter", False):
-        raise UsageError(f"{sampler!r} draws its frames at random", hint="give it jitter=False for views")
-    if streams != ("rgb",) or repeats > 1:
+    if views.num_crops > 1 and (not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None):
         raise UsageError(
-            f"views are of the rgb stream, once a video; got streams={streams}, repeats={repeats}",
-            hint="without views= the loader gives one clip of each video, with every stream",
+            f"{views.num_crops} crops are cut by their own rule, but spatial is {spatial}", hint="give CenterCrop alone"
         )
-    checked: ClipSampler = sampler
-    return checked
+    if views.places and not isinstance(sampler, Segments):
+        raise UsageError(f"{sampler!r} has no segments for places={views.places}", hint="use Segments for such views")
+    if views.num_clips > 1 and not hasattr(sampler, "spread"):
+        raise UsageError(
+            f"{sampler!r} gives one clip of a video, not {views.num_clips}", hint="use Segments or Dense for views"
+        )
+    if views.num_clips > 1 and getattr(sampler, "jitter", False):
+        raise UsageError(f"{sampler!r} draws its frames at random", hint="give it jitter=False for views")
+    if repeats > 1:
+        raise UsageError(f"views are given once a video, but repeats is {repeats}", hint="use repeats=1 with views=")

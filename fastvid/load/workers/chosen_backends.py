@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import Planes, Rgb
 from fastvid.errors import UsageError
-from fastvid.load.batch.canvases import DeviceFinisher, Finisher, HybridFinisher, PlanesFinisher, Product, RgbFinisher
-from fastvid.load.batch.flow import FlowFinisher, FlowProduct, StreamsFinisher
-from fastvid.load.batch.joint_canvas import TogetherFinisher
+from fastvid.load.batch.canvas import Finisher
+from fastvid.load.batch.flow import FlowProduct, FlowSink
+from fastvid.load.batch.sinks import DeviceSink, OpenSink, PlanesSink, Product, RgbMemory, RgbSink
 from fastvid.load.clips.clip import Row, decided
-from fastvid.load.clips.views import Views
 from fastvid.load.memory.arena import Arena
 from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.workers import auto
@@ -34,21 +34,21 @@ class BatchShape:
         dtype: Of its values, for optical flow.
         streams: The streams of each sample.
         flow_stack: Flow pictures of each frame.
-        views: Several clips of each video, or None.
-        repeats: Clips in a row of each sample.
+        views: Whether each row is several clips of one sample.
+        repeats: Whether neighbouring rows show one sample.
     """
 
     product: Product
     dtype: torch.dtype
     streams: tuple[str, ...]
     flow_stack: int
-    views: Views | None
-    repeats: int
+    views: bool
+    repeats: bool
 
     @property
-    def needs_planes(self) -> bool:
-        """Whether only decoders that write planes can serve it."""
-        return "flow" in self.streams or self.views is not None
+    def together(self) -> bool:
+        """Whether neighbouring clips show one sample."""
+        return self.views or self.repeats
 
 
 class Served:
@@ -84,11 +84,12 @@ class Served:
         self._prefetch, self._device_lanes, self._clip_timeout = prefetch, device_lanes, clip_timeout or 0.0
         # Free batches that are kept for later ones.
         self._arena = None if clip_timeout is None else Arena(prefetch + 1)
+        self._shared = False  # whether batches lie there
 
     @property
     def decides(self) -> bool:
         """Whether worker processes can decide clips: each row is decoded by itself, and into its batch."""
-        return self._arena is not None and isinstance(self.finisher, RgbFinisher)
+        return self._shared and not self._shape.together and self._shape.streams == ("rgb",)
 
     def use(self, chosen: Sequence[Backend]) -> None:
         """Takes these back-ends from now on.
@@ -98,25 +99,24 @@ class Served:
         """
         shape, name = self._shape, merge(chosen).name
         planes = all(Planes in one.load().outputs for one in chosen)
-        if shape.needs_planes and not planes:
-            what = "to cut views from" if shape.views else "in which flow lies"
-            raise UsageError(f"decoder {name!r} gives no planes {what}", hint="use 'pyav'")
+        if "flow" in shape.streams and not planes:
+            raise UsageError(f"decoder {name!r} gives no planes in which flow lies", hint="use 'pyav'")
         device = shape.product.device
         if any(one.device != device.type for one in chosen if on_device(one)):
             raise UsageError(f"decoder {name!r} leaves frames on a GPU, the loader's device is {str(device)!r}")
-        finishers = [self._flow() if stream == "flow" else self._rgb(chosen) for stream in shape.streams]
-        self.finisher = finishers[0] if len(finishers) == 1 else StreamsFinisher(finishers)
-        self.join = shape.repeats > 1 and shape.streams == ("rgb",) and planes
-        if shape.views is not None or self.join:
-            num_views = shape.views.num_views if shape.views else 1
-            self.finisher = TogetherFinisher(self.finisher, num_views=num_views, threads=self._num_threads)
+        self._shared = False
+        sinks = [self._flow() if stream == "flow" else self._rgb(chosen) for stream in shape.streams]
+        self.finisher = Finisher(sinks, threads=self._num_threads)
+        self.join = shape.together and planes
         self.lanes = split_lanes(chosen, self._num_threads, self._device_lanes, self._clip_timeout, self._arena)
         self.backend = merge(chosen)
 
     def decide(self, rows: Sequence[Row | None], world: World) -> None:
         """Takes what decodes these clips fastest; all ranks take the same. See `fastvid.load.workers.auto.agree`."""
         clips = [clip for clip in decided(rows) if clip is not None]
-        kinds: frozenset[type] = frozenset({Planes}) if self._shape.needs_planes else frozenset()
+        # Views can be decoded one by one, but cost several times as much then.
+        needs_planes = self._shape.views or "flow" in self._shape.streams
+        kinds: frozenset[type] = frozenset({Planes}) if needs_planes else frozenset()
         verdict = auto.agree(clips, world, self._shape.product.device, self._num_threads, kinds)
         _log.info("decoder %s: %s", verdict.name, verdict.reason)
         self.use(choose_backends(verdict.name))
@@ -133,24 +133,28 @@ class Served:
         for lanes in self.lanes:
             lanes.close()
 
-    def _flow(self) -> Finisher:
+    def _flow(self) -> list[OpenSink]:
         shape, product = self._shape, self._shape.product
         numbers = shape.dtype if shape.dtype.is_floating_point else torch.float32
         layout, device = product.layout, product.device
-        return FlowFinisher(FlowProduct(product.num_frames, shape.flow_stack, product.size, layout, numbers, device))
+        flow = FlowProduct(product.num_frames, shape.flow_stack, product.size, layout, numbers, device)
+        return [partial(FlowSink, flow)]
 
-    def _rgb(self, chosen: Sequence[Backend]) -> Finisher:
+    def _rgb(self, chosen: Sequence[Backend]) -> list[OpenSink]:
         product = self._shape.product
         on_host = [one for one in chosen if not on_device(one)]
-        if not on_host:
-            return DeviceFinisher(product)
-        outputs = frozenset.intersection(*(frozenset(one.load().outputs) for one in on_host))
-        # On the host the decoder's thread converts best, from its cache; a device converts planes faster than it
-        # would receive RGB.
-        host: Finisher
-        if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
-            host = PlanesFinisher(product)
-        else:
-            batches = self._arena or BufferPool(self._prefetch + 1)
-            host = RgbFinisher(product, batches, threads=len(on_host) * self._num_threads)
-        return host if len(on_host) == len(chosen) else HybridFinisher(host, DeviceFinisher(product))
+        sinks: list[OpenSink] = []
+        if on_host:
+            outputs = frozenset.intersection(*(frozenset(one.load().outputs) for one in on_host))
+            # On the host the decoder's thread converts best, from its cache; a device converts planes faster than it
+            # would receive RGB.
+            if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
+                sinks.append(partial(PlanesSink, product))
+            else:
+                self._shared = self._arena is not None
+                batches = self._arena or BufferPool(self._prefetch + 1)
+                threads = len(on_host) * self._num_threads
+                sinks.append(partial(RgbSink, RgbMemory(product, batches, threads=threads)))
+        if len(on_host) < len(chosen):
+            sinks.append(partial(DeviceSink, product))
+        return sinks

@@ -24,7 +24,7 @@ from typing import Final
 from fastvid.decode.clips import Scratch
 from fastvid.decode.request import Decoder, EncodedClip, IntArray, Output
 from fastvid.errors import WorkerError
-from fastvid.load.batch.canvases import Canvas, Finisher, RgbCanvas
+from fastvid.load.batch.canvas import Canvas, Finisher
 from fastvid.load.clips.clip import Clip, Row, reads
 from fastvid.load.clips.plan import Plan, place
 from fastvid.load.clips.planner import ClipPlanner
@@ -307,8 +307,7 @@ class Run:
     @staticmethod
     def _place(canvas: Canvas, row: int) -> Output | SharedRow:
         """Where a process puts a clip: into the batch, if it lies in memory that processes share."""
-        shared = canvas.shared(row) if isinstance(canvas, RgbCanvas) else None
-        return shared or canvas.output(row, ProcessLane.outputs)
+        return canvas.shared(row) or canvas.output(row, ProcessLane.outputs)
 
     def _serve(
         self, number: int, decoder: Decoder, tasks: Sequence[tuple[Work, Row]], scratches: Sequence[Scratch]

@@ -37,14 +37,17 @@ class Skips:
             raise UsageError(f"max_skip_rate is {max_rate}, expected 0 to 1")
         self._on_error, self._max_rate = on_error, max_rate
 
-    def take(self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters) -> dict[int, Exception]:
+    def take(
+        self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
+    ) -> dict[int, Exception]:
         """Counts the clips of a batch that failed.
 
         Args:
-            errors: By row; rows beyond the batch's are those of further streams.
+            errors: By row of the canvas, see `fastvid.load.batch.canvas`.
             rows: Rows of the batch.
             step: Where this batch is counted.
             total: All batches before.
+            views: Rows of the canvas for each row of each stream.
 
         Returns:
             The first error of each row that is masked.
@@ -55,8 +58,8 @@ class Skips:
         """
         first: dict[int, Exception] = {}
         for row in sorted(errors):
-            # A clip of which one stream fails fails as a whole.
-            first.setdefault(row % rows, errors[row])
+            # A clip of which one stream or view fails fails as a whole.
+            first.setdefault(row // views % rows, errors[row])
         for error in first.values():
             # What is wrong with the caller's arguments or with fastvid is no fault of the clip.
             if self._on_error == "raise" or isinstance(error, UsageError) or not isinstance(error, FastvidError):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import IGNORED_LABEL, Batch
+from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.loader import ClipLoader
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
@@ -83,12 +84,12 @@ def train_loader(config: Config, dataset: Dataset, member: Member) -> Labelled:
     return _loader(config, dataset, member, train=True)
 
 
-def eval_data(config: Config, dataset: Dataset, member: Member) -> EvalData:
+def eval_data(config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW) -> EvalData:
     """The loader of the evaluation split: every sample once, in the order of the dataset."""
-    return EvalData(_loader(config, dataset, member, train=False), len(dataset))
+    return EvalData(_loader(config, dataset, member, views, train=False), len(dataset))
 
 
-def _loader(config: Config, dataset: Dataset, member: Member, *, train: bool) -> Labelled:
+def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW, *, train: bool) -> Labelled:
     data = config.data
     # Who shares no batches trains on whole ones.
     world = World() if train and config.sync in APART else member.world
@@ -98,7 +99,8 @@ def _loader(config: Config, dataset: Dataset, member: Member, *, train: bool) ->
         spatial=data.spatial if train else data.eval_spatial,
         streams=data.streams,
         flow_stack=data.flow_stack,
-        global_batch_size=data.global_batch_size if train else max(data.eval_batch_size, world.size),
+        views=views if views.num_views > 1 else None,
+        global_batch_size=data.global_batch_size if train else max(data.eval_batch_size // views.num_views, world.size),
         group_size=data.group_size if train else 1,
         device=member.device,
         decoder=data.decoder,

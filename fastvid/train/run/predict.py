@@ -29,7 +29,7 @@ from fastvid.storage import open_storage
 from fastvid.train.config.config import Config
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble, launch, scoring
-from fastvid.train.run.eval_protocols import views
+from fastvid.train.run.eval_protocols import viewed, views
 
 WHOLE_S: Final = 86_400.0  # a video is one sample, however long
 _BATCH: Final = 8
@@ -88,8 +88,11 @@ def predict(
     for video in videos:
         if not Path(video).is_file():
             raise UsageError("video does not exist", file=video)
-    config = replace(config, data=replace(config.data, label="label", where=None))
-    asked = views(protocol, config.data.eval_frames, config.data.eval_spatial, size=size)
+    asked = views(protocol)
+    data = replace(
+        viewed(config.data, asked, size), label="label", where=None, on_error="raise", eval_batch_size=_BATCH
+    )
+    config = replace(config, data=data)
     member = Member(World(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     config, model, _ = scoring.trained(config, checkpoint, member)
     names = scoring.class_names(launch.known_classes(config), config)
@@ -98,23 +101,14 @@ def predict(
         dataset = open_dataset(folder)
         tally = scoring.Tally(len(dataset), len(names))
         frames: dict[str, tuple[int, ...]] = {}
-        for view in asked:
-            data = replace(
-                config.data,
-                path=folder,
-                eval_frames=view.frames,
-                eval_spatial=view.spatial,
-                eval_batch_size=min(_BATCH, len(dataset)),
-                on_error="raise",
-            )
-            loader = assemble.eval_data(replace(config, data=data), dataset, member).loader
-            for batch in loader:
-                scoring.add_batch(model, batch, tally, member, config)
-                for key, shown in zip(batch.key, batch.frame_index.tolist(), strict=True):
-                    frames.setdefault(key, tuple(shown))
+        config = replace(config, data=replace(config.data, path=folder))
+        for batch in assemble.eval_data(config, dataset, member, asked).loader:
+            scoring.add_batch(model, batch, tally, member, config)
+            first = batch.frame_index.flatten(1)[:, : config.data.eval_frames.num_frames]
+            frames |= {key: tuple(shown) for key, shown in zip(batch.key, first.tolist(), strict=True)}
         found = []
         for video, key in zip(videos, keys, strict=True):
-            shares = tally.sums[dataset.find(key), :-1] / len(asked)
+            shares = tally.sums[dataset.find(key), :-1] / asked.num_views
             best = shares.argsort(descending=True)[:top].tolist()
             chosen = tuple((names[number], float(shares[number])) for number in best)
             pictures = dataset[key].frames(list(frames[key])).data

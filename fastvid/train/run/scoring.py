@@ -1,7 +1,9 @@
 """A checkpoint on a split, by a protocol: the mean over views of each video's probabilities, then one score a video.
 
-Probabilities are averaged, as mmaction2 and SlowFast do. Each view is a pass over the split, so memory does not grow
-with the number of views. A video counts only when all of its views decoded.
+Probabilities are averaged, as mmaction2 and SlowFast do. All views come from one pass over the split, in which each
+packet is decoded once. However many there are, the model gets at most `eval_batch_size` clips at once, over all ranks,
+and a batch of the loader holds no more either, but at least the views of one video a rank. A video counts only when all
+of its views decoded.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from torch import Tensor, nn
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.load.clips.views import Views
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.evaluate import Score, autocast
 from fastvid.train.parts.loader_protocol import inputs
 from fastvid.train.ranks.elastic import Member, join
 from fastvid.train.run import assemble, launch
-from fastvid.train.run.eval_protocols import View, views
+from fastvid.train.run.eval_protocols import viewed, views
 
 log = logging.getLogger(__name__)
 
@@ -138,12 +141,13 @@ def score(config: Config, checkpoint: str | None = None, *, protocol: str = "1x1
         UsageError: There is no evaluation split, no checkpoint, or no such protocol.
         StateError: The checkpoint does not fit the model.
     """
-    asked = views(protocol, config.data.eval_frames, config.data.eval_spatial, size=size)
+    asked = views(protocol)
+    config = replace(config, data=viewed(config.data, asked, size))
     with join(config.run.timeout_s) as member:
         return _score(config, checkpoint, asked, protocol, member)
 
 
-def _score(config: Config, checkpoint: str | None, asked: Sequence[View], protocol: str, member: Member) -> Report:
+def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, member: Member) -> Report:
     launch.quiet(member)
     config, model, state = trained(config, checkpoint, member)
     _, _, dataset = assemble.datasets(config, state, member)
@@ -151,31 +155,29 @@ def _score(config: Config, checkpoint: str | None, asked: Sequence[View], protoc
         raise UsageError("data.eval_split is none, so there is nothing to evaluate")
     assert config.model.num_classes is not None
     tally = Tally(len(dataset), config.model.num_classes)
-    for number, view in enumerate(asked):
-        if member.leads and len(asked) > 1:
-            log.info("view %d of %d", number + 1, len(asked))
-        data = replace(config.data, eval_frames=view.frames, eval_spatial=view.spatial)
-        loader = assemble.eval_data(replace(config, data=data), dataset, member).loader
-        run_view(model, loader, tally, member, config)
+    for batch in assemble.eval_data(config, dataset, member, asked).loader:
+        add_batch(model, batch, tally, member, config)
     tally.sums = build_strategy("ddp", member, {}).total(tally.sums)()
     labels = torch.tensor(dataset.column(config.data.label).to_pylist())
     names = class_names(dataset.classes, config)
-    return tally.report(labels, len(asked), protocol, names)
-
-
-def run_view(model: nn.Module, loader: Any, tally: Tally, member: Member, config: Config) -> None:
-    """Adds one pass over a loader's epoch to a tally."""
-    for batch in loader:
-        add_batch(model, batch, tally, member, config)
+    return tally.report(labels, asked.num_views, protocol, names)
 
 
 @torch.no_grad()
 def add_batch(model: nn.Module, batch: Batch, tally: Tally, member: Member, config: Config) -> None:
-    """Adds what a model says of one batch to a tally."""
+    """Adds what a model says of one batch to a tally. The model gets no more clips at once than evaluation does."""
     model.eval()
-    with autocast(member.device, config.run.amp):
-        logits = model(*inputs(batch))
-    tally.add(logits, batch.sample, batch.valid)
+    streams, sample, valid = inputs(batch), batch.sample, batch.valid
+    if batch.frame_index.ndim == 3:  # with an axis of views
+        num_views = batch.frame_index.shape[1]
+        streams = tuple(clips.flatten(0, 1) for clips in streams)
+        sample, valid = sample.repeat_interleave(num_views), valid.repeat_interleave(num_views)
+    most = -(-config.data.eval_batch_size // member.world.size)
+    for first in range(0, len(sample), most):
+        part = slice(first, first + most)
+        with autocast(member.device, config.run.amp):
+            logits = model(*(clips[part] for clips in streams))
+        tally.add(logits, sample[part], valid[part])
 
 
 def class_names(known: Sequence[str], config: Config) -> list[str]:

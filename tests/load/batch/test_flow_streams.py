@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments
 from fastvid.load.clips.streams import stack_frames
 from fastvid.load.clips.views import Views
@@ -20,6 +20,7 @@ from fastvid.load.loader import ClipLoader
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from tests import datasets
+from tests.load.tools import FixedCrop, FixedFrames
 from tests.makers import encode, texture
 
 pytest.importorskip("cv2", reason="optical flow needs OpenCV")
@@ -110,6 +111,31 @@ def test_streams_alone_are_what_they_are_together(folder, layout):
     assert both.flow.shape == ((3, 4, 3, 32, 32) if layout == "BCTHW" else (3, 3, 4, 32, 32))
 
 
+@pytest.mark.parametrize("streams", ["flow", ("rgb", "flow")])
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_every_view_is_the_clip_that_would_have_been_decoded_alone(folder, streams, workers):
+    sampler, crop, views = Segments(3, jitter=False), CenterCrop(32, short_side=40), Views(2, 10)
+    options = {"shuffle": False, "streams": streams, "flow_stack": 2}
+    (viewed,) = batches(folder, **options, frames=sampler, spatial=crop, views=views, workers=workers)
+    assert viewed.flow.shape == (3, 20, 4, 3, 32, 32)
+    for number in range(20):
+        frames, cut = FixedFrames(sampler, number // 10, 2), FixedCrop(Spatial.of(crop), views, number % 10)
+        spatial = (cut, HorizontalFlip(float(number % 10 >= 5)))
+        (alone,) = batches(folder, **options, frames=frames, spatial=spatial)
+        assert torch.equal(viewed.video[:, number], alone.video)
+        assert torch.equal(viewed.flow[:, number], alone.flow)
+        assert torch.equal(viewed.frame_index[:, number], alone.frame_index)
+
+
+def test_repeats_are_what_they_would_be_alone(folder, monkeypatch):
+    options = {"repeats": 3, "global_batch_size": 9, "flow_stack": 2, "spatial": RandomResizedCrop(32)}
+    (together,) = batches(folder, **options)
+    monkeypatch.setattr("fastvid.load.clips.plan.join_neighbours", list)
+    (alone,) = batches(folder, **options)
+    assert torch.equal(together.video, alone.video)
+    assert torch.equal(together.flow, alone.flow)
+
+
 def test_a_stack_holds_the_flows_around_each_frame(folder):
     options = {"shuffle": False, "spatial": CenterCrop(48), "frames": Segments(2, jitter=False)}
     (stacked,) = batches(folder, **options, flow_stack=4)
@@ -167,7 +193,9 @@ def test_a_clip_of_which_one_stream_is_damaged_is_skipped_once(folder, tmp_path)
     )
     (batch,) = loader
     assert batch.valid.tolist() == [True, False, True]
+    # What was decoded of it is not shown either.
     assert not batch.flow[1].any()
+    assert not batch.video[1].any()
     assert batch.flow[0].any()
     assert sum(loader.stats.total.skips.values()) == 1
     assert loader.stats.total.clips == 2
@@ -179,10 +207,6 @@ def test_mistakes_are_named(folder, tmp_path):
     common = {"frames": Segments(2), "spatial": RandomCrop(48), "global_batch_size": 1, "rank": 0, "world_size": 1}
     with pytest.raises(UsageError, match=r"the dataset has rgb[\s\S]*--streams rgb,flow"):
         ClipLoader(Dataset(str(tmp_path / "plain")), **common, streams=("rgb", "flow"))
-    still = common | {"frames": Segments(2, jitter=False), "spatial": CenterCrop(48), "views": Views(2, 3)}
-    for streams in ("flow", ("rgb", "flow")):
-        with pytest.raises(UsageError, match=r"views are of the rgb stream[\s\S]*one clip of each video"):
-            ClipLoader(Dataset(str(folder / "data")), **still, streams=streams)
     for wrong in ({"streams": ()}, {"streams": ("flow", "flow")}, {"streams": "flow", "flow_stack": 0}):
         with pytest.raises(UsageError, match=r"streams are|flow_stack is"):
             ClipLoader(Dataset(str(folder / "data")), **common, **wrong)

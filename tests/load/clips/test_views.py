@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -16,8 +14,8 @@ from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.views import Views
 from fastvid.load.loader import ClipLoader
 from tests.datasets import make_clip, pack
-from tests.load.fakes import FakeDataset, fake
-from tests.load.tools import make, rows
+from tests.load.fakes import HEIGHT, WIDTH, FakeDataset, fake, picture
+from tests.load.tools import FixedCrop, FixedFrames, make, rows
 
 
 @pytest.fixture(scope="module")
@@ -36,38 +34,6 @@ def load(folder, **options):
     standard = {"global_batch_size": 3, "shuffle": False, "last": "keep", "num_threads": 2, "dtype": torch.uint8}
     loader = ClipLoader(Dataset(str(folder)), rank=0, world_size=1, **standard | options)
     return loader, list(loader)
-
-
-@dataclass(frozen=True)
-class FixedFrames:
-    """Clip number `clip` of those that a sampler spreads."""
-
-    of: object
-    clip: int
-    count: int
-
-    @property
-    def num_frames(self):
-        return self.of.num_frames
-
-    def draw(self, num_frames, draws):
-        return self.of.spread(num_frames, self.count)[self.clip]
-
-
-@dataclass(frozen=True)
-class FixedCrop:
-    """Crop number `number` of some views."""
-
-    spatial: Spatial
-    views: Views
-    number: int
-
-    @property
-    def output(self):
-        return self.spatial.crop.output
-
-    def draw(self, height, width, draws):
-        return self.views.cuts(self.spatial, height, width)[self.number].box
 
 
 @pytest.mark.parametrize(
@@ -134,6 +100,44 @@ def test_one_clip_is_that_of_evaluation_and_several_are_spread(sampler, num_fram
             assert (starts[0], many[-1, -1]) == (0, 299)
 
 
+def test_one_clip_or_one_crop_may_be_drawn_at_random_and_is_that_of_the_loader():
+    options = {"frames": Segments(3), "spatial": [RandomCrop(16), HorizontalFlip(0.5)], "seed": 4}
+    dataset = FakeDataset(40)
+    for viewed, single in zip(make(dataset, views=Views(), **options), make(dataset, **options), strict=True):
+        assert torch.equal(viewed.video[:, 0], single.video)
+    still = {"frames": Segments(3, jitter=False), "views": Views(2)}
+    for clips, single in zip(make(dataset, **options | still), make(dataset, **options), strict=True):
+        # Both clips show what is drawn for the row: column 2 of a fake picture tells the crop.
+        assert torch.equal(clips.video[:, 0, 2, :1], single.video[:, 2, :1])
+        assert torch.equal(clips.video[:, 1, 2, :1], single.video[:, 2, :1])
+
+
+def test_places_are_those_of_the_segments():
+    views = Views(2, places=(0.5, 0.0))
+    assert [clip.tolist() for clip in views.clips(Segments(4, jitter=False), 10)] == [[1, 3, 6, 8], [0, 2, 5, 7]]
+    assert [clip.tolist() for clip in views.clips(Segments(2, length=3), 10)] == [
+        [2, 3, 4, 6, 7, 8],
+        [0, 1, 2, 4, 5, 6],
+    ]
+
+
+def test_a_decoder_without_planes_decodes_each_view_by_itself():
+    options = {"frames": Segments(3, jitter=False), "spatial": CenterCrop(16), "shuffle": False, "views": Views(2, 3)}
+    dataset = FakeDataset(16)
+    dataset.damage(5)
+    loader = make(dataset, on_error="skip", **options)
+    for batch in loader:
+        for row, (sample, good) in enumerate(zip(batch.sample.tolist(), batch.valid.tolist(), strict=True)):
+            assert good == (sample != 5)
+            assert batch.video[row].any() == good
+            for view in range(6 * good):
+                frames = batch.frame_index[row, view].tolist()
+                box = options["views"].cuts(Spatial.of(CenterCrop(16)), HEIGHT, WIDTH)[view % 3].box
+                for t, frame in enumerate(frames):
+                    assert batch.video[row, view, :, t, 0, 0].tolist() == list(picture(sample, frame, box, False))
+    assert loader.stats.total.skips == {"ChecksumError": 1}
+
+
 @pytest.mark.parametrize("world", [1, 3])
 def test_evaluation_with_views_counts_every_video_once(world):
     samples = []
@@ -178,14 +182,14 @@ def test_a_damaged_video_is_skipped_with_all_its_views():
         ({"spatial": [CenterCrop(16), HorizontalFlip(0.5)]}, "cut by their own rule"),
         ({"frames": Uniform(4)}, "gives one clip of a video"),
         ({"frames": Segments(4)}, "jitter=False"),
+        ({"frames": Dense(4, 2, jitter=False), "views": Views(2, places=(0.5, 0.0))}, "no segments"),
         ({"repeats": 2}, "once a video"),
-        ({"decoder": fake("RgbDecoder")}, "no planes to cut views from"),
     ],
 )
 def test_views_that_cannot_be_are_refused(options, message):
     standard = {"frames": Segments(4, jitter=False), "spatial": CenterCrop(16), "decoder": fake("PlanesDecoder")}
     with pytest.raises(UsageError, match=message):
-        make(FakeDataset(40), views=Views(2, 3), **standard | options)
+        make(FakeDataset(40), **standard | {"views": Views(2, 3)} | options)
 
 
 def test_wrong_views_are_refused_and_belong_to_the_fingerprint():
@@ -193,9 +197,12 @@ def test_wrong_views_are_refused_and_belong_to_the_fingerprint():
         Views(1, 4)
     with pytest.raises(UsageError, match="num_clips is 0"):
         Views(0)
+    for places in ((0.5,), (0.5, 1.0), (-0.1, 0.5)):
+        with pytest.raises(UsageError, match="places are"):
+            Views(2, places=places)
     options = {"frames": Segments(4, jitter=False), "spatial": CenterCrop(16), "decoder": fake("PlanesDecoder")}
     state = make(FakeDataset(40), views=Views(2, 3), **options).state_dict()
-    for views in (None, Views(3, 3)):
+    for views in (None, Views(3, 3), Views(2, 3, places=(0.5, 0.0))):
         with pytest.raises(StateError, match="another sampler"):
             make(FakeDataset(40), views=views, **options).load_state_dict(state)
 

@@ -17,7 +17,8 @@ from fastvid.decode.dali import DaliCpuDecoder
 from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Codec
-from fastvid.load.workers import auto, chosen_backends, lanes
+from fastvid.load.batch.sinks import DeviceSink, Product
+from fastvid.load.workers import auto, lanes
 from tests.datasets import REPOSITORY, pack
 from tests.load.fakes import FakeDataset
 from tests.makers import read_numbers
@@ -294,8 +295,8 @@ def test_names_that_cannot_be(dataset, known):
 
 
 def test_levels_of_a_device_canvas_keep_their_layout():
-    product = chosen_backends.Product(2, (4, 6), "BTCHW", None, torch.device("cpu"))
-    canvas = chosen_backends.DeviceFinisher(product).open([None, None])
+    product = Product(2, (4, 6), "BTCHW", None, torch.device("cpu"))
+    canvas = DeviceSink(product, [None, None])
     output = canvas.output(0, frozenset({DeviceRgb}))
     output.data.copy_(torch.arange(3 * 2 * 24, dtype=torch.uint8).view(3, 2, 4, 6))
     canvas.done(0, good=True)

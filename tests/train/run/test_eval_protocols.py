@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.batch.batch import Batch
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, Spatial
+from fastvid.load.clips.augment import View as Cut
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
-from fastvid.load.order.random_draws import Draws
-from fastvid.train.run.eval_protocols import views
-from fastvid.train.run.scoring import Tally
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.run.eval_protocols import viewed, views
+from fastvid.train.run.scoring import Tally, add_batch
 
-NONE = Draws(0, 0, 0)
 SEGMENTS, DENSE = Segments(4, jitter=False), Dense(4, stride=8, jitter=False)
 CENTER = (CenterCrop(224),)
 
 
-def frames(protocol: str, sampler: object, num_frames: int) -> list[list[int]]:
-    return [view.frames.draw(num_frames, NONE).tolist() for view in views(protocol, sampler, CENTER)]  # type: ignore[arg-type]
+def frames(protocol: str, sampler: Any, num_frames: int) -> list[list[int]]:
+    return [shown.tolist() for shown in views(protocol).clips(sampler, num_frames)]
+
+
+def data(sampler: Any = SEGMENTS, spatial: tuple[Any, ...] = CENTER) -> DataConfig:
+    return DataConfig(path="-", frames=sampler, eval_frames=sampler, spatial=spatial, eval_spatial=spatial)
+
+
+def cuts(protocol: str, height: int, width: int, *, size: int | None = None, spatial: Any = CENTER) -> list[Cut]:
+    asked = views(protocol)
+    return asked.cuts(Spatial.of(viewed(data(spatial=spatial), asked, size).eval_spatial), height, width)
 
 
 def test_one_view_is_the_recipes_own() -> None:
-    (view,) = views("1x1", SEGMENTS, CENTER)
-    assert view.frames is SEGMENTS
-    assert view.spatial == CENTER
+    random = (RandomCrop(64), HorizontalFlip())
+    recipe = data(Segments(4), random)
+    assert viewed(recipe, views("1x1")) == recipe
+    assert views("1").num_views == views("1x1").num_views == 1
 
 
 def test_twice_sample_is_the_middle_and_the_start_of_each_segment() -> None:
@@ -52,8 +68,7 @@ def test_dense_clips_start_from_the_first_place_to_the_last() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(256, 340), (340, 256)])
 def test_three_crops_go_along_the_longer_side(height: int, width: int) -> None:
-    found = views("1x3", SEGMENTS, (CenterCrop(224, short_side=256),), size=256)
-    boxes = [next(iter(view.spatial)).draw(height, width, NONE) for view in found]  # type: ignore[union-attr, call-arg]
+    boxes = [cut.box for cut in cuts("1x3", height, width, size=256, spatial=(CenterCrop(224, short_side=256),))]
     assert [(box.height, box.width) for box in boxes] == [(256, 256)] * 3
     along = [box.x if width > height else box.y for box in boxes]
     assert along == [0, 42, 84]
@@ -61,28 +76,64 @@ def test_three_crops_go_along_the_longer_side(height: int, width: int) -> None:
 
 
 def test_ten_crops_are_centre_and_corners_and_their_mirror_images() -> None:
-    found = views("1x10", SEGMENTS, CENTER)
-    corners = {(box.y, box.x) for box in (view.spatial[0].draw(256, 340, NONE) for view in found)}  # type: ignore[union-attr, call-arg]
-    assert corners == {(16, 58), (0, 0), (0, 116), (32, 0), (32, 116)}
-    assert sum(len(view.spatial) == 2 for view in found) == 5
+    found = cuts("1x10", 256, 340, spatial=(CenterCrop(224), HorizontalFlip()))
+    places = {(16, 58), (0, 0), (0, 116), (32, 0), (32, 116)}
+    for flip in (False, True):
+        assert {(cut.box.y, cut.box.x) for cut in found if cut.flip is flip} == places
+    assert len(found) == 10
+
+
+@pytest.mark.parametrize(("clips", "sampler"), [("1", DENSE), ("2", DENSE), ("10", DENSE), ("7", SEGMENTS)])
+def test_clips_are_those_of_the_formulas_that_each_view_had_for_itself(clips: str, sampler: Any) -> None:
+    """The trainer once placed each view by formulas of its own; scores must stay comparable."""
+    count = int(clips)
+    for num_frames in range(1, 301):
+        if isinstance(sampler, Dense):
+            spare = max(0, num_frames - ((sampler.num_frames - 1) * sampler.stride + 1))
+            starts = np.linspace(0, spare, count).astype(int) if count > 1 else [spare // 2]
+            expected = [(start + np.arange(sampler.num_frames) * sampler.stride) % num_frames for start in starts]
+        else:
+            tick, places = num_frames / sampler.num_segments, [(number + 0.5) / count for number in range(count)]
+            expected = [(tick * place + tick * np.arange(sampler.num_segments)).astype(int) for place in places]
+        assert frames(clips, sampler, num_frames) == [clip.tolist() for clip in expected]
+
+
+@pytest.mark.parametrize("size", [None, 64])
+@pytest.mark.parametrize("crop", [CenterCrop(48), CenterCrop((112, 176), short_side=128), CenterCrop(224, 256)])
+def test_crops_are_those_of_the_formulas_that_each_view_had_for_itself(crop: CenterCrop, size: int | None) -> None:
+    middle = CenterCrop(size, crop.short_side) if size else crop
+    corners = [(1, 1), (0, 0), (0, 2), (2, 0), (2, 2)]
+    for height in range(16, 400, 23):
+        for width in range(17, 400, 23):
+            box = middle.draw(height, width, None)  # type: ignore[arg-type]
+            free_y, free_x = height - box.height, width - box.width
+            along = [(1, end) if width >= height else (end, 1) for end in range(3)]
+            for protocol, halves in (("1x3", along), ("1x5", corners), ("1x10", corners * 2)):
+                expected = [(free_y * down // 2 & ~1, free_x * right // 2 & ~1) for down, right in halves]
+                found = [cut.box for cut in cuts(protocol, height, width, size=size, spatial=(crop,))]
+                assert sorted((one.y, one.x) for one in found) == sorted(expected)
+                assert {(one.height, one.width) for one in found} == {(box.height, box.width)}
 
 
 def test_the_number_of_views_is_in_the_name() -> None:
-    assert len(views("10x3", DENSE, CENTER)) == 30
-    assert len(views("twicex3", SEGMENTS, CENTER)) == 6
+    assert views("10x3").num_views == 30
+    assert views("twicex3").num_views == 6
 
 
 @pytest.mark.parametrize("protocol", ["", "x3", "0x3", "10x4", "10x3x2", "thrice"])
 def test_a_wrong_name_is_refused(protocol: str) -> None:
     with pytest.raises(UsageError):
-        views(protocol, DENSE, CENTER)
+        views(protocol)
 
 
 def test_what_cannot_be_moved_is_refused() -> None:
-    with pytest.raises(UsageError, match="no 10 clips"):
-        views("10", Uniform(4), CENTER)
-    with pytest.raises(UsageError, match="RandomCrop"):
-        views("1x3", SEGMENTS, (RandomCrop(224),))
+    for protocol, recipe, message in (
+        ("10", data(Uniform(4)), "one clip of a video, not 10"),
+        ("twice", data(DENSE), "no segments"),
+        ("1x3", data(spatial=(RandomCrop(224),)), "RandomCrop"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            viewed(recipe, views(protocol))
 
 
 def tally(*passes: tuple[list[list[float]], list[bool]]) -> Tally:
@@ -118,3 +169,48 @@ def test_a_video_seen_too_often_is_an_error() -> None:
     logits = ([[0.0, 1.0]] * 3, [True] * 3)
     with pytest.raises(StateError, match="2 times, the protocol has 1 views"):
         tally(logits, logits).report(torch.zeros(3, dtype=torch.int64), 1, "1x1", ["a", "b"])
+
+
+class Summing(nn.Module):
+    """Logits from the levels of both streams; remembers how many clips it got at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, video: Tensor, flow: Tensor) -> Tensor:
+        self.seen.append(len(video))
+        both = video.flatten(1).sum(1) + flow.flatten(1).sum(1)
+        return torch.stack([both, -both], 1)
+
+
+def test_views_of_all_streams_are_averaged_and_the_model_gets_them_in_chunks() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    video, flow = (torch.randn(3, 5, width, 1, 2, 2, generator=numbers) for width in (3, 4))
+    valid = torch.tensor([True, False, True])
+    batch = Batch(
+        *(
+            video,
+            torch.tensor([0, 0, 1]),
+            torch.ones(3),
+            valid,
+            ("a", "b", "c"),
+            torch.zeros(3, 5, 1, dtype=torch.int64),
+        ),
+        *(torch.arange(3), torch.arange(3), 0, 0, 3),
+        flow=flow,
+    )
+    recipe = replace(data(), eval_batch_size=4)
+    config = Config(
+        data=recipe,
+        model=ModelConfig(name="-"),
+        optim=OptimConfig(base_lr=1, base_batch_size=1),
+        run=RunConfig(out="-", epochs=1),
+    )
+    model, made = Summing(), Tally(3, 2)
+    add_batch(model, batch, made, Member(World(), torch.device("cpu")), config)
+    assert model.seen == [4, 4, 4, 3]
+    assert made.sums[:, -1].tolist() == [5, 0, 5]
+    for row in (0, 2):
+        probabilities = Summing()(video[row], flow[row]).double().softmax(1)
+        assert torch.allclose(made.sums[row, :-1], probabilities.sum(0))

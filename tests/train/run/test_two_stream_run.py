@@ -49,6 +49,8 @@ def test_nets_are_trained_apart_fused_by_their_scores_and_trained_on(shards: Pat
     both = replace(both, model=replace(both.model, weights=",".join(files)))
     fused = scoring.score(both).score
     assert fused.scored == fused.total == SMALL["test"]
+    viewed = scoring.score(both, protocol="2x3")
+    assert (viewed.num_views, viewed.score.scored) == (6, SMALL["test"])
     assert launch.train(both) == 0
     summary = json.loads((tmp_path / "both" / "summary.json").read_text())
     assert summary["samples"] == SMALL["train"]

@@ -9,7 +9,7 @@ Two ways, by what the decoder writes:
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ import torch
 from fastvid.decode.colours import ClipPlanes, Layout, Pixels
 from fastvid.decode.pixels import finish_planes, finish_rgb
 from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
-from fastvid.load.clips.clip import Clip, Row, decided
+from fastvid.load.clips.clip import Row, decided
 from fastvid.load.memory.arena import Arena
 from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
@@ -50,32 +50,32 @@ class Product:
     device: torch.device
 
 
-class Canvas(Protocol):
-    """The memory of one batch while it is made."""
+class Sink(Protocol):
+    """The memory of one stream of a batch while it is made."""
 
     def output(self, row: int, kinds: Set[type], /) -> Output:
-        """Where a decoder that writes some of `kinds` puts a clip. Called by any thread."""
+        """Where a decoder that writes some of `kinds` puts a clip."""
+        ...
+
+    def shared(self, row: int, /) -> SharedRow | None:
+        """Where a process writes the whole row; None where processes cannot."""
         ...
 
     def done(self, row: int, *, good: bool) -> None:
-        """The clip was decoded, or (not `good`) has failed and becomes zeros. Called by the thread that decoded it."""
+        """The clip lies where it belongs, or (not `good`) becomes zeros."""
         ...
 
     def finish(self) -> torch.Tensor:
-        """The batch on its device. Called once, by the consumer, after every row is done."""
+        """The stream on its device. Called once, after every row is done."""
         ...
 
 
-class Finisher(Protocol):
-    """Makes canvases."""
-
-    def open(self, clips: Sequence[Row | None]) -> Canvas:
-        """Memory for these rows; None is a masked row, which is zeros."""
-        ...
+OpenSink = Callable[[Sequence[Row | None]], Sink]
+"""Memory for the rows of a stream; None is a masked row, which is zeros."""
 
 
-class RgbFinisher:
-    """Takes RGB from decoders, or whole rows from processes.
+class RgbMemory:
+    """Where RGB of a loader's batches goes on the host.
 
     Args:
         product: What is wanted.
@@ -92,50 +92,46 @@ class RgbFinisher:
         frames_first = product.layout == "BTCHW" and on_host
         self.layout = RowLayout(product.num_frames, product.size, frames_first, channels)
 
-    def open(self, clips: Sequence[Row | None]) -> Canvas:
-        """See `Finisher`."""
-        return RgbCanvas(self, clips)
 
+class RgbSink:
+    """RGB from decoders, or whole rows from processes: a stream that is made on the host."""
 
-class RgbCanvas:
-    """A batch that is made on the host."""
-
-    def __init__(self, finisher: RgbFinisher, clips: Sequence[Row | None]) -> None:
-        layout = finisher.layout
-        self._finisher = finisher
-        memory = finisher.batches.take(len(clips) * layout.nbytes)
-        self._shared = finisher.batches.offset(memory) if isinstance(finisher.batches, Arena) else None
-        self._video = memory.view(layout.dtype).reshape(len(clips), *layout.shape)
+    def __init__(self, memory: RgbMemory, clips: Sequence[Row | None]) -> None:
+        layout = memory.layout
+        self._memory = memory
+        bytes_ = memory.batches.take(len(clips) * layout.nbytes)
+        self._shared = memory.batches.offset(bytes_) if isinstance(memory.batches, Arena) else None
+        self._video = bytes_.view(layout.dtype).reshape(len(clips), *layout.shape)
         self._staged: dict[int, npt.NDArray[np.uint8]] = {}
         self._blank = [row for row, clip in enumerate(clips) if clip is None]
         self._video[self._blank] = 0
 
     def output(self, row: int, _kinds: Set[type]) -> Output:
-        """See `Canvas`."""
-        layout = self._finisher.layout
+        """See `Sink`."""
+        layout = self._memory.layout
         if layout.as_decoded:
             return Rgb(self._video[row])
-        self._staged[row] = self._finisher.clips.take(int(np.prod(layout.levels_shape))).reshape(layout.levels_shape)
+        self._staged[row] = self._memory.clips.take(int(np.prod(layout.levels_shape))).reshape(layout.levels_shape)
         return Rgb(self._staged[row])
 
     def shared(self, row: int) -> SharedRow | None:
-        """Where a process writes the whole row; None where processes cannot."""
-        layout = self._finisher.layout
+        """See `Sink`."""
+        layout = self._memory.layout
         return None if self._shared is None else SharedRow(self._shared + row * layout.nbytes, layout)
 
     def done(self, row: int, *, good: bool) -> None:
-        """See `Canvas`."""
+        """See `Sink`."""
         staged = self._staged.pop(row, None)
         if not good:
             self._video[row] = 0
             self._blank.append(row)
         elif staged is not None:
-            layout = self._finisher.layout
+            layout = self._memory.layout
             layout.fill(layout.channels_first(self._video[row]), staged)
 
     def finish(self) -> torch.Tensor:
-        """See `Canvas`."""
-        product, pixels = self._finisher.product, self._finisher.product.pixels
+        """See `Sink`."""
+        product, pixels = self._memory.product, self._memory.product.pixels
         # The tensor alone keeps the memory from here on.
         video = torch.from_numpy(self._video)
         del self._video
@@ -149,35 +145,28 @@ class RgbCanvas:
         return video if product.layout == "BCTHW" else video.transpose(1, 2).contiguous()
 
 
-class DeviceFinisher:
-    """Takes finished frames from decoders that leave them on the device.
+class DeviceSink:
+    """Finished frames from decoders that leave them on the device."""
 
-    Args:
-        product: What is wanted.
-    """
-
-    def __init__(self, product: Product) -> None:
-        self.product = product
-
-    def open(self, clips: Sequence[Row | None]) -> Canvas:
-        """See `Finisher`."""
-        return _DeviceCanvas(self.product, len(clips))
-
-
-class _DeviceCanvas:
-    def __init__(self, product: Product, rows: int) -> None:
+    def __init__(self, product: Product, clips: Sequence[Row | None]) -> None:
         self._product = product
-        self._good = [False] * rows
-        shape = (rows, 3, product.num_frames, *product.size)
+        self._good = [False] * len(clips)
+        shape = (len(clips), 3, product.num_frames, *product.size)
         self._video = torch.empty(shape, dtype=torch.uint8, device=product.device)
 
     def output(self, row: int, _kinds: Set[type]) -> Output:
+        """See `Sink`."""
         return DeviceRgb(self._video[row])
 
+    def shared(self, _row: int) -> None:
+        """See `Sink`."""
+
     def done(self, row: int, *, good: bool) -> None:
+        """See `Sink`."""
         self._good[row] = good
 
     def finish(self) -> torch.Tensor:
+        """See `Sink`."""
         product = self._product
         if product.pixels is None:
             video = self._video if product.layout == "BCTHW" else self._video.transpose(1, 2).contiguous()
@@ -189,58 +178,6 @@ class _DeviceCanvas:
         return video
 
 
-class HybridFinisher:
-    """Takes each clip from whichever kind of decoder serves it: on the host, or on the device.
-
-    Args:
-        host: For decoders on the host.
-        device: For decoders that leave frames on the device.
-    """
-
-    def __init__(self, host: Finisher, device: DeviceFinisher) -> None:
-        self.host, self.device = host, device
-
-    def open(self, clips: Sequence[Row | None]) -> Canvas:
-        """See `Finisher`."""
-        return _HybridCanvas(self.host.open(clips), self.device.open(clips), len(clips))
-
-
-class _HybridCanvas:
-    def __init__(self, host: Canvas, device: Canvas, rows: int) -> None:
-        self._host, self._device = host, device
-        self._on_device = [False] * rows
-
-    def output(self, row: int, kinds: Set[type]) -> Output:
-        self._on_device[row] = DeviceRgb in kinds
-        return (self._device if self._on_device[row] else self._host).output(row, kinds)
-
-    def done(self, row: int, *, good: bool) -> None:
-        # A canvas whose row was served by the other one has zeros there.
-        self._device.done(row, good=good and self._on_device[row])
-        self._host.done(row, good=good and not self._on_device[row])
-
-    def finish(self) -> torch.Tensor:
-        video, other = self._host.finish(), self._device.finish()
-        rows = [row for row, on_device in enumerate(self._on_device) if on_device]
-        video[rows] = other[rows]
-        return video
-
-
-class PlanesFinisher:
-    """Takes planes from decoders, 1.5 bytes a pixel.
-
-    Args:
-        product: What is wanted.
-    """
-
-    def __init__(self, product: Product) -> None:
-        self.product = product
-
-    def open(self, clips: Sequence[Row | None]) -> Canvas:
-        """See `Finisher`."""
-        return _PlanesCanvas(self.product, decided(clips))
-
-
 class PlanesBuffer:
     """Room on the host for the planes of each clip of a batch, one behind the other; pinned where they travel on.
 
@@ -249,8 +186,8 @@ class PlanesBuffer:
         device: Where they go.
     """
 
-    def __init__(self, clips: Sequence[Clip | None], device: torch.device) -> None:
-        self._clips = clips
+    def __init__(self, clips: Sequence[Row | None], device: torch.device) -> None:
+        clips = self._clips = decided(clips)
         self._good = [False] * len(clips)
         self._spans: list[tuple[int, int]] = []
         at = 0
@@ -263,23 +200,29 @@ class PlanesBuffer:
         self._bytes = self._host.numpy()
 
     def output(self, row: int, _kinds: Set[type]) -> Output:
-        """See `Canvas`."""
+        """See `Sink`."""
         clip = self._clips[row]
         assert clip is not None
         start, stop = self._spans[row]
         return Planes.packed(self._bytes[start:stop], len(clip.request.frames), clip.request.box)
 
+    def shared(self, _row: int) -> None:
+        """See `Sink`."""
+
     def done(self, row: int, *, good: bool) -> None:
-        """See `Canvas`."""
+        """See `Sink`."""
         self._good[row] = good
 
 
-class _PlanesCanvas(PlanesBuffer):
-    def __init__(self, product: Product, clips: Sequence[Clip | None]) -> None:
+class PlanesSink(PlanesBuffer):
+    """Planes from decoders, 1.5 bytes a pixel."""
+
+    def __init__(self, product: Product, clips: Sequence[Row | None]) -> None:
         super().__init__(clips, product.device)
         self._product = product
 
     def finish(self) -> torch.Tensor:
+        """See `Sink`."""
         product = self._product
         pixels = product.pixels or Pixels(*_LEVELS, layout=product.layout)
         moved = self._host.to(product.device, non_blocking=True)

@@ -1,0 +1,116 @@
+"""The memory of one batch while it is made: clips go into the sinks of their streams, alone or cut out of one reading.
+
+Rows of a canvas are those of the first stream, then those of the second, and so on; with views each row of a batch is
+V rows of a stream, one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence, Set
+from typing import Final
+
+import numpy as np
+import torch
+
+from fastvid.decode.recut import SLACK, Recutter
+from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
+from fastvid.load.batch.sinks import OpenSink, Sink
+from fastvid.load.clips.clip import Clip, Row
+from fastvid.load.memory.buffers import BufferPool
+from fastvid.load.memory.row_layout import SharedRow
+
+# What a `Recutter` writes.
+_CUT: Final = frozenset({Planes, Rgb})
+
+
+class Finisher:
+    """Makes canvases.
+
+    Args:
+        streams: What opens the sinks of each stream; a second sink of a stream takes what is left on a device.
+        threads: Threads that decode at once.
+    """
+
+    def __init__(self, streams: Sequence[Sequence[OpenSink]], *, threads: int) -> None:
+        self.streams = streams
+        self.planes = BufferPool(threads)
+        self.recutters: deque[Recutter] = deque()
+
+    def open(self, clips: Sequence[Row | None]) -> Canvas:
+        """Memory for these rows; None is a masked row, which is zeros."""
+        return Canvas(self, clips)
+
+
+class Canvas:
+    """The memory of one batch. `output`, `shared` and `done` are called by any thread."""
+
+    def __init__(self, finisher: Finisher, clips: Sequence[Row | None]) -> None:
+        self._finisher = finisher
+        rows = self._rows = len(clips) // len(finisher.streams)
+        self._sinks = [
+            [open_sink(clips[number * rows : (number + 1) * rows]) for open_sink in sinks]
+            for number, sinks in enumerate(finisher.streams)
+        ]
+        reads = (clip.read for clip in clips if isinstance(clip, Clip) and clip.read is not None)
+        self._reads = {read.row: read for read in reads}
+        self._planes: dict[int, Planes] = {}
+        self._taken: dict[int, Sink] = {}
+
+    def output(self, row: int, kinds: Set[type]) -> Output:
+        """Where a decoder that writes some of `kinds` puts a clip."""
+        read = self._reads.get(row)
+        if read is None:
+            return self._part(row, kinds)
+        count, box = len(read.request.frames), read.request.box
+        size = Planes.nbytes(count, box)
+        self._planes[row] = Planes.packed(self._finisher.planes.take(size + SLACK)[:size], count, box)
+        return self._planes[row]
+
+    def shared(self, row: int) -> SharedRow | None:
+        """Where a process writes the whole row; None where processes cannot."""
+        sink = self._sinks[row // self._rows][0]
+        shared = None if row in self._reads else sink.shared(row % self._rows)
+        if shared is not None:
+            self._taken[row] = sink
+        return shared
+
+    def done(self, row: int, *, good: bool) -> None:
+        """The clip was decoded, or (not `good`) has failed and becomes zeros. Called by the thread that decoded it."""
+        read, planes = self._reads.get(row), self._planes.pop(row, None)
+        if read is None:
+            self._part_done(row, good=good)
+            return
+        try:
+            recutter = self._finisher.recutters.pop()
+        except IndexError:
+            recutter = Recutter()
+        for part in read.parts:
+            if good:
+                assert planes is not None
+                index = np.searchsorted(read.request.frames, part.request.frames).tolist()
+                recutter.cut(read.info, read.request.box, planes, index, part.request, self._part(part.row, _CUT))
+            self._part_done(part.row, good=good)
+        self._finisher.recutters.append(recutter)
+
+    def finish(self) -> list[torch.Tensor]:
+        """Each stream on its device. Called once, by the consumer, after every row is done."""
+        return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
+
+    def _part(self, row: int, kinds: Set[type]) -> Output:
+        sinks = self._sinks[row // self._rows]
+        sink = self._taken[row] = sinks[-1 if DeviceRgb in kinds else 0]
+        return sink.output(row % self._rows, kinds)
+
+    def _part_done(self, row: int, *, good: bool) -> None:
+        taken = self._taken.get(row)
+        # A sink whose row went into the other one has zeros there.
+        for sink in self._sinks[row // self._rows]:
+            sink.done(row % self._rows, good=good and sink is taken)
+
+    def _finish(self, first: int, sinks: Sequence[Sink]) -> torch.Tensor:
+        video = sinks[0].finish()
+        for sink in sinks[1:]:
+            rows = [row for row in range(self._rows) if self._taken.get(first + row) is sink]
+            video[rows] = sink.finish()[rows]
+        return video
