@@ -20,11 +20,10 @@ from fastvid.decode.request import EncodedClip, Rgb
 from fastvid.format.schema import Codec
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.load.clips.augment import Spatial
-from fastvid.load.order.random_draws import Draws
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.train.records.metrics import curve, read
-from fastvid.train.run import eval_protocols as trainers
+from fastvid.train.run.eval_protocols import views as trainers
 from tests import datasets
 
 __all__ = ["PROFILES"]
@@ -113,20 +112,15 @@ RECIPE_IMPORTS = "from fastvid.train.config.config import Config, DataConfig, Mo
 
 def trainer_clips(protocol: str, sampler: Any, lengths: Sequence[int]) -> list[Integers]:
     """By the trainer's protocol: for each number of frames the clips' frames."""
-    shown = trainers.views(protocol.partition("x")[0], sampler, (fastvid.CenterCrop(16),))
-    nothing = Draws(0, 0, 0)
-    return [np.stack([view.frames.draw(length, nothing) for view in shown]) for length in lengths]
+    asked = trainers(protocol.partition("x")[0])
+    return [np.stack(asked.clips(sampler, length)) for length in lengths]
 
 
 def trainer_crops(protocol: str, crop: Any, size: int | None, height: int, width: int) -> list[tuple[int, ...]]:
     """By the trainer's protocol: the crops of a video of that size."""
-    number = protocol.partition("x")[2] or "1"
-    found = []
-    for view in trainers.views(f"1x{number}", fastvid.Segments(2, jitter=False), (crop,), size=size):
-        drawn = Spatial.of(view.spatial).draw(height, width, Draws(0, 0, 0))
-        box = drawn.box
-        found.append((box.y, box.x, box.height, box.width, int(drawn.flip)))
-    return found
+    asked = trainers("1x" + (protocol.partition("x")[2] or "1"))
+    other = crop if size is None else fastvid.CenterCrop(size, crop.short_side)
+    return loader_crops(asked, other, height, width)
 
 
 def loader_clips(views: fastvid.Views, sampler: Any, lengths: Sequence[int]) -> list[Integers]:
