@@ -50,7 +50,7 @@ def recipe():
         ),
         run=RunConfig(
             out={{out!r}}, epochs={STEPS * 8 // TRAIN}, log_every_steps=1, eval_every_epochs=99, keep_checkpoints=1,
-            timeout_s=60.0,
+            timeout_s=240.0,
         ),
     )
 """
