@@ -10,9 +10,46 @@ from hypothesis import strategies as st
 from fastvid.errors import UsageError
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.order.random_draws import Draws, Purpose
+from tests.load.clips.sampler_contract import SamplerContract
 
 DRAWS = st.builds(Draws, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6))
 LENGTHS = st.integers(1, 400)
+
+
+class TestContract(SamplerContract):
+    samplers = (
+        Segments(8),
+        Segments(8, jitter=False),
+        Segments(3, length=5),
+        Dense(8, 4),
+        Dense(8, 4, short="clamp"),
+        Dense(8, 4, jitter=False),
+        Uniform(1),
+        Uniform(8),
+    )
+
+
+class Counting:  # outside the video, not a function of its arguments, without a text
+    num_frames = 2
+
+    def __init__(self, shift):
+        self.calls, self.shift = 0, shift
+
+    def draw(self, num_frames, draws):
+        self.calls += 1
+        return np.array([self.calls, num_frames + self.shift])
+
+
+def test_the_contract_refuses_a_sampler_that_breaks_it():
+    contract = SamplerContract()
+    contract.samplers = (Counting(0), Counting(1))
+    for check in (
+        lambda: contract.test_frames_lie_inside_the_video(1),
+        contract.test_frames_depend_on_the_arguments_alone,
+        contract.test_its_text_tells_settings_apart,
+    ):
+        with pytest.raises(AssertionError):
+            check()
 
 
 def tsn_train(num_frames, num_segments, new_length, randint):
