@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from fastvid.runtime.cores import available_cores
 from tests.makers import Videos
 from tests.served import ceph, obstore, s3, web
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
@@ -74,4 +75,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than cores, because some tests wait."""
-    return len(os.sched_getaffinity(0)) + 1
+    return available_cores() + 1

@@ -11,23 +11,19 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from fastvid.errors import UsageError
+from fastvid.errors import JobError, UsageError
+from fastvid.runtime.cores import available_cores
 
 _HERE: Final = Path(__file__).parents[1]
 # Beside this file in a checkout; where the user stands when bench is a part of an installation.
 RESULTS: Final = _HERE / "results" if _HERE.parent.joinpath("pyproject.toml").exists() else Path("bench/results")
 
 _PACKAGES: Final = ("av", "decord", "numpy", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torch", "torchcodec")
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def machine_facts() -> dict[str, Any]:
@@ -40,7 +36,7 @@ def machine_facts() -> dict[str, Any]:
             continue
     return {
         "cpu": _first("/proc/cpuinfo", "model name"),
-        "cores": cores(),
+        "cores": available_cores(ranks=1),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -78,6 +74,22 @@ def measured_again(before: dict[str, Any], now: dict[str, Any], part: str) -> di
         if before.get(key) != now[key]:
             raise UsageError(f"{key} was {before.get(key)!r} and is {now[key]!r}", hint="measure all parts again")
     return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
+
+
+def run_json(command: Sequence[str]) -> dict[str, Any]:
+    """Run a command and return the JSON object of its last line.
+
+    Its processes compute in one thread each: several commands share the cores, and the sums stay the same.
+
+    Raises:
+        JobError: It fails.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    if done.returncode:
+        raise JobError(f"`{' '.join(command)}` ended with exit code {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from av.video.frame import VideoFrame
 
 from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
@@ -16,13 +15,13 @@ from fastvid.errors import FastvidError
 from fastvid.measure.clips import Corpus
 from fastvid.measure.planned import FastvidJob
 from fastvid.measure.rounds import Contender, Timing, measure
+from fastvid.runtime.arrays import UInt8Array
 
 # Mean difference from fastvid's RGB, in levels. Converters differ by 1 to 2 (rounding, chroma); a wrong frame of a
 # moving scene by far more.
 _TOLERANCE: Final = 4.0
 _CHECKED: Final = 16
 
-UInt8Array = npt.NDArray[np.uint8]
 
 _log = logging.getLogger(__name__)
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.measure.clips import CROP, Corpus
-
-UInt8Array = npt.NDArray[np.uint8]
+from fastvid.runtime.arrays import UInt8Array
 
 
 class WholeJob:

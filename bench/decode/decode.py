@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.corpus import SAMPLINGS, shard
-from bench.common.harness import RESULTS, cores, machine_facts, write_json
+from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.decode import practice
 from bench.decode.contest import Rivals, at_their_best, entry
 from bench.decode.decoders import KNOBS
@@ -23,6 +23,7 @@ from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
 from fastvid.measure.planned import fastvid
 from fastvid.measure.rounds import Contender, measure, ratio
+from fastvid.runtime.cores import available_cores
 
 SCHEMA: Final = "fastvid-bench-decode/1"
 
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sampling", nargs="+", default=["tsn8", "dense16x4"], choices=list(SAMPLINGS), help="(tsn8 dense16x4)"
     )
     parser.add_argument("--rivals", nargs="*", default=list(KNOBS), choices=list(KNOBS), help="(all)")
-    parser.add_argument("--workers", type=int, default=cores(), help="cores to use (default: all, %(default)s)")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="cores (default: all, %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default %(default)s)")
     parser.add_argument("--sweep-rounds", type=int, default=2, help="rounds of each setting of a sweep (%(default)s)")
     parser.add_argument("--repeats", type=int, default=2, help="clips of each video (default %(default)s)")

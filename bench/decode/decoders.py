@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import av
 import numpy as np
-import numpy.typing as npt
 
 from bench.decode.dali import WholeJob
 from bench.decode.rivals import PyAvFilesJob, SpdlJob
@@ -23,8 +22,7 @@ from fastvid.decode.request import ClipRequest
 from fastvid.measure.clips import CROP, Corpus
 from fastvid.measure.planned import FastvidJob
 from fastvid.measure.rounds import Contender
-
-UInt8Array = npt.NDArray[np.uint8]
+from fastvid.runtime.arrays import UInt8Array
 
 
 class TorchcodecJob:

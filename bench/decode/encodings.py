@@ -16,12 +16,12 @@ from typing import Any, Final
 import ffmpeg
 
 from bench.common.corpus import shard
-from bench.common.harness import cores
 from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.probe import open_source, probe
+from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, input_options, picture_filters
 from fastvid.tune.quality import compare, mean
@@ -132,7 +132,7 @@ def default_dataset(footage: Path, cache: Path) -> Path:
     """The videos as x264's defaults encode them, scaled and cropped as the profiles do it, not encoded again."""
     files = cache / "default-files"
     files.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         list(pool.map(lambda item: _encode(item[1], files / f"{item[0]}.mp4"), videos(footage).items()))
     return shard(files, "copy", cache, name=DEFAULT)
 
@@ -162,7 +162,7 @@ def ssim(folder: Path, sources: Mapping[str, Path], *, most: int | None = None) 
     def measured(key: str) -> float:
         return compare(find_ffmpeg(), profile, str(sources[key]), encoded[key], Limits())[0]
 
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         found = dict(zip(encoded, pool.map(measured, encoded), strict=True))
     known.write_text(json.dumps(facts | {"ssim": found}, indent=1, sort_keys=True) + "\n")
     return found

@@ -8,12 +8,10 @@ from typing import Any
 
 import av
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.decode import libraries
 from fastvid.measure.clips import CROP, Corpus
-
-UInt8Array = npt.NDArray[np.uint8]
+from fastvid.runtime.arrays import UInt8Array
 
 
 class PyAvFilesJob:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import logging
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 import fastvid
+from bench.common.corpus import shard
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.cli import doctor
 from fastvid.decode.colours import ClipPlanes, Pixels
@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
         for side in args.sides:
             footage = args.footage or make_footage(args.cache / f"footage-{side}", args.videos, side)
             for profile in profiles:
-                folders[profile, side] = shard(footage, profile, side, args.cache)
+                folders[profile, side] = shard(
+                    footage, profile, args.cache, options=("--short-side", str(side)), name=f"{profile}-{side}"
+                )
                 size = sum(path.stat().st_size for path in folders[profile, side].glob("*.tar"))
                 made.append({"profile": profile, "short_side": side, "megabytes": round(size / 1e6, 1)})
         return made
@@ -304,17 +306,6 @@ def make_footage(folder: Path, count: int, side: int) -> Path:
         command = [find_ffmpeg().path, "-v", "error", "-f", "lavfi", "-i", source, "-vf", filters]
         command += ["-c:v", "libx264", "-preset", "ultrafast", "-crf", "16", "-pix_fmt", "yuv420p", "-y", str(path)]
         subprocess.run(command, check=True)
-    return folder
-
-
-def shard(footage: Path, profile: str, side: int, cache: Path) -> Path:
-    """The dataset of `footage` in a profile and size, made on first use."""
-    folder = cache / f"{profile}-{side}"
-    if not (folder / "dataset.json").exists():
-        command = [sys.executable, "-m", "fastvid", "shard", str(footage), "--out", str(folder), "--profile", profile]
-        done = subprocess.run([*command, "--short-side", str(side)], stdout=subprocess.DEVNULL, check=False)
-        if done.returncode not in (0, 3):  # 3: complete, but some sources were rejected
-            raise UsageError(f"`{' '.join(command[1:])}` failed with exit code {done.returncode}")
     return folder
 
 

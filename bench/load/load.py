@@ -33,12 +33,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.corpus import shard
-from bench.common.harness import RESULTS, cores, machine_facts, measured_again, write_json
+from bench.common.harness import RESULTS, machine_facts, measured_again, write_json
 from bench.load.beside import KINDS, beside
 from bench.load.cold import drop_from_cache
 from bench.load.pipelines import PIPELINES, Batches, Work, decoder_alone, fastvid_loader, missing
 from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
+from fastvid.runtime.cores import available_cores
 from fastvid.storage.options import CACHE_VARIABLE
 
 SCHEMA: Final = "fastvid-bench-load/1"
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="where datasets are made (%(default)s)")
     parser.add_argument("--rivals", nargs="*", default=list(PIPELINES), choices=list(PIPELINES), help="(all)")
-    parser.add_argument("--workers", type=int, default=cores(), help="cores to use (default: all, %(default)s)")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="cores (default: all, %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="clips of a batch (default %(default)s)")
     parser.add_argument("--batches", type=int, default=20, help="batches of a round (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")

@@ -7,7 +7,6 @@ of the draws. Nothing here is measured: every row says "predicted".
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from bench.scaling.collectives import Value
 from bench.scaling.model_file import ModelFile, load_model
 from bench.scaling.scaling_model import predict_step, train_seconds
 from fastvid.errors import UsageError
+from fastvid.runtime.hashing import sha256
 
 SCHEMA: Final = "fastvid-scaling-prediction/1"
 QUANTILES: Final = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
@@ -76,7 +76,7 @@ def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         report = predict(model, draws=args.draws, seed=args.seed)
     except UsageError as error:
         raise error.at(file=args.model) from None
-    report["model_file"] = {"name": args.model.name, "sha256": hashlib.sha256(args.model.read_bytes()).hexdigest()}
+    report["model_file"] = {"name": args.model.name, "sha256": sha256(args.model.read_bytes())}
     report["changes"] = changes
     return report, table(report)
 

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from bench.scaling.cluster import Gradients, Strategy
 from fastvid.load.batch.batch import Batch
 from fastvid.load.order.batches import World
+from fastvid.runtime.cores import available_cores
 from fastvid.train.config.config import Config
 from fastvid.train.loop.step import Stepper
 from fastvid.train.loop.strategy import build_strategy
@@ -85,7 +86,7 @@ class _Rank:
         self.plan, self.member = plan, member
         self.local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.lone = Member(World(), member.device)
-        threads = config.data.num_threads or max(1, len(os.sched_getaffinity(0)) // self.local)
+        threads = config.data.num_threads or available_cores()
         data = replace(config.data, num_threads=threads, eval_split=None)
         config, self.dataset, _ = assemble.datasets(replace(config, data=data), None, member)
         self.config = config

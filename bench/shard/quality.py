@@ -11,12 +11,9 @@ With --footage also the SSIM of each encoding of real videos against the scaled 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,11 +24,11 @@ from typing import Any, Final
 
 from bench.common.charts import Bars, Chart
 from bench.common.corpus import shard
-from bench.common.harness import RESULTS, cores, machine_facts, write_json
+from bench.common.harness import RESULTS, machine_facts, run_json, write_json
 from bench.decode.encodings import DEFAULT, default_dataset, ssim, videos
 from fastvid.decode.access import open as open_dataset
 from fastvid.demo import motion
-from fastvid.errors import JobError
+from fastvid.runtime.cores import available_cores
 from fastvid.tune.quality import mean
 
 SCHEMA: Final = "fastvid-bench-quality/1"
@@ -78,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each arm (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=24, metavar="N", help="of each run (default %(default)s)")
     parser.add_argument("--textures", type=int, metavar="N", help="of each kind, to train on (default 6)")
-    parser.add_argument("--parallel", type=int, default=cores(), help="runs at once (default: cores, %(default)s)")
+    parser.add_argument("--parallel", type=int, default=available_cores(), help="runs at once (cores, %(default)s)")
     parser.add_argument("--footage", type=Path, metavar="FOLDER", help="real videos, for SSIM")
     parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="where datasets are made (%(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "quality.json", help="result file (%(default)s)")
@@ -187,15 +184,7 @@ def train(made: Mapping[str, Path], name: str, seed: int, epochs: int) -> dict[s
 
 
 def _command(module: str, *words: str) -> dict[str, Any]:
-    # One thread a run: there are as many runs at once as cores, and the sums stay the same.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True, env=environment, check=False
-    )
-    if done.returncode:
-        raise JobError(f"`{' '.join((module, *words))}` ended with exit code {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_json([sys.executable, "-m", module, *words])
 
 
 def costs(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:

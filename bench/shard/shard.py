@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, cores, machine_facts, write_json
+from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.decode.access import open as open_dataset
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.probe import open_source, probe
+from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.check_encoded import verify
 from fastvid.sharding.encode.profiles import build_command, get_profile
 from fastvid.sharding.job.ledger import read_ledger
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take each file N times: jobs are long, and their start of a second is not what is measured (%(default)s)",
     )
     parser.add_argument("--profile", default="compact", help="(default %(default)s)")
-    parser.add_argument("--workers", type=int, default=cores(), help="cores to use (default: all, %(default)s)")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="cores (default: all, %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default %(default)s)")
     parser.add_argument("--scratch", type=Path, default=Path("runs/bench/shard"), help="(%(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "shard.json", help="result file (%(default)s)")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common import harness
-from fastvid.errors import JobError
 from fastvid.train.records.checkpoint import Checkpoints, decode
 
 SCHEMA: Final = "fastvid-bench-motion/1"
@@ -102,9 +99,4 @@ def _inplace(args: argparse.Namespace) -> float:
 def _train(args: argparse.Namespace, out: str, recipe: str, changes: Sequence[str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.processes)]
     command += ["-m", "fastvid.train", recipe, f"data.path={args.data}", f"run.out={out}", *changes]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
-    if result.returncode:
-        raise JobError(f"training ended with exit code {result.returncode}", file=out)
-    summary: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return summary
+    return harness.run_json(command)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 
-from fastvid.cli.shard import EXIT_REJECTED, add_allow_rejected, summary
+from fastvid.cli.shard import EXIT_REJECTED, add_packing_options, summary
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.job.job import MAX_SECONDS
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix", metavar="NAME", help="put NAME/ in front of the names of all these sources")
     parser.add_argument("--again", action="store_true", help="try sources again that were rejected before")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
-    parser.add_argument("--samples-per-shard", type=int, default=SAMPLES_PER_SHARD, metavar="N", help="%(default)s")
-    parser.add_argument(
-        "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the order in the new shards (default: %(default)s)")
-    add_allow_rejected(parser)
-    parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
+    add_packing_options(parser)
     parser.add_argument("--other-build", action="store_true", help="encode with another ffmpeg than the dataset's")
 
 

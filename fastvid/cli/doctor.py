@@ -23,7 +23,7 @@ from fastvid.decode.backends import Backend, backends
 from fastvid.decode.parity import REFERENCE, SampleClip, compare
 from fastvid.errors import FastvidError, MissingDependency
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.runtime.world import available_cores
+from fastvid.runtime.cores import available_cores
 from fastvid.sharding.verify.self_test import self_test
 
 _PACKAGES: Final = (

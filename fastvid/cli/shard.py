@@ -76,14 +76,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="local folder for what waits to be packed (default: the dataset's, or TMPDIR for an object store)",
     )
+    add_packing_options(parser)
+    parser.add_argument("--other-build", action="store_true", help="go on with another ffmpeg than the job began with")
+
+
+def add_packing_options(parser: argparse.ArgumentParser) -> None:
+    """Options of commands that pack sources into new shards."""
     parser.add_argument("--samples-per-shard", type=int, default=SAMPLES_PER_SHARD, metavar="N", help="%(default)s")
     parser.add_argument(
         "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order in the shards (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in the new shards (default: %(default)s)")
     add_allow_rejected(parser)
     parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
-    parser.add_argument("--other-build", action="store_true", help="go on with another ffmpeg than the job began with")
 
 
 def add_allow_rejected(parser: argparse.ArgumentParser) -> None:

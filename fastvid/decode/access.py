@@ -25,6 +25,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.flow import to_pixels
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.shard import Shard
+from fastvid.runtime.arrays import Float32Array
 
 _local = threading.local()
 
@@ -106,7 +107,7 @@ class Video:
             error.at(shard=shard.stem, key=self.key)
             raise
 
-    def flow(self, frames: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.float32]:
+    def flow(self, frames: Sequence[int] | npt.ArrayLike) -> Float32Array:
         """Optical flow from frames to the frames behind them, float32 [T, H, W, 2]: x and y in pixels a frame.
 
         Args:

@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.decode.request import ClipRequest, EncodedClip
 from fastvid.errors import ChecksumError, FormatError
 from fastvid.format.packets import PacketTable, Plan, StreamInfo
 from fastvid.format.schema import INPUT_PADDING, PacketFlag
-
-IntArray = npt.NDArray[np.int64]
+from fastvid.runtime.arrays import IntArray
 
 Read = Callable[[Sequence[tuple[int, memoryview]]], None]
 """Fills each writable view with the stream's bytes from the offset beside it."""

@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.request import DeviceRgb, EncodedClip, IntArray, Output, Rgb
+from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
 from fastvid.errors import DecodeError, UsageError
 from fastvid.format.mp4 import minimal_mp4
 from fastvid.format.picture_size import declared_size
 from fastvid.format.schema import Codec, Matrix, Range
+from fastvid.runtime.arrays import IntArray
 
 _BT601: Final = frozenset({Matrix.SMPTE170M, Matrix.BT470BG, Matrix.UNKNOWN})
 

@@ -17,8 +17,7 @@ from fastvid.errors import FastvidError
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import StreamFlag
-
-UInt8Array = npt.NDArray[np.uint8]
+from fastvid.runtime.arrays import IntArray, UInt8Array
 
 REFERENCE: Final = "pyav"
 """Who the others are compared with: it decodes every codec, and tests compare it with ffmpeg bit by bit."""
@@ -75,7 +74,7 @@ class SampleClip:
         # One frame of each eighth, but not the first, so that a back-end that ignores the request is seen.
         self.frames = (np.arange(_FRAMES) * self.info.num_frames // _FRAMES + 1).astype(np.int64)
 
-    def decode(self, decoder: Decoder, device: str, frames: npt.NDArray[np.int64]) -> UInt8Array:
+    def decode(self, decoder: Decoder, device: str, frames: IntArray) -> UInt8Array:
         """Frames by a decoder, uint8 [3, T, H, W] on the host.
 
         Raises:

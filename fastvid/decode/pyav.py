@@ -29,11 +29,12 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.request import Box, EncodedClip, Output, Planes, Rgb, UInt8Array
+from fastvid.decode.request import Box, EncodedClip, Output, Planes, Rgb
 from fastvid.decode.swscale import RgbConverter
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
+from fastvid.runtime.arrays import UInt8Array
 
 # libavcodec's own "av1" decoder needs hardware.
 _DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for codec in Codec}
@@ -148,13 +149,23 @@ class PyAvDecoder:
             self._contexts.popitem(last=False)
 
     def _open(self, info: StreamInfo) -> VideoCodecContext:
-        context = CodecContext.create(_DECODER[info.codec], "r")
-        assert isinstance(context, VideoCodecContext)
-        if info.extradata:
-            context.extradata = info.extradata
-        context.thread_count = 1
-        context.options = {"strict": "1"}
-        return context
+        return open_context(info.codec, info.extradata)
+
+
+def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
+    """Open libavcodec's decoder of one stream, in one thread and strict about what the standards say.
+
+    Args:
+        codec: Of the stream.
+        extradata: Its decoder configuration, empty for a codec that has none.
+    """
+    context = CodecContext.create(_DECODER[codec], "r")
+    assert isinstance(context, VideoCodecContext)
+    if extradata:
+        context.extradata = extradata
+    context.thread_count = 1
+    context.options = {"strict": "1"}
+    return context
 
 
 Write = Callable[[VideoFrame, int], None]

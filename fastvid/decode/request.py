@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import INPUT_PADDING
-
-UInt8Array = npt.NDArray[np.uint8]
-IntArray = npt.NDArray[np.int64]
+from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray, UInt8Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class EncodedClip:
     starts: IntArray
     sizes: IntArray
     shows: IntArray
-    keys: npt.NDArray[np.bool_]
+    keys: BoolArray
     key: str = ""
     shard: str = ""
 
@@ -217,7 +214,7 @@ class FrameBatch:
 
     data: UInt8Array
     frames: IntArray
-    seconds: npt.NDArray[np.float64] = field(repr=False)
+    seconds: FloatArray = field(repr=False)
 
     def __repr__(self) -> str:
         t, h, w, _ = self.data.shape

@@ -17,10 +17,11 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from fastvid.decode.libswscale import Pointers, Scaler, Strides
-from fastvid.decode.request import ClipRequest, UInt8Array
+from fastvid.decode.request import ClipRequest
 from fastvid.errors import DecodeError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Matrix, Range
+from fastvid.runtime.arrays import UInt8Array
 
 # Unknown is taken for BT.601: what FFmpeg and DALI do, and what `pixels` does.
 COLORSPACE: Final = {

@@ -17,11 +17,11 @@ from typing import Final
 
 import ffmpeg
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import JobError
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.runtime.world import available_cores
+from fastvid.runtime.arrays import FloatArray, UInt8Array
+from fastvid.runtime.cores import available_cores
 
 DIRECTIONS: Final = {
     "right": (0, 1),
@@ -38,8 +38,7 @@ NUM_FRAMES: Final = 24
 FPS: Final = 24
 SPEED: Final = 2  # pixels a frame along each moving axis: 6 between the frames of 8 segments, a third of a feature
 
-Picture = npt.NDArray[np.float64]
-Make = Callable[[np.random.Generator, Picture, Picture], Picture]
+Make = Callable[[np.random.Generator, FloatArray, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class MotionVideo:
         return f"{self.split}-{self.texture}-{self.instance:02d}-{self.direction}.mp4"
 
 
-def _waves(rng: np.random.Generator, y: Picture, x: Picture, low: int, high: int, count: int) -> Picture:
+def _waves(rng: np.random.Generator, y: FloatArray, x: FloatArray, low: int, high: int, count: int) -> FloatArray:
     """A sum of random waves with whole periods, so that it wraps; frequencies in periods a side."""
     total = np.zeros_like(x)
     for _ in range(count):
@@ -68,23 +67,23 @@ def _waves(rng: np.random.Generator, y: Picture, x: Picture, low: int, high: int
     return total
 
 
-def _clouds(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+def _clouds(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     return _waves(rng, y, x, 1, 4, 12)
 
 
-def _grain(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+def _grain(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     return _waves(rng, y, x, 5, 8, 40)
 
 
-def _bricks(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+def _bricks(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     tall, wide = rng.integers(2, 4), rng.integers(2, 4)
     row = np.floor(y * 2 * tall)
     joint = ((y * 2 * tall) % 1 < 0.16) | ((x * wide + 0.5 * (row % 2)) % 1 < 0.08)
-    picture: Picture = np.where(joint, -1.0, 1.0)
+    picture: FloatArray = np.where(joint, -1.0, 1.0)
     return picture
 
 
-def _dots(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+def _dots(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     picture = np.full_like(x, -1.0)
     for _ in range(14):
         cy, cx, radius = rng.uniform(), rng.uniform(), rng.uniform(0.04, 0.08)
@@ -93,13 +92,13 @@ def _dots(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
     return picture
 
 
-def _rings(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+def _rings(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     cy, cx, count = rng.uniform(), rng.uniform(), rng.integers(5, 8)
     dy, dx = (y - cy + 0.5) % 1 - 0.5, (x - cx + 0.5) % 1 - 0.5
     return np.sign(np.sin(2 * np.pi * count * np.sqrt(dy**2 + dx**2)))
 
 
-def _crosses(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+def _crosses(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     picture = np.full_like(x, -1.0)
     for _ in range(9):
         cy, cx, arm = rng.uniform(), rng.uniform(), rng.uniform(0.08, 0.13)
@@ -108,13 +107,13 @@ def _crosses(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
     return picture
 
 
-def _camouflage(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+def _camouflage(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     return np.sign(_waves(rng, y, x, 2, 4, 10)) + 0.5 * np.sign(_waves(rng, y, x, 2, 4, 10))
 
 
-def _plaid(rng: np.random.Generator, y: Picture, x: Picture) -> Picture:
+def _plaid(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     a, b = rng.integers(2, 5, size=2)
-    stripes: Picture = np.sign(np.sin(2 * np.pi * a * x)) + np.sin(2 * np.pi * b * y)
+    stripes: FloatArray = np.sign(np.sin(2 * np.pi * a * x)) + np.sin(2 * np.pi * b * y)
     stripes += 0.5 * np.cos(2 * np.pi * (x + y))
     return stripes
 
@@ -147,7 +146,7 @@ def plan_videos(instances: dict[str, int], *, seed: int = 0) -> list[MotionVideo
     ]
 
 
-def frames(video: MotionVideo) -> Iterator[npt.NDArray[np.uint8]]:
+def frames(video: MotionVideo) -> Iterator[UInt8Array]:
     """The frames of a video, uint8 [SIDE, SIDE, 3] each, RGB."""
     # A texture's seed leaves the direction out: all eight directions show the same picture from the same place.
     names = (video.split, video.texture)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import FormatError
 from fastvid.format.av1 import Bits, av1_flags
 from fastvid.format.schema import Codec, PacketFlag
+from fastvid.runtime.arrays import UInt32Array
 
 Bytes = bytes | memoryview
 
@@ -35,7 +35,7 @@ _HEVC_INTRA_RANDOM_ACCESS: Final = range(16, 24)
 _HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
 
 
-def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> npt.NDArray[np.uint32]:
+def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UInt32Array:
     """PacketFlag of every packet of a stream.
 
     Args:

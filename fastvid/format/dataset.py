@@ -26,9 +26,8 @@ from fastvid.format.generations import read_annotations, read_generation
 from fastvid.format.schema import ANNOTATION_FIELDS
 from fastvid.format.shard import Shard
 from fastvid.format.where import parse_where
+from fastvid.runtime.arrays import IntArray
 from fastvid.storage import open_storage
-
-IntArray = npt.NDArray[np.int64]
 
 _SPLIT: Final = "split"
 

@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import FormatError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.packets import StreamInfo, packet_records
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
 
 _CODECS: Final = {
     b"avc1": Codec.H264,
@@ -67,16 +67,16 @@ class Track:
     range: Range
     matrix: Matrix
     timescale: int
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    dts: npt.NDArray[np.int64]
-    pts: npt.NDArray[np.int64]
-    shown: npt.NDArray[np.bool_]
+    offsets: IntArray
+    sizes: IntArray
+    dts: IntArray
+    pts: IntArray
+    shown: BoolArray
 
 
 def index_mp4(
     data: memoryview | bytes, *, conforms: bool = False, whole: bool = False
-) -> tuple[StreamInfo, npt.NDArray[np.void]]:
+) -> tuple[StreamInfo, RecordArray]:
     """The packet records of an MP4's video track.
 
     Args:
@@ -132,7 +132,7 @@ def index_mp4(
     return info, records
 
 
-def frame_rate(pts: npt.NDArray[np.int64], timescale: int, *, last: int) -> Fraction:
+def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
     """Mean frames a second over sorted presentation times; `last` is the duration of the last frame in ticks."""
     ticks = int(pts[-1] - pts[0]) + last if len(pts) else 0
     if ticks <= 0:
@@ -247,7 +247,7 @@ def _u32(view: memoryview, position: int) -> int:
     return int.from_bytes(view[position : position + 4], "big")
 
 
-def _table(view: memoryview, position: int, count: int, columns: int, dtype: str = ">u4") -> npt.NDArray[np.int64]:
+def _table(view: memoryview, position: int, count: int, columns: int, dtype: str = ">u4") -> IntArray:
     width = np.dtype(dtype).itemsize
     if position + count * columns * width > len(view):
         raise FormatError(f"an MP4 table of {count} entries is longer than its box")
@@ -255,7 +255,7 @@ def _table(view: memoryview, position: int, count: int, columns: int, dtype: str
     return table.astype(np.int64).reshape(count, columns)
 
 
-def _sizes(stsz: memoryview) -> npt.NDArray[np.int64]:
+def _sizes(stsz: memoryview) -> IntArray:
     fixed, count = _u32(stsz, 4), _u32(stsz, 8)
     if fixed:
         if fixed * count > 2**40:
@@ -264,7 +264,7 @@ def _sizes(stsz: memoryview) -> npt.NDArray[np.int64]:
     return _table(stsz, 12, count, 1)[:, 0]
 
 
-def _offsets(tables: dict[bytes, memoryview], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
     if b"stco" in tables:
         chunks = _table(tables[b"stco"], 8, _u32(tables[b"stco"], 4), 1)[:, 0]
     elif b"co64" in tables:
@@ -290,7 +290,7 @@ def _offsets(tables: dict[bytes, memoryview], sizes: npt.NDArray[np.int64]) -> n
     return offsets
 
 
-def _decode_times(stts: memoryview, count: int) -> npt.NDArray[np.int64]:
+def _decode_times(stts: memoryview, count: int) -> IntArray:
     runs = _table(stts, 8, _u32(stts, 4), 2)
     if runs[:, 0].sum() < count or runs[:, 0].max(initial=0) > 2**31:
         raise FormatError(f"the MP4 times {int(runs[:, 0].sum())} of {count} packets")
@@ -298,7 +298,7 @@ def _decode_times(stts: memoryview, count: int) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(deltas)])[:count]
 
 
-def _composition_offsets(ctts: memoryview | None, count: int) -> npt.NDArray[np.int64]:
+def _composition_offsets(ctts: memoryview | None, count: int) -> IntArray:
     if ctts is None:
         return np.zeros(count, dtype=np.int64)
     # Version 1 is signed; version 0 files with huge values mean negative ones too, as FFmpeg reads them.

@@ -17,6 +17,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.runtime.arrays import Float32Array, UInt8Array
+
 ZERO: Final = 128
 """Level of no motion."""
 
@@ -26,10 +28,8 @@ STEPS: Final = 127
 BOUND: Final = 20.0
 """Largest motion that is kept, in pixels a frame, unless asked otherwise: that of the TSN code (Wang et al. 2016)."""
 
-Levels = npt.NDArray[np.uint8]
 
-
-def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: Levels | None = None) -> Levels:
+def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: UInt8Array | None = None) -> UInt8Array:
     """Flow of one frame as a stacked picture.
 
     Args:
@@ -50,7 +50,7 @@ def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: Levels | N
     return out
 
 
-def to_pixels(levels: Levels, bound: float) -> npt.NDArray[np.float32]:
+def to_pixels(levels: UInt8Array, bound: float) -> Float32Array:
     """Stacked pictures as flow.
 
     Args:

@@ -13,7 +13,6 @@ A process that dies on the way leaves files that no generation refers to; `fastv
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -34,6 +33,7 @@ from fastvid.format.schema import (
     generation_file,
 )
 from fastvid.runtime import faults
+from fastvid.runtime.hashing import sha256
 from fastvid.storage import Storage
 
 
@@ -195,7 +195,7 @@ def commit_generation(
         generation,
         parent=current,
         revision=head.revision if head else 0,
-        annotations_sha256=hashlib.sha256(table).hexdigest(),
+        annotations_sha256=sha256(table),
     )
     generation = _claim(storage, generation)
     storage.write(annotations_file(generation.number), table)

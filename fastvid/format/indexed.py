@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from fastvid.format.audio import AudioInfo
 from fastvid.format.packets import StreamInfo
 from fastvid.format.tar import Member
+from fastvid.runtime.arrays import RecordArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +19,7 @@ class IndexedStream:
     name: str
     member: Member
     info: StreamInfo
-    records: npt.NDArray[np.void]
+    records: RecordArray
 
 
 @dataclass(frozen=True, slots=True)

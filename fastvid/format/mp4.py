@@ -15,13 +15,11 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import FormatError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Matrix, Range
-
-IntArray = npt.NDArray[np.int64]
+from fastvid.runtime.arrays import BoolArray, IntArray
 
 # Sample entry and configuration box of each codec (14496-15; VP codecs: "VP Codec ISO Media File Format Binding").
 _ENTRIES: Final = {
@@ -39,7 +37,7 @@ def minimal_mp4(
     starts: IntArray,
     sizes: IntArray,
     shows: IntArray,
-    keys: npt.NDArray[np.bool_],
+    keys: BoolArray,
 ) -> bytes:
     """Puts packets into an MP4.
 

@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, PacketFlag, Range, StreamFlag
-
-IntArray = npt.NDArray[np.int64]
+from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
 
 # Flags as bytes: those of key packets, and those of packets that show a frame; and tables by which flags become 1 where
 # a packet is a key, and where others may refer to it.
@@ -92,7 +91,7 @@ class PacketTable:
 
     __slots__ = ("_alone", "_kinds", "_packet_of", "num_frames", "records", "whole")
 
-    def __init__(self, records: npt.NDArray[np.void], *, whole: bool = False) -> None:
+    def __init__(self, records: RecordArray, *, whole: bool = False) -> None:
         if records.dtype != PACKET_DTYPE or records.ndim != 1:
             raise FormatError(f"packet records are {records.dtype} {records.shape}, expected {PACKET_DTYPE} [P]")
         # A table is made for every clip, after a decoder has filled the caches with its own code, so that few and small
@@ -161,7 +160,7 @@ class PacketTable:
         return sorted(last.items())
 
 
-def _packet_of(frames: IntArray, flags: npt.NDArray[np.uint8], kinds: bytes) -> IntArray:
+def _packet_of(frames: IntArray, flags: UInt8Array, kinds: bytes) -> IntArray:
     """Which packet shows each frame, int64 [N].
 
     Raises:
@@ -187,7 +186,7 @@ def packet_records(
     crc32: npt.ArrayLike,
     frames: npt.ArrayLike,
     flags: npt.ArrayLike,
-) -> npt.NDArray[np.void]:
+) -> RecordArray:
     """Builds records of PACKET_DTYPE from columns of equal length."""
     offsets = np.asarray(offsets, dtype=np.uint64)
     if len(offsets) and int(offsets.max()) >= 2**32:

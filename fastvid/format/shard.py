@@ -20,7 +20,6 @@ from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import FastvidError, FormatError, VersionError
 from fastvid.format.audio import index_m4a
@@ -44,6 +43,7 @@ from fastvid.format.schema import (
 )
 from fastvid.format.tar import Member, TarDigest, read_members, sample_groups, to_json, wds2idx, write_tar
 from fastvid.runtime import faults
+from fastvid.runtime.arrays import RecordArray
 from fastvid.storage import Storage
 from fastvid.storage.protocol import advise_sparse
 from fastvid.storage.transfer import copy_file
@@ -336,7 +336,7 @@ def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
         raise FormatError(f"what the sample's JSON says of its stream does not parse: {error!r}") from error
 
 
-def _pack(samples: list[IndexedSample], streams: tuple[str, ...]) -> tuple[bytes, npt.NDArray[np.void]]:
+def _pack(samples: list[IndexedSample], streams: tuple[str, ...]) -> tuple[bytes, RecordArray]:
     rows = np.zeros(len(samples) * len(streams), dtype=STREAM_DTYPE)
     extradata: dict[bytes, int] = {}
     section, packets, first = bytearray(), [], 0

@@ -42,9 +42,11 @@ from fastvid.load.workers.engine import Run, Work
 from fastvid.load.workers.lanes import AUTO, choose_backends
 from fastvid.load.workers.progress_view import CopyClock, reporters
 from fastvid.load.workers.skips import OnError as OnError
-from fastvid.load.workers.skips import Skips, Workers, check_choice, check_numbers, check_seconds
+from fastvid.load.workers.skips import Skips, Workers
 from fastvid.load.workers.stats import Counters, LoaderStats
-from fastvid.runtime.world import World, available_cores
+from fastvid.runtime.checks import check_choice, check_least, check_seconds
+from fastvid.runtime.cores import available_cores
+from fastvid.runtime.world import World
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +146,7 @@ class ClipLoader:
         show_stats: bool = False,
         stats_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        check_numbers(num_threads=num_threads, device_lanes=device_lanes, prefetch=prefetch)
+        check_least(1, num_threads=num_threads, device_lanes=device_lanes, prefetch=prefetch)
         check_seconds(timeout=timeout, clip_timeout=clip_timeout)
         check_choice("workers", workers, get_args(Workers))
         self._skips = Skips(on_error, max_skip_rate)
@@ -239,10 +241,9 @@ class ClipLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: {version, fingerprint, seed, epoch, position}; plain values that fit into JSON. With
         decoder="auto" also the decoder that was chosen."""
-        own = self._fingerprint()
         state = {
             "version": STATE_VERSION,
-            "fingerprint": own,
+            "fingerprint": self._fingerprint(),
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
@@ -256,8 +257,7 @@ class ClipLoader:
         Raises:
             StateError: The state belongs to other data, another sampler or another augmentation; says which part.
         """
-        own = self._fingerprint()
-        self._go(*check_state(state, own, self._visits.num_samples))
+        self._go(*check_state(state, self._fingerprint(), self._visits.num_samples))
         if self.backend is AUTO and "decoder" in state:
             self._served.restore(str(state["decoder"]))
 

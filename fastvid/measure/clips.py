@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.decode.access import VideoDataset
 from fastvid.decode.access import open as open_dataset
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import UsageError
+from fastvid.runtime.arrays import IntArray
 
 CROP: Final = 224
 """Pixels of a square crop's side: what networks for 256-pixel videos take."""
@@ -126,7 +126,7 @@ class Corpus:
         }
 
 
-def choose(num_frames: int, sampling: str, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+def choose(num_frames: int, sampling: str, rng: np.random.Generator) -> IntArray:
     """Frame indices of one clip, int64 [T], sorted."""
     count, stride = parse_sampling(sampling)
     if stride is None:

@@ -6,7 +6,6 @@ from functools import partial
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.decode.backends import backend
 from fastvid.decode.clips import Scratch, read_clip, reader_of
@@ -15,8 +14,7 @@ from fastvid.load.workers.engine import FETCH_CLIPS
 from fastvid.load.workers.fetch import fetch
 from fastvid.measure.clips import Corpus
 from fastvid.measure.rounds import Contender
-
-UInt8Array = npt.NDArray[np.uint8]
+from fastvid.runtime.arrays import UInt8Array
 
 
 class FastvidJob:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from fastvid.errors import MissingDependency
 from fastvid.media.colour_tags import tagged
+from fastvid.runtime.hashing import sha256
 
 VARIABLE: Final = "FASTVID_FFMPEG"
 
@@ -130,7 +130,7 @@ def _inspect(path: str, found: str) -> FfmpegBuild:
         version=version,
         libraries=libraries,
         x264=_x264_version(written.stdout) if x264 else "",
-        configuration=hashlib.sha256((configure[1] if configure else "").strip().encode()).hexdigest(),
+        configuration=sha256((configure[1] if configure else "").strip().encode()),
         encoders=present,
         zscale=" zscale " in filters and " tonemap " in filters,
     )

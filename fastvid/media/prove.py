@@ -19,10 +19,9 @@ from typing import Any, Final
 import av
 import numpy as np
 import numpy.typing as npt
-from av.codec.context import CodecContext
-from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
+from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.demux import frame_rate
@@ -34,8 +33,6 @@ from fastvid.media.limits import Limits
 from fastvid.media.playback import ENCODE_HINT, Played, play
 from fastvid.media.reasons import Reason
 
-# libavcodec's own "av1" decoder needs hardware.
-_DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for codec in Codec}
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 # Demuxers give the position of a packet's own header; the longest in use, of Matroska's block groups, stays below.
 _HEADER_WINDOW: Final = 4096
@@ -239,12 +236,7 @@ def disproof(played: Played, numbered: Numbered) -> str:
 
 def _decode(played: Played, packets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Decodes packets as `fastvid.decode.pyav` does: gives their numbers with their frames, in display order."""
-    context = CodecContext.create(_DECODER[played.codec], "r")
-    assert isinstance(context, VideoCodecContext)
-    if played.extradata:
-        context.extradata = played.extradata
-    context.thread_count = 1
-    context.options = {"strict": "1"}
+    context = open_context(played.codec, played.extradata)
     for number in [*packets, None]:
         packet = None
         if number is not None:

@@ -22,13 +22,13 @@ parameters and 43.5 G multiply-adds at 32x256x256 it prints. Dropout 0.5 and a l
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
 from fastvid.models.non_local import Mode, insert_non_local
-from fastvid.models.resnet import BasicBlock, ResNet, init_weights
+from fastvid.models.resnet import BasicBlock, ResNet, ResNetOptions, init_weights
 
 DROPOUT = 0.5
 HEAD_STD = 0.01
@@ -146,12 +146,9 @@ def i3d(
     *,
     num_classes: int,
     num_frames: int,
-    width: int = 64,
-    in_channels: int = 3,
-    dropout: float = DROPOUT,
     non_local: Mode | None = None,
-    zero_init_residual: bool = False,
-    recompute: bool = False,
+    dropout: float = DROPOUT,
+    **options: Unpack[ResNetOptions],
 ) -> ClipNet:
     """An inflated ResNet with fresh weights; `fastvid.models.weights.load_weights` inflates 2D checkpoints into it.
 
@@ -160,25 +157,14 @@ def i3d(
         plan: What to inflate.
         num_classes: Width of the last layer.
         num_frames: Frames a clip, at least ``plan.temporal_stride``.
-        width: Channels of the stem.
-        in_channels: Channels of the input.
-        dropout: Before the last layer.
         non_local: Mode of five non-local blocks (ResNet-50), or None for none; see `fastvid.models.non_local`.
-        zero_init_residual: Start each block as an identity.
-        recompute: Activation checkpointing of each block.
+        dropout: Before the last layer.
+        **options: Of the ResNet.
     """
-    net = ResNet(
-        depth,
-        num_classes=num_classes,
-        width=width,
-        in_channels=in_channels,
-        dropout=dropout,
-        head_std=HEAD_STD,
-        recompute=recompute,
-    )
+    net = ResNet(depth, num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
     inflate(net, plan)
     # Inflated random 2D weights would make all frames of a kernel equal.
-    init_weights(net, zero_init_residual=zero_init_residual)
+    init_weights(net, zero_init_residual=options.get("zero_init_residual", False))
     if non_local is not None:
         insert_non_local(net, non_local, first=1, num_segments=None)
     return ClipNet(net, num_frames=num_frames, temporal_stride=plan.temporal_stride)

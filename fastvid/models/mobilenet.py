@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,14 @@ class InvertedResidual(nn.Module):
     def _run(self, x: Tensor) -> Tensor:
         out: Tensor = self.conv(x)
         return x + out if self.skips else out
+
+
+class MobileNetV2Options(TypedDict, total=False):
+    """Options of `MobileNetV2` that nets built on it take."""
+
+    width_mult: float
+    in_channels: int
+    recompute: bool
 
 
 class MobileNetV2(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import cast
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +111,23 @@ DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
     50: (Bottleneck, (3, 4, 6, 3)),
     101: (Bottleneck, (3, 4, 23, 3)),
 }
+
+
+class ResNetOptions(TypedDict, total=False):
+    """Options of `ResNet` that nets built on it pass on."""
+
+    width: int
+    in_channels: int
+    zero_init_residual: bool
+    recompute: bool
+
+
+class StreamOptions(TypedDict, total=False):
+    """The same where the stream decides how many channels the input has."""
+
+    width: int
+    zero_init_residual: bool
+    recompute: bool
 
 
 class ResNet(nn.Module):

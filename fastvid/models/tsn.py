@@ -8,12 +8,14 @@ mit-han-lab/temporal-shift-module.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
-from fastvid.models.mobilenet import MobileNetV2
+from fastvid.models.mobilenet import MobileNetV2, MobileNetV2Options
 from fastvid.models.non_local import Mode, insert_non_local
-from fastvid.models.resnet import ResNet
+from fastvid.models.resnet import ResNet, ResNetOptions
 from fastvid.models.shift import insert_shift
 from fastvid.models.shift_ops import Direction
 
@@ -64,23 +66,11 @@ def tsn(
     *,
     num_classes: int,
     num_frames: int,
-    width: int = 64,
-    in_channels: int = 3,
     dropout: float = DROPOUT,
-    zero_init_residual: bool = False,
-    recompute: bool = False,
+    **options: Unpack[ResNetOptions],
 ) -> FrameAverage:
     """TSN on a ResNet; see `fastvid.models.resnet.ResNet` for the options."""
-    net = ResNet(
-        depth,
-        num_classes=num_classes,
-        width=width,
-        in_channels=in_channels,
-        dropout=dropout,
-        head_std=HEAD_STD,
-        zero_init_residual=zero_init_residual,
-        recompute=recompute,
-    )
+    net = ResNet(depth, num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
     return FrameAverage(net, num_frames=num_frames, any_length=True)
 
 
@@ -89,42 +79,27 @@ def tsm(
     *,
     num_classes: int,
     num_frames: int,
-    width: int = 64,
-    in_channels: int = 3,
-    dropout: float = DROPOUT,
     shift_div: int = 8,
     shift_direction: Direction = "both",
     shift_inplace: bool = False,
     non_local: Mode | None = None,
-    zero_init_residual: bool = False,
-    recompute: bool = False,
+    dropout: float = DROPOUT,
+    **options: Unpack[ResNetOptions],
 ) -> FrameAverage:
-    """TSM on a ResNet; see `fastvid.models.shift.insert_shift` for the shift options.
+    """TSM on a ResNet; see `fastvid.models.shift.insert_shift` for the shift options, `ResNet` for the others.
 
     Args:
         depth: Of the ResNet.
         num_classes: Width of the last layer.
         num_frames: Frames a clip.
-        width: Channels of the stem.
-        in_channels: Channels of the input.
-        dropout: Before the last layer.
         shift_div: One channel in ``shift_div`` moves, in each direction.
         shift_direction: "both", or "past" for streams.
         shift_inplace: Keep no shifted activations for backward.
         non_local: Mode of five non-local blocks (ResNet-50), or None for none; see `fastvid.models.non_local`.
-        zero_init_residual: Start each block as an identity.
-        recompute: Activation checkpointing of each block.
+        dropout: Before the last layer.
+        **options: Of the ResNet.
     """
-    model = tsn(
-        depth,
-        num_classes=num_classes,
-        num_frames=num_frames,
-        width=width,
-        in_channels=in_channels,
-        dropout=dropout,
-        zero_init_residual=zero_init_residual,
-        recompute=recompute,
-    )
+    model = tsn(depth, num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
     assert isinstance(model.backbone, ResNet)
     model.any_length = False
     insert_shift(model.backbone, num_frames, shift_div=shift_div, direction=shift_direction, inplace=shift_inplace)
@@ -137,20 +112,11 @@ def tsn_mobilenetv2(
     *,
     num_classes: int,
     num_frames: int,
-    width_mult: float = 1.0,
-    in_channels: int = 3,
     dropout: float = DROPOUT,
-    recompute: bool = False,
+    **options: Unpack[MobileNetV2Options],
 ) -> FrameAverage:
     """TSN on MobileNetV2; see `fastvid.models.mobilenet.MobileNetV2` for the options."""
-    net = MobileNetV2(
-        num_classes=num_classes,
-        width_mult=width_mult,
-        in_channels=in_channels,
-        dropout=dropout,
-        head_std=HEAD_STD,
-        recompute=recompute,
-    )
+    net = MobileNetV2(num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
     return FrameAverage(net, num_frames=num_frames, any_length=True)
 
 
@@ -158,23 +124,14 @@ def tsm_mobilenetv2(
     *,
     num_classes: int,
     num_frames: int,
-    width_mult: float = 1.0,
-    in_channels: int = 3,
-    dropout: float = DROPOUT,
     shift_div: int = 8,
     shift_direction: Direction = "both",
     shift_inplace: bool = False,
-    recompute: bool = False,
+    dropout: float = DROPOUT,
+    **options: Unpack[MobileNetV2Options],
 ) -> FrameAverage:
     """TSM on MobileNetV2; see `tsm` for the shift options."""
-    model = tsn_mobilenetv2(
-        num_classes=num_classes,
-        num_frames=num_frames,
-        width_mult=width_mult,
-        in_channels=in_channels,
-        dropout=dropout,
-        recompute=recompute,
-    )
+    model = tsn_mobilenetv2(num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
     assert isinstance(model.backbone, MobileNetV2)
     model.any_length = False
     insert_shift(model.backbone, num_frames, shift_div=shift_div, direction=shift_direction, inplace=shift_inplace)

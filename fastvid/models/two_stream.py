@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fastvid.errors import UsageError
-from fastvid.models.resnet import ResNet
+from fastvid.models.resnet import ResNet, StreamOptions
 from fastvid.models.tsn import DROPOUT, HEAD_STD, FrameAverage, fold_frames, tsn
 from fastvid.models.weights import LoadReport, load_weights, read_state_dict
 
@@ -140,23 +140,14 @@ def temporal(
     num_classes: int,
     num_frames: int,
     flow_stack: int = FLOW_STACK,
-    width: int = 64,
     dropout: float = DROPOUT,
-    zero_init_residual: bool = False,
-    recompute: bool = False,
+    **options: Unpack[StreamOptions],
 ) -> FlowAverage:
     """The temporal net alone; see `fastvid.models.resnet.ResNet` for the options."""
     if flow_stack < 1:
         raise UsageError(f"flow_stack must be at least 1, not {flow_stack}")
     net = ResNet(
-        depth,
-        num_classes=num_classes,
-        width=width,
-        in_channels=2 * flow_stack,
-        dropout=dropout,
-        head_std=HEAD_STD,
-        zero_init_residual=zero_init_residual,
-        recompute=recompute,
+        depth, num_classes=num_classes, in_channels=2 * flow_stack, dropout=dropout, head_std=HEAD_STD, **options
     )
     return FlowAverage(net, num_frames=num_frames, flow_stack=flow_stack)
 
@@ -169,17 +160,15 @@ def two_stream(
     fusion: Fusion = "scores",
     flow_weight: float = 1.5,
     flow_stack: int = FLOW_STACK,
-    width: int = 64,
     dropout: float = DROPOUT,
-    zero_init_residual: bool = False,
-    recompute: bool = False,
+    **options: Unpack[StreamOptions],
 ) -> TwoStream:
     """Both nets of one depth and width; see `TwoStream` for the options of fusion."""
-    common = {"num_classes": num_classes, "num_frames": num_frames, "width": width, "dropout": dropout}
-    blocks = {"zero_init_residual": zero_init_residual, "recompute": recompute}
     return TwoStream(
-        tsn(depth, **common, **blocks),  # type: ignore[arg-type]
-        temporal(depth, flow_stack=flow_stack, **common, **blocks),  # type: ignore[arg-type]
+        tsn(depth, num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options),
+        temporal(
+            depth, num_classes=num_classes, num_frames=num_frames, flow_stack=flow_stack, dropout=dropout, **options
+        ),
         num_classes=num_classes,
         fusion=fusion,
         flow_weight=flow_weight,

@@ -12,7 +12,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
@@ -25,6 +25,7 @@ STREAMS = ("rgb",)
 
 _BOTTLENECK_DEPTHS = (50, 101)
 
+# Each takes options of its own and, as `**options`, those that it passes on.
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     **{f"tsn-r{depth}": partial(tsn.tsn, depth) for depth in DEPTHS},
     **{f"tsm-r{depth}": partial(tsn.tsm, depth) for depth in DEPTHS},
@@ -50,8 +51,10 @@ def options(name: str) -> list[str]:
     Raises:
         UsageError: Unknown name.
     """
-    parameters = inspect.signature(_builder(name)).parameters
-    return [option for option in parameters if option not in ("num_classes", "num_frames")]
+    parameters = inspect.signature(_builder(name), eval_str=True).parameters
+    own = [option for option in parameters if option not in ("num_classes", "num_frames", "options")]
+    (passed_on,) = get_args(parameters["options"].annotation)  # of Unpack
+    return [*passed_on.__annotations__, *own]
 
 
 def build(name: str, num_classes: int, num_frames: int, **model_options: Any) -> nn.Module:

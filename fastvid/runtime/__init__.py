@@ -1,1 +1,1 @@
-"""What every layer needs of the machine: fault points, ranks and cores, progress, readable numbers."""
+"""What every layer needs once: cores, ranks, array types, argument checks, hashes, child processes, progress, units."""

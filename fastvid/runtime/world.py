@@ -1,15 +1,11 @@
-"""Which part of a job this process is: its rank, and the cores it may use."""
+"""Which part of a job this process is."""
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from fastvid.errors import UsageError
-
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +46,3 @@ class World:
             return cls(int(found[0] or ""), int(found[1] or ""))
         except ValueError:
             raise UsageError(f"environment has RANK={found[0]!r} and WORLD_SIZE={found[1]!r}") from None
-
-
-def available_cores() -> int:
-    """Cores for this rank, at least 1: those the process may run on, within its container's quota, shared by the ranks
-    of the node as torchrun announces them (LOCAL_WORLD_SIZE)."""
-    cores = float(len(os.sched_getaffinity(0)))
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    share = min(cores, _quota()) / (int(local) if local.isdigit() and int(local) else 1)
-    return max(1, math.floor(share))
-
-
-def _quota() -> float:
-    """CPU quota in cores, the smallest from this process's control group (version 2) to the root; inf without one."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return math.inf
-    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    cores = math.inf
-    for group in (own, *(str(parent) for parent in Path(own).parents)):
-        try:
-            quota, period = (_CGROUPS / group.lstrip("/") / "cpu.max").read_text().split()
-            if quota != "max":
-                cores = min(cores, int(quota) / int(period))
-        except (OSError, ValueError):
-            continue
-    return cores

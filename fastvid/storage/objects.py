@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Final, Protocol
 
 from fastvid.errors import StorageError
+from fastvid.runtime.hashing import sha256
 from fastvid.storage.cache import NodeCache
 from fastvid.storage.client import Client, missing, without_ranges
 from fastvid.storage.options import RemoteOptions
@@ -240,7 +240,7 @@ class ObjectStorage:
     def _cached(self, cache: NodeCache, name: str) -> memoryview:
         version = self._head(name)
         facts = (self.url, name, version.tag, version.modified, version.size)
-        key = hashlib.sha256(repr(facts).encode()).hexdigest()
+        key = sha256(repr(facts).encode())
 
         def fetch() -> bytes:
             data = bytearray(version.size)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Final
 
+from fastvid.runtime.hashing import sha256_of_pieces
 from fastvid.storage.protocol import Storage
 
 PIECE_BYTES: Final = 16 * 2**20
@@ -21,10 +21,7 @@ def copy_file(source: Storage, name: str, target: Storage, target_name: str | No
 
 def sha256_of(storage: Storage, name: str) -> str:
     """SHA-256 of a file, hex."""
-    digest = hashlib.sha256()
-    for piece in read_pieces(storage, name):
-        digest.update(piece)
-    return digest.hexdigest()
+    return sha256_of_pieces(read_pieces(storage, name))
 
 
 def read_pieces(storage: Storage, name: str) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from fastvid.measure.planned import fastvid
 from fastvid.measure.rounds import Timing, measure
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
-from fastvid.runtime.world import available_cores
+from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, get_profile
 from fastvid.sharding.job.job import run_job

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import fastvid
 from fastvid.cli.main import main
@@ -21,6 +20,7 @@ from fastvid.format.schema import Codec
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.load.clips.augment import Spatial
 from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.runtime.arrays import IntArray
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.train.records.metrics import curve, read
 from fastvid.train.run.eval_protocols import views as trainers
@@ -28,7 +28,6 @@ from tests import datasets
 
 __all__ = ["PROFILES"]
 
-Integers = npt.NDArray[np.int64]
 # y, x, height and width of the crop, height and width of the output, flip.
 REQUEST = np.dtype("<u2")
 REQUEST_VALUES = 7
@@ -110,7 +109,7 @@ RECIPE_IMPORTS = "from fastvid.train.config.config import Config, DataConfig, Mo
 # crops (y, x, height, width, flip) of each clip.
 
 
-def trainer_clips(protocol: str, sampler: Any, lengths: Sequence[int]) -> list[Integers]:
+def trainer_clips(protocol: str, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
     """By the trainer's protocol: for each number of frames the clips' frames."""
     asked = trainers(protocol.partition("x")[0])
     return [np.stack(asked.clips(sampler, length)) for length in lengths]
@@ -123,7 +122,7 @@ def trainer_crops(protocol: str, crop: Any, size: int | None, height: int, width
     return loader_crops(asked, other, height, width)
 
 
-def loader_clips(views: fastvid.Views, sampler: Any, lengths: Sequence[int]) -> list[Integers]:
+def loader_clips(views: fastvid.Views, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
     """By the loader's views: for each number of frames the clips' frames."""
     return [sampler.spread(length, views.num_clips) for length in lengths]
 

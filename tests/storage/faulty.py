@@ -15,7 +15,8 @@ import threading
 import urllib.parse
 from collections import deque
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.storage.local_server import LocalHandler, LocalServer
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Seen:
     body: int = 0
 
 
-class FaultyServer(ThreadingHTTPServer):
+class FaultyServer(LocalServer):
     """Serves `files` and spends `faults`, each on one GET.
 
     Faults are a status code to answer, or one of: ``reset`` (no answer), ``reset-body`` (cut in the middle of the
@@ -54,11 +55,8 @@ class FaultyServer(ThreadingHTTPServer):
         meet: Requests that must be waiting before any is answered; a request that waits too long gets 400.
     """
 
-    daemon_threads = True
-    allow_reuse_address = True
-
     def __init__(self, *, tags: bool = True, dates: bool = True, delay: float = 0.0, meet: int = 1) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.files: dict[str, bytes] = {}
         self.faults: deque[int | str] = deque()
         self.tags, self.dates, self.delay = tags, dates, delay
@@ -67,18 +65,11 @@ class FaultyServer(ThreadingHTTPServer):
         self.most_at_once = self._now = 0
         self.over = threading.Event()
         self.gate = threading.Barrier(meet)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/set"
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-
-    def __enter__(self) -> FaultyServer:
-        self._thread.start()
-        return self
+        self.url = f"{self.endpoint}/set"
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
+        super().__exit__()
 
     @contextlib.contextmanager
     def counted(self):
@@ -99,23 +90,14 @@ class FaultyServer(ThreadingHTTPServer):
         """GET requests so far."""
         return [seen for seen in self.log if seen.method == "GET"]
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # clients go away in the middle on purpose
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     server: FaultyServer
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def _do(self) -> None:
+        self._answer(body=self.command == "GET")
 
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
+    do_GET = do_HEAD = _do  # noqa: N815
 
     def _answer(self, *, body: bool) -> None:
         server = self.server

@@ -11,10 +11,11 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.storage.local_server import LocalHandler, LocalServer
 
 MOVED_BY_PUT = "x-goog-if-generation-match"
 
@@ -32,36 +33,20 @@ class Stored:
         return f'"{hashlib.sha256(self.data + b"%d" % self.number).hexdigest()[:12]}"'
 
 
-class GcsServer(ThreadingHTTPServer):
+class GcsServer(LocalServer):
     """Objects by ``bucket/name``."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.objects: dict[str, Stored] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.numbers = itertools.count(1000)
         self.lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-
-    def __enter__(self) -> GcsServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that has seen enough goes away
 
     def account(self, path: Path) -> Path:
         """Writes the service account that sends a client here without a login."""
-        url = f"http://127.0.0.1:{self.server_address[1]}"
         facts = {
-            "gcs_base_url": url,
+            "gcs_base_url": self.endpoint,
             "disable_oauth": True,
             "client_email": "",
             "private_key": "",
@@ -71,13 +56,8 @@ class GcsServer(ThreadingHTTPServer):
         return path
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     server: GcsServer
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def _do(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

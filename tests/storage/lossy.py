@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.client
 import socket
 import struct
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from tests.storage.local_server import LocalHandler, LocalServer
 
 HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "date", "server"}
 
 
-class LossyProxy(ThreadingHTTPServer):
+class LossyProxy(LocalServer):
     """Stands before `endpoint`.
 
     Attributes:
@@ -24,29 +24,14 @@ class LossyProxy(ThreadingHTTPServer):
         compares_quotes: Refuses puts on the condition of a tag in quotes, and passes on those without, as Ceph 16.
     """
 
-    daemon_threads = True
-
     def __init__(self, endpoint: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.upstream = urlsplit(endpoint).netloc
         self.lose: Callable[[str, str], bool] = lambda _method, _path: False
         self.refuse: Callable[[str, str], int | None] = lambda _method, _path: None
         self.garble = self.compares_quotes = False
         self.lost: list[tuple[str, str]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-
-    def __enter__(self) -> LossyProxy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that has seen enough goes away
 
     def lose_next(self, method: str, within: str = "") -> None:
         """Loses the answer to the next request of a method that has `within` in its path."""
@@ -54,13 +39,8 @@ class LossyProxy(ThreadingHTTPServer):
         self.lose = lambda made, path: made == method and within in path and bool(left) and left.pop() is None
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     server: LossyProxy
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def _do(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fastvid.decode.colours import ClipPlanes, Layout, Pixels
@@ -24,6 +23,7 @@ from fastvid.load.clips.clip import Row, decided
 from fastvid.load.memory.arena import Arena
 from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
+from fastvid.runtime.arrays import UInt8Array
 
 _ALIGN: Final = 64  # bytes; a cache line, and wide enough for any vector load on a device
 
@@ -102,7 +102,7 @@ class RgbSink:
         bytes_ = memory.batches.take(len(clips) * layout.nbytes)
         self._shared = memory.batches.offset(bytes_) if isinstance(memory.batches, Arena) else None
         self._video = bytes_.view(layout.dtype).reshape(len(clips), *layout.shape)
-        self._staged: dict[int, npt.NDArray[np.uint8]] = {}
+        self._staged: dict[int, UInt8Array] = {}
         self._blank = [row for row, clip in enumerate(clips) if clip is None]
         self._video[self._blank] = 0
 

@@ -75,7 +75,24 @@ class _Sized:
 
 
 @dataclass(frozen=True)
-class CenterCrop(_Sized):
+class _Region(_Sized):
+    short_side: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.short_side is not None and self.short_side < 1:
+            raise UsageError(f"short_side is {self.short_side}, expected at least 1 pixel")
+
+    def _region(self, height: int, width: int) -> Size:
+        """Even sides of the region that is cut: of the output's shape, and no larger than the video."""
+        scale = min(height, width) / self.short_side if self.short_side else 1.0
+        scale = min(scale, height / self.output[0], width / self.output[1])
+        # A scale that is exactly one must give exactly the output, whatever rounding the divisions did.
+        return max(2, _even(self.output[0] * scale + 1e-6)), max(2, _even(self.output[1] * scale + 1e-6))
+
+
+@dataclass(frozen=True)
+class CenterCrop(_Region):
     """The middle of the video.
 
     Args:
@@ -86,20 +103,14 @@ class CenterCrop(_Sized):
         UsageError: An argument is not positive.
     """
 
-    short_side: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_short_side(self.short_side)
-
     def draw(self, height: int, width: int, _draws: Draws, /) -> Box:
         """The central crop; nothing is drawn."""
-        h, w = _region(self.output, height, width, self.short_side)
+        h, w = self._region(height, width)
         return Box(_even((height - h) / 2), _even((width - w) / 2), h, w)
 
 
 @dataclass(frozen=True)
-class RandomCrop(_Sized):
+class RandomCrop(_Region):
     """A uniformly placed region, not resized unless the video is too small for it.
 
     Args:
@@ -110,15 +121,9 @@ class RandomCrop(_Sized):
         UsageError: An argument is not positive.
     """
 
-    short_side: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_short_side(self.short_side)
-
     def draw(self, height: int, width: int, draws: Draws) -> Box:
         """A crop whose corner is uniform over the even pixels where it fits."""
-        h, w = _region(self.output, height, width, self.short_side)
+        h, w = self._region(height, width)
         v, u = draws.uniform(Purpose.CROP, 2)
         return Box(_place(v, height, h), _place(u, width, w), h, w)
 
@@ -305,16 +310,3 @@ def _nearest_even(pixels: float) -> int:
 def _place(number: float, whole: int, part: int) -> int:
     """An even corner, uniform over those where `part` fits into `whole`; 0 <= number < 1."""
     return 2 * int(number * ((whole - part) // 2 + 1))
-
-
-def _region(output: Size, height: int, width: int, short_side: int | None) -> Size:
-    """Even sides of the region that becomes `output`: of its shape, and no larger than the video."""
-    scale = min(height, width) / short_side if short_side else 1.0
-    scale = min(scale, height / output[0], width / output[1])
-    # A scale that is exactly one must give exactly the output, whatever rounding the divisions did.
-    return max(2, _even(output[0] * scale + 1e-6)), max(2, _even(output[1] * scale + 1e-6))
-
-
-def _check_short_side(short_side: int | None) -> None:
-    if short_side is not None and short_side < 1:
-        raise UsageError(f"short_side is {short_side}, expected at least 1 pixel")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastvid.decode.request import ClipRequest
 from fastvid.format.packets import StreamInfo
 from fastvid.format.shard import Shard
-from fastvid.load.clips.streams import IntArray
+from fastvid.runtime.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,9 +19,10 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.clip import Row, decided
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.order.batches import MASKED, Batches, IntArray, Share
+from fastvid.load.order.batches import MASKED, Batches, Share
 from fastvid.load.order.epoch import EpochOrder
 from fastvid.load.order.mixture import Mixture
+from fastvid.runtime.arrays import IntArray
 
 _ROWS_AHEAD: Final = 256
 """Rows whose samples are found at once."""

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from fastvid.errors import UsageError
 from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.checks import check_choice, check_least
 
-IntArray = npt.NDArray[np.int64]
 Short = Literal["loop", "clamp"]
 
 
@@ -62,7 +61,7 @@ class Segments:
     length: int = 1
 
     def __post_init__(self) -> None:
-        _positive(num_segments=self.num_segments, length=self.length)
+        check_least(1, num_segments=self.num_segments, length=self.length)
 
     @property
     def num_frames(self) -> int:
@@ -126,9 +125,8 @@ class Dense:
     short: Short = "loop"
 
     def __post_init__(self) -> None:
-        _positive(num_frames=self.num_frames, stride=self.stride)
-        if self.short not in get_args(Short):
-            raise UsageError(f"short is {self.short!r}", hint=f"known are {', '.join(get_args(Short))}")
+        check_least(1, num_frames=self.num_frames, stride=self.stride)
+        check_choice("short", self.short, get_args(Short))
 
     def draw(self, num_frames: int, draws: Draws) -> IntArray:
         """Frame indices, int64 [T]."""
@@ -166,7 +164,7 @@ class Uniform:
     num_frames: int
 
     def __post_init__(self) -> None:
-        _positive(num_frames=self.num_frames)
+        check_least(1, num_frames=self.num_frames)
 
     def draw(self, num_frames: int, _draws: Draws, /) -> IntArray:
         """Frame indices, int64 [T], ascending."""
@@ -174,9 +172,3 @@ class Uniform:
         if not steps:
             return np.array([(num_frames - 1) // 2], dtype=np.int64)
         return (2 * np.arange(self.num_frames, dtype=np.int64) * (num_frames - 1) + steps) // (2 * steps)
-
-
-def _positive(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise UsageError(f"{name} is {value}, expected at least 1")

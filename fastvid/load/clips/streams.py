@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.packets import StreamInfo
-
-IntArray = npt.NDArray[np.int64]
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.checks import check_least
 
 
 def check_streams(streams: Sequence[str], stack: int, present: Sequence[str]) -> tuple[str, ...]:
@@ -31,8 +30,7 @@ def check_streams(streams: Sequence[str], stack: int, present: Sequence[str]) ->
             f"streams are {names!r}, the dataset has {', '.join(present)}",
             hint="`fastvid shard --streams rgb,flow` makes a dataset with optical flow",
         )
-    if stack < 1:
-        raise UsageError(f"flow_stack is {stack}, expected at least 1")
+    check_least(1, flow_stack=stack)
     return names
 
 

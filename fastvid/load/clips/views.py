@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-import numpy as np
-import numpy.typing as npt
-
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
 from fastvid.load.clips.augment import CenterCrop, Spatial, View
 from fastvid.load.clips.sampling import Sampler, Segments
 from fastvid.load.order.random_draws import Draws
-
-IntArray = npt.NDArray[np.int64]
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.checks import check_choice, check_least
 
 NUM_CROPS: Final = (1, 3, 5, 10)
 
@@ -58,10 +55,8 @@ class Views:
     places: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.num_clips < 1:
-            raise UsageError(f"num_clips is {self.num_clips}, expected at least 1")
-        if self.num_crops not in NUM_CROPS:
-            raise UsageError(f"num_crops is {self.num_crops}", hint=f"known are {', '.join(map(str, NUM_CROPS))}")
+        check_least(1, num_clips=self.num_clips)
+        check_choice("num_crops", self.num_crops, NUM_CROPS)
         if self.places and (len(self.places) != self.num_clips or not all(0 <= place < 1 for place in self.places)):
             raise UsageError(
                 f"places are {self.places}, expected {self.num_clips} from 0 to below 1, one for each clip"

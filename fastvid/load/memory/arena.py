@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.request import UInt8Array
 from fastvid.errors import WorkerError
+from fastvid.runtime.arrays import UInt8Array
 
 _TIMES_MEMORY: Final = 4
 """Addresses reserved for each byte of the machine's memory. Room of one size is not used for another, so more may be

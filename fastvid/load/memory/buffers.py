@@ -12,9 +12,8 @@ import weakref
 from collections import deque
 
 import numpy as np
-import numpy.typing as npt
 
-UInt8Array = npt.NDArray[np.uint8]
+from fastvid.runtime.arrays import UInt8Array
 
 
 class BufferPool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.request import UInt8Array
+from fastvid.runtime.arrays import UInt8Array
 
 
 @dataclass(frozen=True, slots=True)

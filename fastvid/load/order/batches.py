@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import UsageError
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.checks import check_choice
 from fastvid.runtime.world import World
 
-IntArray = npt.NDArray[np.int64]
 Last = Literal["drop", "mask", "keep"]
 
 MASKED = -1
@@ -72,8 +72,7 @@ class Batches:
     group: int = 1
 
     def __post_init__(self) -> None:
-        if self.last not in get_args(Last):
-            raise UsageError(f"last is {self.last!r}", hint=f"known are {', '.join(get_args(Last))}")
+        check_choice("last", self.last, get_args(Last))
         if self.group < 1 or self.size % self.group or (self.group > 1 and self.last != "drop"):
             raise UsageError(
                 f"group_size is {self.group} with global_batch_size {self.size} and last={self.last!r}",

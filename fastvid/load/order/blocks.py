@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from fastvid.errors import UsageError
 from fastvid.load.order.hashes import MASK64, mix64_int
-from fastvid.load.order.permutation import IntArray, Order
+from fastvid.load.order.permutation import Order
+from fastvid.runtime.arrays import IntArray
 
 BLOCKS_VERSION: Final = "fastvid-blocks-1"
 """Part of a loader's fingerprint: another algorithm gets another name."""

@@ -12,8 +12,10 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.order.blocks import BLOCKS_VERSION, BlockOrder, BlockShuffle
 from fastvid.load.order.mixture import Mixture
-from fastvid.load.order.permutation import ORDER_VERSION, IntArray, Order
+from fastvid.load.order.permutation import ORDER_VERSION, Order
 from fastvid.load.order.shares import GROUPED_VERSION, GroupedOrder, Members, apportion
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.checks import check_least
 
 _SMALL_SET: Final = 2**32
 
@@ -59,8 +61,7 @@ class ClassBalanced:
     def __post_init__(self) -> None:
         if not 0 <= self.power <= 1:
             raise UsageError(f"power is {self.power}, expected 0 (equal classes) to 1 (as many as there are)")
-        if self.num_samples is not None and self.num_samples < 1:
-            raise UsageError(f"num_samples is {self.num_samples}, expected at least 1")
+        check_least(1, num_samples=self.num_samples)
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,7 @@ class Visits:
         balance: ClassBalanced | None = None,
         repeats: int = 1,
     ) -> None:
-        if repeats < 1:
-            raise UsageError(f"repeats is {repeats}, expected at least 1")
+        check_least(1, repeats=repeats)
         mixture = dataset if isinstance(dataset, Mixture) and dataset.weights is not None else None
         if (balance or mixture) and shuffle is not True:
             raise UsageError(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-UInt32Array = npt.NDArray[np.uint32]
-UInt64Array = npt.NDArray[np.uint64]
+from fastvid.runtime.arrays import UInt32Array, UInt64Array
 
 # 2**64 divided by the golden ratio, odd: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 GOLDEN: Final = 0x9E3779B97F4A7C15

@@ -18,8 +18,8 @@ import pyarrow as pa
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.shard import Shard
-
-IntArray = npt.NDArray[np.int64]
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.checks import check_least
 
 
 class Mixture:
@@ -52,8 +52,7 @@ class Mixture:
                 raise UsageError(f"weights are {list(weights)}, expected positive numbers")
         elif num_samples is not None:
             raise UsageError(f"num_samples is {num_samples}, but without weights every sample comes once")
-        if num_samples is not None and num_samples < 1:
-            raise UsageError(f"num_samples is {num_samples}, expected at least 1")
+        check_least(1, num_samples=num_samples)
         self.datasets = tuple(datasets)
         self.weights = None if weights is None else tuple(float(weight) for weight in weights)
         lengths = [len(dataset) for dataset in datasets]

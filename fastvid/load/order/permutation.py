@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from fastvid.errors import UsageError
 from fastvid.load.order.hashes import GOLDEN, mix32, mix64
-
-IntArray = npt.NDArray[np.int64]
+from fastvid.runtime.arrays import IntArray, UInt64Array
 
 ORDER_VERSION: Final = "fastvid-order-1"
 """Part of the key: another algorithm gets another name, and states made with the old one are refused."""
@@ -93,7 +92,7 @@ class Order:
             lanes = lanes[ids[lanes] >= self.num_samples]
         return ids.astype(np.int64)
 
-    def _feistel(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _feistel(self, words: UInt64Array) -> UInt64Array:
         half = np.uint64(self._half)
         mask = np.uint32((1 << self._half) - 1)
         left, right = (words >> half).astype(np.uint32), words.astype(np.uint32) & mask

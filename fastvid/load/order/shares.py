@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.load.order.hashes import GOLDEN, MASK64, mix32, mix64, mix64_int
-from fastvid.load.order.permutation import ROUNDS, IntArray, Order
-
-UInt64Array = npt.NDArray[np.uint64]
+from fastvid.load.order.permutation import ROUNDS, Order
+from fastvid.runtime.arrays import IntArray, UInt64Array
 
 GROUPED_VERSION: Final = "fastvid-grouped-1"
 """Part of the key and of a loader's fingerprint: another algorithm gets another name."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.clips import Scratch
-from fastvid.decode.request import ClipRequest, Decoder, EncodedClip, IntArray, Planes, Rgb
+from fastvid.decode.request import ClipRequest, Decoder, EncodedClip, Planes, Rgb
 from fastvid.format.packets import StreamInfo
 from fastvid.format.shard import Shard
 from fastvid.load.clips.clip import Row
@@ -27,12 +27,11 @@ from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.memory.row_layout import RowLayout
 from fastvid.load.workers.fetch import fetch
 from fastvid.load.workers.stats import Counters
+from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.storage import Storage
 
 _ORPHAN_SECONDS: Final = 30.0
 """How much longer than its parent would wait a worker that hangs lives on, should the parent have died."""
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 class Place(IntEnum):

@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import Final
 
 from fastvid.decode.clips import Scratch
-from fastvid.decode.request import Decoder, EncodedClip, IntArray, Output
+from fastvid.decode.request import Decoder, EncodedClip, Output
 from fastvid.errors import WorkerError
 from fastvid.load.batch.canvas import Canvas, Finisher
 from fastvid.load.clips.clip import Clip, Row, reads
@@ -33,6 +33,7 @@ from fastvid.load.workers.fetch import fetch
 from fastvid.load.workers.lanes import Lanes
 from fastvid.load.workers.processes import ProcessLane
 from fastvid.load.workers.stats import Counters
+from fastvid.runtime.arrays import IntArray
 
 _log = logging.getLogger(__name__)
 

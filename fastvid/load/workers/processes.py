@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import EncodedClip, IntArray, Output, Planes, Rgb, UInt8Array
+from fastvid.decode.request import EncodedClip, Output, Planes, Rgb
 from fastvid.errors import FastvidError, WorkerError
 from fastvid.load.clips.clip import Clip, Row
 from fastvid.load.clips.planner import ClipPlanner
@@ -38,6 +37,8 @@ from fastvid.load.memory.arena import Arena
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.load.workers.clip_worker import PLACE_BYTES, Answer, Hello, Packets, Place, Task
 from fastvid.load.workers.stats import Counters
+from fastvid.runtime.arrays import IntArray, UInt8Array
+from fastvid.runtime.children import how_it_ended
 from fastvid.storage import Storage
 
 _START_SECONDS: Final = 120.0
@@ -277,7 +278,7 @@ class _Worker:
         try:
             return Answer(*self._connection.recv())
         except (EOFError, OSError):
-            raise _Silent(_ended(self._process.wait()), died=True) from None
+            raise _Silent(how_it_ended(self._process.wait()), died=True) from None
 
     def kill(self) -> None:
         """Kills the process by its id and waits for its end; an idle one ends by itself."""
@@ -289,7 +290,7 @@ class _Worker:
         try:
             self._connection.send(message)
         except OSError:
-            raise _Silent(_ended(self._process.wait()), died=True) from None
+            raise _Silent(how_it_ended(self._process.wait()), died=True) from None
 
 
 def _copy(memory: UInt8Array | None, row: Row, output: Output | SharedRow) -> None:
@@ -310,12 +311,3 @@ def _end(alive: list[_Worker]) -> None:
     for worker in alive:
         worker.kill()
     alive.clear()
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"died of {signal.Signals(-status).name}"
-    except ValueError:
-        return f"died of signal {-status}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
 from fastvid.errors import FastvidError, UsageError
 from fastvid.load.workers.stats import Counters
+from fastvid.runtime.checks import check_choice
 
 _log = logging.getLogger(__name__)
 
@@ -82,23 +82,3 @@ class Skips:
                 f" more than max_skip_rate={self._max_rate} allows",
                 hint="`fastvid verify` finds what is damaged; where= leaves it out",
             ) from errors[max(errors)]
-
-
-def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuses a value that is not one of some."""
-    if value not in known:
-        raise UsageError(f"{name} is {value!r}", hint=f"known are {', '.join(known)}")
-
-
-def check_numbers(**counts: int | None) -> None:
-    """Refuses counts below one; None is fine."""
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}, expected at least 1")
-
-
-def check_seconds(**seconds: float) -> None:
-    """Refuses what is no time to wait."""
-    for name, value in seconds.items():
-        if not 0 < value < math.inf:
-            raise UsageError(f"{name} is {value}, expected a positive number of seconds")

@@ -10,7 +10,6 @@ one that begins after it uses names that are not on the list, because they carry
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from fastvid.format.schema import GENERATIONS, LEDGER_PARTS, annotations_file, g
 from fastvid.format.shard import write_shard
 from fastvid.format.tar import read_members
 from fastvid.runtime import faults
+from fastvid.runtime.hashing import sha256
 from fastvid.runtime.units import things
 from fastvid.sharding.job.scratch import short_scratch
 from fastvid.sharding.verify.check_foreign import FOREIGN
@@ -215,7 +215,7 @@ def _rewrite(
     if not keep.any():
         return None
     view = storage.map(f"{shard.name}.tar")
-    if hashlib.sha256(view).hexdigest() != shard.sha256:
+    if sha256(view) != shard.sha256:
         raise FormatError(
             "tar differs from its checksum; copying it would hide the damage",
             shard=shard.name,

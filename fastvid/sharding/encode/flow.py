@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import MissingDependency, UsageError
-from fastvid.format.flow import BOUND, Levels, to_levels
+from fastvid.format.flow import BOUND, to_levels
+from fastvid.runtime.arrays import Float32Array, UInt8Array
 
-Gray = npt.NDArray[np.uint8]
-Estimate = Callable[[Gray, Gray], npt.NDArray[np.float32]]
+Estimate = Callable[[UInt8Array, UInt8Array], Float32Array]
 
 _HINT: Final = "pip install 'fastvid-toolkit[flow]'"
 # OpenCV's own defaults of the preset and of the constructor, written out so that they are recorded with the data.
@@ -93,7 +92,7 @@ def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
     return chosen
 
 
-def estimate_flow(frames: Iterable[Gray], settings: FlowSettings) -> Iterator[Levels]:
+def estimate_flow(frames: Iterable[UInt8Array], settings: FlowSettings) -> Iterator[UInt8Array]:
     """The flow of each frame to the next, as stacked levels; the last one again for the last frame.
 
     Args:
@@ -105,8 +104,8 @@ def estimate_flow(frames: Iterable[Gray], settings: FlowSettings) -> Iterator[Le
     """
     cv2 = _opencv(settings.method)
     estimate = _ESTIMATORS[settings.method](cv2, settings)
-    before: Gray | None = None
-    levels: Levels | None = None
+    before: UInt8Array | None = None
+    levels: UInt8Array | None = None
     for frame in frames:
         if before is not None:
             with _reproducible(cv2):

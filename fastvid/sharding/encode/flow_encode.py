@@ -21,8 +21,9 @@ from fastvid.media.demuxer import open_demuxer
 from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
+from fastvid.runtime.arrays import UInt8Array
 from fastvid.sharding.encode.check_encoded import Verified, verify
-from fastvid.sharding.encode.flow import FlowSettings, Gray, estimate_flow
+from fastvid.sharding.encode.flow import FlowSettings, estimate_flow
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import output_options
 from fastvid.sharding.encode.transcode import read_back, run_ffmpeg
@@ -113,7 +114,7 @@ def _command(
     return [*command, target]
 
 
-def _luma(video: bytes) -> Iterator[Gray]:
+def _luma(video: bytes) -> Iterator[UInt8Array]:
     """The luma of every frame, uint8 [H, W]."""
     with open_demuxer(video, "mov") as container:
         stream = container.streams.video[0]
@@ -122,7 +123,7 @@ def _luma(video: bytes) -> Iterator[Gray]:
             yield _plane(frame).copy()
 
 
-def _plane(frame: Any) -> Gray:
+def _plane(frame: Any) -> UInt8Array:
     plane: Any = frame.planes[0]  # a buffer to numpy, which the stubs do not know
     return np.ndarray((frame.height, frame.width), np.uint8, plane, 0, (plane.line_size, 1))
 

@@ -27,6 +27,7 @@ from fastvid.media.limits import Limits, confine_child
 from fastvid.media.probe import OpenSource, SourceInfo
 from fastvid.media.reasons import Reason
 from fastvid.media.temporary import no_space, temporary_file
+from fastvid.runtime.children import how_it_ended
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import build_check, build_command
 
@@ -227,8 +228,7 @@ def _judge(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
             raise SourceError("ffmpeg used too much CPU time", reason=Reason.TIMEOUT, transient=True)
         if -log.status == signal.SIGXFSZ:
             raise SourceError("the encoded sample exceeds the size limit", reason=Reason.TOO_LONG)
-        name = signal.Signals(-log.status).name
-        raise SourceError(f"ffmpeg died of {name}: {said}", reason=Reason.CRASHED, transient=True)
+        raise SourceError(f"ffmpeg {how_it_ended(log.status)}: {said}", reason=Reason.CRASHED, transient=True)
     if "Cannot allocate memory" in said:
         raise SourceError(f"ffmpeg ran out of memory: {said}", reason=Reason.MEMORY)
     if re.search(r"Decoder \(codec .*\) not found|Decoding requested, but no decoder found", said):

@@ -124,16 +124,6 @@ class Parent:
         self._sink.flush()
 
 
-def how_it_ended(status: int) -> str:
-    """An exit status in words."""
-    if status >= 0:
-        return f"exited with {status}"
-    try:
-        return f"died of {signal.Signals(-status).name}"
-    except ValueError:
-        return f"died of signal {-status}"
-
-
 def _said(text: str) -> str:
     """What counts of the end of a process's standard error: of a traceback, the error and where it was raised."""
     frames, (*_, last) = _FRAME.findall(text), ("", *text.rstrip().splitlines())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import time
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,9 @@ from typing import Any, Final
 
 from fastvid.errors import FormatError, UsageError, WorkerError
 from fastvid.media.reasons import Reason
-from fastvid.sharding.engines.child import Child, how_it_ended
+from fastvid.runtime.children import how_it_ended
+from fastvid.runtime.cores import available_cores
+from fastvid.sharding.engines.child import Child
 from fastvid.sharding.work.messages import Outcome, Settings, Task
 
 # Until a worker has sent the first sign of life it is importing its libraries.
@@ -34,7 +35,7 @@ class LocalEngine:
         if address is not None:
             raise UsageError(f"the local engine takes no address, not even {address!r}")
         self.settings = settings
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or available_cores()
         self._pool: list[_Worker] = []
         self._stillborn = 0
 

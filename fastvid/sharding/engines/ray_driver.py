@@ -19,6 +19,7 @@ from typing import Any, Final
 from fastvid import __version__
 from fastvid.errors import FastvidError, MissingDependency, WorkerError
 from fastvid.media.reasons import Reason
+from fastvid.runtime.cores import available_cores
 from fastvid.runtime.units import things
 from fastvid.sharding.engines import ray_work
 from fastvid.sharding.engines.child import Parent
@@ -137,7 +138,7 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
             _reach(address)
             ray.init(address=address, **quiet)
         else:
-            cores = workers or len(os.sched_getaffinity(0))
+            cores = workers or available_cores()
             ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
         where = f"at {address} " if address else ""

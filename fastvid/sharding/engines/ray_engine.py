@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from fastvid.errors import FormatError, MissingDependency, WorkerError
-from fastvid.sharding.engines.child import Child, how_it_ended
+from fastvid.runtime.children import how_it_ended
+from fastvid.sharding.engines.child import Child
 from fastvid.sharding.work.messages import Outcome, Settings, Task
 
 _LOG = logging.getLogger(__name__)

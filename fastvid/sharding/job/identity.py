@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastvid.format.schema import FORMAT_VERSION
+from fastvid.runtime.hashing import sha256
 from fastvid.sharding.sources.sources import SourceList, encode_name
 from fastvid.sharding.work.messages import Settings
 
@@ -31,7 +31,7 @@ def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_pe
 
 def digest(value: Any) -> str:
     """SHA-256 of a value's JSON, hex."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+    return sha256(json.dumps(value, sort_keys=True, default=str).encode())
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -6,7 +6,6 @@ What is finished is in the store, so another machine can go on, and encodes anew
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import stat
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fastvid.errors import StorageError
+from fastvid.runtime.hashing import sha256
 from fastvid.storage import LocalStorage, Storage
 
 _DIGITS: Final = 12
@@ -35,7 +35,7 @@ def scratch_folder(storage: Storage, folder: str | os.PathLike[str] | None = Non
         if isinstance(storage, LocalStorage):
             return None
         folder = tempfile.gettempdir()
-    name = f"fastvid-{hashlib.sha256(storage.url.encode()).hexdigest()[:_DIGITS]}"
+    name = f"fastvid-{sha256(storage.url.encode())[:_DIGITS]}"
     path = Path(folder).absolute() / name
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

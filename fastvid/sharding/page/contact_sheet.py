@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from fastvid.decode.request import Box, ClipRequest, Rgb
 from fastvid.errors import DecodeError, FastvidError
 from fastvid.format.schema import PacketFlag
 from fastvid.format.shard import Shard
+from fastvid.runtime.cores import available_cores
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.page.summary import Summary
 from fastvid.storage import open_storage
@@ -98,7 +98,7 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
     sheet, room = ContactSheet(), max_bytes
     names = summary.class_names
     progress = Progress(len(wanted), what="clips")
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="contact") as pool:
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="contact") as pool:
         for row, strip in zip(wanted, pool.map(lambda row: maker.make(row, frames), wanted), strict=True):
             progress.advance()
             if strip is None:

@@ -17,11 +17,9 @@ from fastvid.errors import FormatError
 from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
 from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import LEDGER
+from fastvid.runtime.arrays import FloatArray, IntArray
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import Storage, open_storage
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 UNLABELLED: Final = "(no label)"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final
 
 import numpy as np
@@ -15,13 +14,12 @@ from fastvid.format.tar import read_members, wds2idx
 from fastvid.media.check_sample import check_packets
 from fastvid.media.limits import Limits
 from fastvid.media.prove import index_video
+from fastvid.runtime.hashing import sha256
 from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask
 from fastvid.storage import open_storage
 
 FOREIGN: Final = "foreign"
 """Name of the profile that a generation records for a shard of another tool."""
-
-_HASH_BLOCK: Final = 1 << 24
 
 
 def check_foreign(task: ShardTask) -> Findings:
@@ -44,10 +42,7 @@ def _check(task: ShardTask, findings: Findings) -> None:
 
     if task.files:
         findings.checked.update(("tar", "idx"))
-        digest = hashlib.sha256()
-        for start in range(0, len(view), _HASH_BLOCK):
-            digest.update(view[start : start + _HASH_BLOCK])
-        if (len(view), digest.hexdigest()) != (record.bytes, record.sha256):
+        if (len(view), sha256(view)) != (record.bytes, record.sha256):
             note("tar", "tar differs from its size or its SHA-256")
         try:
             listed = bytes(storage.read(f"{record.name}.idx"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,10 +21,10 @@ from fastvid.format.schema import MEMBER_SUFFIX, PACKET_DTYPE, StreamFlag
 from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import Member, read_members, wds2idx
 from fastvid.media.check_sample import Finding, Indexed, SampleChecker, check_packets
+from fastvid.runtime.hashing import sha256
 from fastvid.sharding.encode.audio import count_samples
 from fastvid.storage import Storage, open_storage
 
-_HASH_BLOCK: Final = 1 << 24
 # A packet's fields that follow from the container and its headers; the checksum follows from the bytes.
 _STRUCTURE: Final = [name for name in PACKET_DTYPE.names or () if name != "crc32"]
 
@@ -116,7 +115,7 @@ class _Audit:
         self.findings.checked["tar"] += task.files
         if len(view) != record.bytes:
             self.note("tar", f"tar has {len(view)} bytes, the generation says {record.bytes}")
-        elif task.files and _sha256(view) != record.sha256:
+        elif task.files and sha256(view) != record.sha256:
             self.note("tar", "tar differs from its SHA-256")
         members = list(read_members(view))
         groups = [(key, list(group)) for key, group in groupby(members, key=lambda member: member.key)]
@@ -322,13 +321,6 @@ def _packet_differences(table: PacketTable, fresh: PacketTable) -> Iterator[str]
         old, new = table.records[packet], fresh.records[packet]
         fields = ", ".join(f"{name} {old[name]} for {new[name]}" for name in _STRUCTURE if old[name] != new[name])
         yield f"{int(differs.sum())} packets are indexed wrongly; packet {packet} with {fields}"
-
-
-def _sha256(view: memoryview) -> str:
-    digest = hashlib.sha256()
-    for start in range(0, len(view), _HASH_BLOCK):
-        digest.update(view[start : start + _HASH_BLOCK])
-    return digest.hexdigest()
 
 
 def _end(member: Member) -> int:

@@ -7,7 +7,6 @@ in the ledger. The dataset appears with its last write, as with every job.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +24,7 @@ from fastvid.format.tar import Member
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
+from fastvid.runtime.hashing import sha256
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.engines.engine import Engine
@@ -39,7 +39,6 @@ from fastvid.sharding.work.index_source import unpack_found
 from fastvid.sharding.work.messages import Outcome, Settings, Task
 from fastvid.storage import LocalStorage, Storage, open_storage
 
-_HASH_BLOCK: Final = 1 << 24
 _ID_DIGITS: Final = 32
 # A video that was too slow among others gets this much more time when it is tried alone.
 _PATIENCE: Final = 4.0
@@ -203,7 +202,7 @@ class _Work:
         for first, indexed in found.items():
             self.annotations.append(_annotation(by_first[first], indexed))
         view = self.storage.map(f"{tar.stem}.tar")
-        return ShardRecord(tar.stem, len(view), _sha256(view), len(samples), {"name": FOREIGN}, {})
+        return ShardRecord(tar.stem, len(view), sha256(view), len(samples), {"name": FOREIGN}, {})
 
     def _outcomes(self, tar: _Tar) -> dict[int, Outcome]:
         """What became of each sample, by its number in the tar."""
@@ -335,10 +334,3 @@ def _row(tar: _Tar, name: str, key: str, outcome: Outcome | None, problem: str, 
     row["bytes_out"] = source.size if outcome.reason is None else None
     row["warnings"] = [*outcome.warnings, *(sample.notes if sample is not None else ())]
     return row
-
-
-def _sha256(view: memoryview) -> str:
-    hashed = hashlib.sha256()
-    for start in range(0, len(view), _HASH_BLOCK):
-        hashed.update(view[start : start + _HASH_BLOCK])
-    return hashed.hexdigest()

@@ -6,9 +6,7 @@ again one by one, and the piece that kills its process is reported.
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -23,6 +21,8 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import annotations_file
 from fastvid.format.shard import index_shard
+from fastvid.runtime.cores import available_cores
+from fastvid.runtime.hashing import sha256
 from fastvid.sharding.verify.check_foreign import FOREIGN, check_foreign
 from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask, check_shard
 from fastvid.storage import Storage, open_storage
@@ -122,7 +122,7 @@ def verify_dataset(
         raise UsageError(f"{sample} samples cannot be checked")
     storage = open_storage(url)
     _, record = read_generation(storage, generation)
-    workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    workers = available_cores() if workers is None else workers
     if workers < 1:
         raise UsageError(f"{workers} workers cannot check anything")
     report = Report(record.number, total=record.num_samples)
@@ -272,7 +272,7 @@ def _annotation_problems(
     name = annotations_file(generation.number)
     try:
         content = storage.read(name)
-        if generation.annotations_sha256 and hashlib.sha256(content).hexdigest() != generation.annotations_sha256:
+        if generation.annotations_sha256 and sha256(content) != generation.annotations_sha256:
             yield Problem("annotations", f"{name} differs from its SHA-256")
         table = read_annotations(storage, generation.number)
         check_annotations(generation, table)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -14,6 +12,7 @@ from typing import Any, Final
 from fastvid.errors import SourceError
 from fastvid.media.probe import OpenSource, SourceInfo, probe
 from fastvid.media.reasons import Reason
+from fastvid.runtime.hashing import sha256_of_file
 from fastvid.sharding.encode.audio import Sound, audio_seconds, take_audio
 from fastvid.sharding.encode.check_encoded import Verified, verify
 from fastvid.sharding.encode.flow_encode import encode_flow, flow_seconds
@@ -27,7 +26,6 @@ from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Tas
 Report = Callable[[str, float], None]
 """Called when a phase begins, with its name and the seconds it may take."""
 
-_CHUNK: Final = 1 << 20
 # Frames that resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2
 # Decodes of a whole source that taking it over costs at most: to try it as it is, to find its packets, to prove them
@@ -88,7 +86,7 @@ def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[Encod
     limits, profile = settings.limits, settings.profile
     with open_task(task, limits, report) as source:
         size = source.size
-        digest = _sha256(source)
+        digest = sha256_of_file(source.descriptor)
         info = probe(source, limits)
         if profile.copies:
             return *_copy(task, settings, source, info, digest, report), size
@@ -227,11 +225,3 @@ def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
         yield "rate-changed"
     if min(info.width, info.height) < profile.short_side:
         yield "enlarged"
-
-
-def _sha256(source: OpenSource) -> str:
-    digest, position = hashlib.sha256(), 0
-    while chunk := os.pread(source.descriptor, _CHUNK, position):
-        digest.update(chunk)
-        position += len(chunk)
-    return digest.hexdigest()

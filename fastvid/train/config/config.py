@@ -16,6 +16,7 @@ from fastvid.load.clips.augment import Transform
 from fastvid.load.clips.sampling import Sampler
 from fastvid.load.order.batches import Last
 from fastvid.load.workers.skips import OnError, Workers
+from fastvid.runtime.checks import check_choice, check_least
 
 OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "lars", "lamb"]
 Groups = Literal["plain", "tsm"]
@@ -144,9 +145,7 @@ class ModelConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.num_classes is not None:
-            _at_least(1, self, "num_classes")
-        _at_least(1, self, "pipeline", "pipeline_batches")
+        _at_least(1, self, "num_classes", "pipeline", "pipeline_batches")
         if self.pipeline > 1 and self.compile:
             raise UsageError("model.compile does not go with model.pipeline")
 
@@ -277,8 +276,7 @@ class RunConfig:
             raise UsageError(f"run.out is {self.out!r}, expected a local folder")
         _at_least(1, self, "epochs", "log_every_steps", "eval_every_epochs", "keep_checkpoints", "timeout_s")
         _at_least(0, self, "seed", "checkpoint_every_s")
-        if self.micro_batch_size is not None:
-            _at_least(1, self, "micro_batch_size")
+        _at_least(1, self, "micro_batch_size")
         _one_of(self, "amp", Amp)
 
 
@@ -348,13 +346,8 @@ def _section(config: object) -> str:
 
 
 def _at_least(least: float, config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not value >= least:
-            raise UsageError(f"{_section(config)}.{name} is {value}, expected at least {least}")
+    check_least(least, **{f"{_section(config)}.{name}": getattr(config, name) for name in names})
 
 
 def _one_of(config: Any, name: str, allowed: Any) -> None:
-    value, known = getattr(config, name), get_args(allowed)
-    if value not in known:
-        raise UsageError(f"{_section(config)}.{name} is {value!r}", hint=f"known are {', '.join(known)}")
+    check_choice(f"{_section(config)}.{name}", getattr(config, name), get_args(allowed))

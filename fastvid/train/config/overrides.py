@@ -15,6 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fastvid.errors import UsageError
+from fastvid.runtime.checks import check_choice
 
 Root = TypeVar("Root")
 Tree = dict[str, "Tree | str"]
@@ -77,8 +78,7 @@ def parse(text: str, kind: Any, key: str) -> Any:
         (inner, *others) = [argument for argument in arguments if argument is not type(None)]
         return _refuse(key) if others else parse(text, inner, key)
     if origin is Literal:
-        if text not in arguments:
-            raise UsageError(f"{key} is {text!r}", hint=f"known are {', '.join(map(str, arguments))}")
+        check_choice(key, text, arguments)
         return text
     if origin is tuple and arguments[1:] == (...,):
         return tuple(parse(part.strip(), arguments[0], key) for part in text.split(",") if part.strip())

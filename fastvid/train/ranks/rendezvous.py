@@ -16,7 +16,6 @@ A dead rank never acknowledges, because every token is made of rank 0's fresh nu
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from typing import Final
@@ -24,6 +23,7 @@ from typing import Final
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from fastvid.errors import WorkerError
+from fastvid.runtime.hashing import sha256
 from fastvid.runtime.world import World
 
 _PREFIX: Final = "fastvid"
@@ -67,7 +67,7 @@ class _Lead:
         if not self.store.check(self.places):
             return None
         numbers = [number.decode() for number in self.store.multi_get(self.places)]
-        token = hashlib.sha256("".join(numbers).encode()).hexdigest()
+        token = sha256("".join(numbers).encode())
         if token != self.token:
             self.token = token
             for number in numbers:

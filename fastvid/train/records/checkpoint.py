@@ -11,7 +11,6 @@ samples seen and the start of its SHA-256: ``checkpoint-000000012288-9f86d081884
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import logging
@@ -26,6 +25,7 @@ import torch
 
 from fastvid.errors import FormatError, StateError, StorageError, VersionError
 from fastvid.runtime import faults
+from fastvid.runtime.hashing import sha256
 from fastvid.storage import open_storage
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ CHECKPOINT_VERSION: Final = 1
 BEST: Final = "best.json"
 """Names the checkpoint with the highest score, and the score."""
 
-_NAME: Final = re.compile(r"checkpoint-(\d{12})-([0-9a-f]{16})\.pt")
+_DIGITS: Final = 16
+_NAME: Final = re.compile(rf"checkpoint-(\d{{12}})-([0-9a-f]{{{_DIGITS}}})\.pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Checkpoints:
         buffer = io.BytesIO()
         torch.save({"version": CHECKPOINT_VERSION, **state}, buffer)
         data = buffer.getbuffer()
-        name = f"checkpoint-{samples:012d}-{_digest(data)}.pt"
+        name = f"checkpoint-{samples:012d}-{sha256(data)[:_DIGITS]}.pt"
         with self.storage.create(name) as file:
             file.write(data[: len(data) // 2])
             file.flush()
@@ -202,7 +203,7 @@ class Checkpoints:
         if match is None:
             raise FormatError("name of a checkpoint is checkpoint-SAMPLES-SHA256.pt", file=name)
         data = self.storage.read(name)
-        if _digest(memoryview(data)) != match[2]:
+        if sha256(data)[:_DIGITS] != match[2]:
             raise FormatError("checkpoint differs from what was written", file=f"{self.storage.url}/{name}")
         return Found(name, data)
 
@@ -239,7 +240,3 @@ def _samples(name: str) -> int:
     match = _NAME.fullmatch(name)
     assert match is not None
     return int(match[1])
-
-
-def _digest(data: memoryview) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.load.order.batches import MASKED, Batches, rank_slice
-from fastvid.runtime.world import World, available_cores
+from fastvid.runtime.world import World
 
 
 @given(st.integers(0, 500), st.integers(1, 40))
@@ -123,22 +123,3 @@ def test_half_an_environment_is_refused(environment):
     environment.setenv("RANK", "0")
     with pytest.raises(UsageError, match="WORLD_SIZE=None"):
         World.resolve(None, None)
-
-
-def test_ranks_of_a_node_share_its_cores(environment):
-    alone = available_cores()
-    assert alone >= 1
-    environment.setenv("LOCAL_WORLD_SIZE", "2")
-    assert available_cores() == max(1, alone // 2)
-    environment.setenv("LOCAL_WORLD_SIZE", "100000")
-    assert available_cores() == 1
-
-
-def test_a_container_quota_counts(environment, tmp_path):
-    environment.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    environment.setattr("fastvid.runtime.world._CGROUPS", tmp_path)
-    assert available_cores() == 64
-    (tmp_path / "cpu.max").write_text("350000 100000\n")
-    assert available_cores() == 3
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert available_cores() == 64

@@ -17,10 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.common.harness import RESULTS, cores, machine_facts, write_json
+from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
+from fastvid.runtime.cores import available_cores
 from tests.sharding.shardtools import REPOSITORY
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(4 * 3600)]
@@ -184,7 +185,7 @@ def test_damaged_videos_neither_hang_nor_spoil_a_job(footage, tmp_path):
     verdicts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for name, row in rows.items():
         verdicts[kinds[name]][row["reason"] or "packed"] += 1
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         found = list(pool.map(wrong, samples(out)))
     undecodable = [text for text in found if text is not None]
     slowest = max(rows.values(), key=lambda row: row["seconds"])
@@ -200,7 +201,7 @@ def test_damaged_videos_neither_hang_nor_spoil_a_job(footage, tmp_path):
         "verdicts": {kind: dict(sorted(counts.items())) for kind, counts in sorted(verdicts.items())},
         "samples_checked_with_xerror": len(found),
         "undecodable_samples": undecodable,
-        "workers": cores(),
+        "workers": available_cores(),
         "wall_seconds": round(wall, 1),
         "slowest_source": {"name": slowest["source_id"], "seconds": slowest["seconds"], "reason": slowest["reason"]},
         "peak_memory_mb": {

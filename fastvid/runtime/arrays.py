@@ -1,0 +1,15 @@
+"""NumPy's array types by the names that annotations use; shapes stand in docstrings."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+BoolArray = npt.NDArray[np.bool_]
+UInt8Array = npt.NDArray[np.uint8]
+UInt32Array = npt.NDArray[np.uint32]
+UInt64Array = npt.NDArray[np.uint64]
+IntArray = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+FloatArray = npt.NDArray[np.float64]
+RecordArray = npt.NDArray[np.void]

@@ -1,0 +1,39 @@
+"""The cores that this process may use."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_cores(ranks: int | None = None) -> int:
+    """Return the cores for this rank, at least 1: those the process may run on, within its container's quota.
+
+    Args:
+        ranks: Processes of the node that share them; None takes torchrun's LOCAL_WORLD_SIZE, or 1.
+    """
+    if ranks is None:
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(local) if local.isdigit() else 1
+    return max(1, math.floor(min(len(os.sched_getaffinity(0)), _quota()) / max(1, ranks)))
+
+
+def _quota() -> float:
+    """CPU quota in cores, the smallest from this process's control group (version 2) to the root; inf without one."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return math.inf
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    cores = math.inf
+    for group in (own, *(str(parent) for parent in Path(own).parents)):
+        try:
+            quota, period = (_CGROUPS / group.lstrip("/") / "cpu.max").read_text().split()
+            if quota != "max":
+                cores = min(cores, int(quota) / int(period))
+        except (OSError, ValueError):
+            continue
+    return cores
