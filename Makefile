@@ -37,11 +37,11 @@ release-check: $(DEV_STAMP)
 
 $(USER_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[torch,dali-cuda13,report]'
+	$(PIP) -e '.[torch,dali-cuda13]'
 	touch $(USER_STAMP)
 
 $(DEV_STAMP): $(USER_STAMP)
-	$(PIP) -e '.[torch,dali-cuda13,report,object-stores,flow,ray,docs,dev]'
+	$(PIP) -e '.[torch,dali-cuda13,object-stores,flow,ray,docs,dev]'
 	touch $(DEV_STAMP)
 
 clean:

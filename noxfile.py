@@ -15,7 +15,7 @@ import nox
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
 
-PRODUCT = ".[torch,dali-cuda13,object-stores,flow,report]"
+PRODUCT = ".[torch,dali-cuda13,object-stores,flow]"
 TOOLS = ".[dev]"
 TESTS = (
     "tests/test_first_steps.py",

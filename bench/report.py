@@ -49,6 +49,11 @@ READERS: Final = {
     "fastvid-soak-load-memory/1": "bench.common.soak_charts:loading",
     "fastvid-tune/1": "bench.shard.charts:tune",
 }
+# Sections of the page by the folder that draws them; "" is for results of no known schema.
+_SUBJECTS: Final = {
+    "decode": "Decoding", "load": "Loading", "shard": "Sharding", "train": "Training", "strategies": "Strategies",
+    "scaling": "Scaling", "gpu": "Devices", "common": "Long runs", "": "Other results",
+}  # fmt: skip
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
 END: Final = "<!-- end of measured -->"
 _MOST_ROWS: Final = 60
@@ -107,25 +112,34 @@ def render(records: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         records: Results by a label that tells them apart.
     """
-    from fastvid.report import page, plots
+    from fastvid.report.charts import bars, lines
+    from fastvid.report.markup import card, table
+    from fastvid.report.page import Section, document
 
     def drawn(chart: Chart) -> str:
         if isinstance(chart, Bars):
-            return plots.bars(chart.values, unit=chart.unit, spread=chart.spread, marked=chart.rivals)
+            return bars(chart.values, unit=chart.unit, spread=chart.spread, quiet=chart.rivals)
         if isinstance(chart, Lines):
-            return plots.lines(
-                chart.series, chart.up, across=chart.across, log_x=chart.log_x, log_y=chart.log_y,
-                dashed=chart.expected, size=(9.6, 4.2),
-            )  # fmt: skip
-        return page.table(chart.heads, chart.rows)
+            return lines(
+                chart.series, chart.up, across=chart.across, log_x=chart.log_x, log_y=chart.log_y, dashed=chart.expected
+            )
+        return table(chart.heads, chart.rows)
 
-    sections = [page.card("Where it was measured", page.table(*_machines(records)))]
-    sections += [page.card(chart.title, drawn(chart), chart.note) for chart in merged(records)]
-    return page.page(
-        "fastvid bench",
-        "Medians; thin lines are the least and the greatest round. A ratio holds within one run; an absolute number"
-        " belongs to its machine.",
-        "\n".join(sections),
+    subjects: dict[str, dict[str, Mapping[str, Any]]] = {title: {} for title in _SUBJECTS.values()}
+    for label, record in records.items():
+        part = READERS.get(str(record.get("schema")), ".").split(".")[1]
+        subjects[_SUBJECTS[part]][label] = record
+    sections = [
+        Section(title, "".join(card(chart.title, drawn(chart), chart.note) for chart in merged(found)))
+        for title, found in subjects.items()
+        if found
+    ]
+    return document(
+        "Benchmarks",
+        [*sections, Section("Machines", card("Where it was measured", table(*_machines(records))))],
+        command="bench",
+        lead="Medians of rounds; thin lines are the least and the greatest. Grey is what fastvid is"
+        " compared with. A ratio holds within one run; an absolute number belongs to its machine.",
     )
 
 

@@ -73,7 +73,6 @@ class MissingDependency(FastvidError, ImportError):
 # Packages that an extra brings, by the name under which they are imported.
 _EXTRAS = {
     "cv2": "flow",
-    "matplotlib": "report",
     "obstore": "object-stores",
     "ray": "ray",
     "tensorboard": "tensorboard",

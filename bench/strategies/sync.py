@@ -36,7 +36,6 @@ from bench.common.hosts import Hosts
 from bench.strategies.local_steps import Job, Ranks
 from bench.strategies.relay_steps import RATES
 from bench.strategies.slow_network import Link
-from bench.strategies.sync_plots import draw
 from bench.strategies.sync_tables import crossover_table, rate_table, straggler_table, sweep_table, target_table
 from fastvid.errors import UsageError
 
@@ -107,7 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=384, help="most steps of a run (default %(default)s)")
     parser.add_argument("--only", choices=PARTS, help="one part; the others are taken from --json")
     parser.add_argument("--json", type=Path, default=RESULTS / "sync.json", help="result file (%(default)s)")
-    parser.add_argument("--plots", type=Path, help="folder of plots, needs matplotlib (default: none)")
 
 
 def efficiency(t_comm: float, t_step: float, k: int) -> float:
@@ -162,8 +160,6 @@ def run(args: argparse.Namespace) -> int:
             record["straggler"] = stragglers(ranks, base, range(args.seeds))
         print(straggler_table(record["straggler"]), flush=True)
     write_json(args.json, record)
-    if args.plots is not None:
-        draw(record, args.plots)
     return 0
 
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample and its clips (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times that clips are decoded (%(default)s)")
     parser.add_argument("--workers", type=int, metavar="N", help="to encode and to decode with (default: one a core)")
-    parser.add_argument("--html", metavar="FILE", help="write the table, plots and advice as one page")
+    parser.add_argument("--html", metavar="FILE", help="write the table, charts and advice as one page")
     parser.add_argument("--keep", metavar="DIR", help="leave the encoded samples here")
     parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
@@ -39,9 +39,6 @@ def run(args: argparse.Namespace) -> int:
     from fastvid.tune.study import study
     from fastvid.tune.text import render
 
-    if args.html is not None:
-        # The plots' library is missed before the work, not after it.
-        from fastvid.tune import page
     found = study(
         args.sources,
         profiles=args.profiles,
@@ -57,8 +54,10 @@ def run(args: argparse.Namespace) -> int:
     record = found.to_json() | {"recommended": advice.profile, "reasons": list(advice.reasons)}
     print(json.dumps(record, indent=1) if args.json else render(found, advice))
     if args.html is not None:
+        from fastvid.tune import page
+
         try:
-            Path(args.html).write_bytes(page.render(found, advice))
+            Path(args.html).write_text(page.render(found, advice), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"page cannot be written: {error.strerror}", file=args.html) from error
     return 0

@@ -1,16 +1,29 @@
-"""The demo's report: one HTML file without any reference to another."""
+"""The demo's report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.report import page as html
-from fastvid.report import plots
+from fastvid.report.charts import bars, lines
+from fastvid.report.markup import card, definitions, figures, film_strip, grid, picture, table, text
+from fastvid.report.page import Section, document
+from fastvid.runtime.units import duration, things
+
+_STYLE: Final = """
+.clip {
+  display: grid; grid-template-columns: minmax(0, 1fr) 260px; gap: 8px 20px; align-items: center; padding: 10px 0;
+  border-top: 1px solid var(--line);
+}
+.clip:first-of-type { border-top: 0; }
+.clip img { width: 100%; display: block; border-radius: 6px; }
+.clip div { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center; } .clip b { width: 100%; }
+@media (max-width: 700px) { .clip { grid-template-columns: minmax(0, 1fr); } }
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,65 +63,62 @@ def page(
     """
     percent = "{:.1f} %".format
     numbers = [
-        (percent(summary["tsm_top1"]), "held-out top-1 of TSM"),
-        (percent(summary["control_top1"]), "of the same net without shift"),
-        (percent(summary["shuffled_top1"]), "of TSM on shuffled frames"),
-        (percent(summary["chance"]), "chance, eight directions"),
-        (f"{summary['clips_per_second']:.0f}", "clips/s out of the loader"),
-        (f"{summary['seconds']:.0f} s", "from raw videos to here"),
+        ("TSM", percent(summary["tsm_top1"]), "held-out top-1"),
+        ("The same net without shift", percent(summary["control_top1"]), "held-out top-1"),
+        ("TSM on shuffled frames", percent(summary["shuffled_top1"]), f"chance is {percent(summary['chance'])}"),
+        ("Loader", f"{summary['clips_per_second']:,.0f} clips/s", "with nothing after it"),
+        ("Whole demo", duration(summary["seconds"]), "from raw videos to here"),
     ]
+    waiting = [name for name in split if name != "compute"]
     sections = [
-        html.figures(numbers),
-        html.card(
-            "Only a model that sees time can tell",
-            html.side_by_side(
-                plots.lines(curves, "held-out top-1, %", across="epochs", limits=(0, 103), whole_x=True),
-                plots.lines(losses, "training loss", across="epochs", whole_x=True),
+        Section(
+            "Learning",
+            grid(
+                card("", lines(curves, "held-out top-1, %", across="epochs", limits=(0, 103), whole_x=True)),
+                card("", lines(losses, "training loss", across="epochs", whole_x=True)),
             ),
-            "TSM shifts a quarter of its channels to the frame before and a quarter to the frame after. The control is"
-            " the same net without the shift: it averages frames it sees one by one. That it can learn, but not"
-            " motion, shows where the label is the kind of texture instead: there it reaches"
+            "Only a model that sees time can tell. TSM shifts a quarter of its channels to the frame before and a"
+            " quarter to the frame after. The control is the same net without the shift: it averages frames it sees one"
+            " by one. Where the label is the kind of texture instead, which no motion is needed for, it reaches"
             f" {percent(summary['control_texture_top1'])}.",
         ),
-        html.card(
-            "Held-out clips",
-            "".join(_strip(strip) for strip in strips),
+        Section(
+            "Clips",
+            card("Held-out clips", "".join(map(_strip, strips))),
             "The eight frames that the loader decoded, in order, cropped as the model saw them.",
         ),
-        html.card(
-            "Where a training step's time goes",
-            plots.bars(
-                {name: 1e3 * seconds for name, seconds in split.items()},
-                unit="ms",
-                marked=[name for name in split if name.startswith("wait")],
+        Section(
+            "Speed",
+            card(
+                "Where a training step's time goes",
+                bars({name: 1e3 * seconds for name, seconds in split.items()}, unit="ms", quiet=waiting),
+                f"One rank of {summary['processes']}. The model is idle while it waits; decoding runs beside it.",
+            )
+            + grid(
+                card(
+                    "Loader",
+                    table(("decoder", "encoding", "clips/s", "packets fed"), loaders),
+                    "Packets fed: planned, against those from each key frame on.",
+                ),
+                card("Dataset", definitions(dict(facts))),
             ),
-            f"One process of {summary['processes']}. Waiting is what the model stood still for; decoding runs beside"
-            " it.",
-        ),
-        html.side_by_side(
-            html.card(
-                "Loader",
-                html.table(("decoder", "encoding", "clips/s", "packets fed"), loaders),
-                "Packets fed: planned, against those from each key frame on.",
-            ),
-            html.card("Dataset", html.table(("", ""), facts)),
         ),
     ]
-    return html.page(
-        "fastvid demo",
-        "Raw videos, made with ffmpeg, were sharded, indexed, decoded by plan and learnt under torchrun with"
-        f" {summary['processes']} processes. Textures drift in eight directions; no single frame tells which.",
-        "\n".join(sections),
+    return document(
+        "A model that sees motion",
+        sections,
+        command="demo",
+        lead="Raw videos, made with ffmpeg, were sharded, indexed, decoded by plan and learnt under torchrun with"
+        f" {things(summary['processes'], 'rank')}. Textures drift in eight directions; no single frame tells which.",
+        top=figures(numbers),
+        style=_STYLE,
     )
 
 
 def _strip(strip: Strip) -> str:
-    row = np.concatenate(
-        [np.pad(frame, ((0, 0), (0, 3), (0, 0)), constant_values=255) for frame in strip.frames], axis=1
-    )
-    says = "<br>".join(
-        f'{html.text(model)} <span class="{"ok" if guess == strip.truth else "no"}">{html.text(guess)}</span>'
+    said = "".join(
+        f'<span class="pill {"ok" if guess == strip.truth else "no"}">{text(model)}: {text(guess)}</span>'
         for model, guess in strip.guesses.items()
     )
-    shown = html.picture(row, f"eight frames of a clip that moves {strip.truth}")
-    return f'<div class="clip">{shown}<div><b>{html.text(strip.truth)}</b><br>{says}</div></div>'
+    shown = picture(film_strip(strip.frames), f"eight frames of a clip that moves {strip.truth}")
+    return f'<div class="clip">{shown}<div><b>{text(strip.truth)}</b>{said}</div></div>'

@@ -1,4 +1,4 @@
-"""Pages that commands leave behind: one HTML file each, with its plots inside and without a reference to another.
+"""Pages that commands write: one HTML file each, with its charts and pictures inside and no reference to the outside.
 
-Needs matplotlib (the extra ``report``).
+`markup` escapes text and builds cards and tables, `charts` draws numbers, `page` puts sections into the file.
 """

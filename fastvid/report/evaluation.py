@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
-from fastvid.report import page as html
-from fastvid.report.plots import INK, MUTED
+from fastvid.report.markup import Markup, card, figures, picture, table, text
+from fastvid.report.page import Section, document
+from fastvid.runtime.units import count
 
-_HEADS = ("class", "videos", "top-1", "most often taken for")
-_NAMED = 30  # classes that fit with their names beside a matrix
+_HEADS: Final = ("class", "videos", "top-1", "most often taken for")
+_NAMED: Final = 30  # classes whose counts fit on a page; the matrix of more is a picture
+_INK: Final = (0x55, 0x70, 0xFF)  # near the accent of the style sheet, readable on light and dark cards
+_STYLE: Final = """
+#confusion { width: auto; }
+#confusion td { text-align: center; padding: 5px 8px; min-width: 44px; border: 0; border-radius: 6px; }
+#confusion td:first-child { text-align: left; white-space: nowrap; }
+#confusion th { font-weight: 500; padding: 3px 13px; border: 0; }
+#confusion th + th { writing-mode: vertical-rl; transform: rotate(180deg); text-align: left; }
+.matrix img {
+  width: min(100%, 860px); display: block; margin: auto; image-rendering: pixelated; outline: 1px solid var(--line);
+}
+"""
 
 
 class Evaluated(Protocol):
@@ -42,53 +51,64 @@ def page(report: Evaluated) -> str:
     """The whole page."""
     score = report.score
     rows = report.per_class()
-    known = sorted((row for row in rows if row["videos"]), key=lambda row: row["top1_percent"])
-    mean = sum(row["top1_percent"] for row in known) / len(known) if known else float("nan")
-    figures = [
-        (f"{score.top1_percent:.2f} %", "top-1"),
-        (f"{score.top5_percent:.2f} %", "top-5"),
-        (f"{mean:.2f} %", "mean of the classes' top-1"),
-        (f"{score.loss:.3f}", "loss, nats"),
-        (f"{score.scored:,} of {score.total:,}", "videos scored"),
-        (f"{report.protocol}, {report.num_views}", "protocol, views a video"),
+    known = sorted((one for one in rows if one["videos"]), key=lambda one: one["top1_percent"])
+    mean = sum(one["top1_percent"] for one in known) / len(known) if known else float("nan")
+    numbers = [
+        ("Top-1", f"{score.top1_percent:.2f} %", f"class mean {mean:.2f} %"),
+        ("Top-5", f"{score.top5_percent:.2f} %", ""),
+        ("Loss", f"{score.loss:.3f} nats", ""),
+        ("Videos scored", count(score.scored), f"of {count(score.total)}"),
+        ("Protocol", report.protocol, f"views a video: {report.num_views}"),
     ]
-    table = [
+    cells = [
         (
-            row["class"],
-            f"{row['videos']:,}",
-            f"{row['top1_percent']:.1f} %",
-            f"{row['taken_for']} ({row['taken_for_videos']})" if row["taken_for"] else "",
+            one["class"],
+            f"{one['videos']:,}",
+            f"{one['top1_percent']:.1f} %",
+            f"{one['taken_for']} ({one['taken_for_videos']})" if one["taken_for"] else "",
         )
-        for row in known
+        for one in known
     ]
-    return html.page(
-        "fastvid eval",
-        "Every video of the split once; the probabilities of its views are averaged.",
-        html.figures(figures)
-        + html.card("Who is taken for whom", _matrix(report), "Rows are true classes, columns what the model said.")
-        + html.card(
-            "Classes, the worst first", html.table(("class", "videos", "top-1", "most often taken for"), table)
-        ),
+    return document(
+        "Evaluation",
+        [
+            Section(
+                "Confusion",
+                card(
+                    "Who is taken for whom",
+                    _matrix(report),
+                    "Rows are true classes; the stronger the colour, the larger the share of the row.",
+                ),
+            ),
+            Section("Classes", card("The worst first", table(_HEADS, cells))),
+        ],
+        command="eval",
+        lead="Every video of the split once; the probabilities of its views are averaged.",
+        top=figures(numbers),
+        style=_STYLE,
     )
 
 
 def _matrix(report: Evaluated) -> str:
-    counts = np.asarray(report.confusion, dtype=np.float64)
+    """The confusion matrix: of few classes a table of counts, of many a picture; stronger is a larger share."""
+    counts = np.asarray(report.confusion)
     shares = counts / np.maximum(1.0, counts.sum(1, keepdims=True))
-    side = 9.0 if len(counts) > _NAMED else 2.5 + 0.22 * len(counts)
-    figure = Figure(figsize=(side, side * 0.88), layout="constrained")
-    axes = figure.subplots()
-    shown = axes.imshow(100 * shares, cmap="Greens", vmin=0, vmax=100, interpolation="nearest")
-    if len(counts) <= _NAMED:
-        axes.set_xticks(range(len(counts)), report.classes, rotation=90, fontsize=9)
-        axes.set_yticks(range(len(counts)), report.classes, fontsize=9)
-    axes.tick_params(length=0, colors=INK)
-    axes.spines[:].set_visible(False)
-    bar = figure.colorbar(shown, ax=axes, shrink=0.6)
-    bar.outline.set_visible(False)
-    bar.set_label("% of a class", color=MUTED, fontsize=9)
-    out = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fastvid", "font.family": "sans-serif"}):
-        figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
-    drawn = out.getvalue()
-    return drawn[drawn.index("<svg") :]
+    if len(counts) > _NAMED:
+        pixels = np.empty((*shares.shape, 4), np.uint8)
+        pixels[...] = (*_INK, 0)
+        pixels[..., 3] = np.round(255 * np.sqrt(shares))  # a share of 1 % is still seen
+        alt = f"confusion of {len(counts)} classes; the table below names each one's most common error"
+        return f'<div class="matrix">{picture(pixels, alt)}</div>'
+    rows = [
+        Markup(
+            f"<tr><td>{text(name)}</td>"
+            + "".join(
+                f'<td style="background:color-mix(in srgb, var(--accent) {75 * share:.0f}%, var(--track))"'
+                f' data-tip="{text(name)} taken for {text(other)}: {number}, {100 * share:.0f} %">{number or ""}</td>'
+                for other, number, share in zip(report.classes, line, part, strict=True)
+            )
+            + "</tr>"
+        )
+        for name, line, part in zip(report.classes, counts.tolist(), shares.tolist(), strict=True)
+    ]
+    return table(("", *report.classes), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')

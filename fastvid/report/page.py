@@ -1,107 +1,112 @@
-"""The frame that all reports share: style, cards, tables, pictures. Text is escaped here."""
+"""The file around sections: head, navigation, title, and a policy that forbids everything the page does not contain.
+
+Everything that comes from outside fastvid passes `markup.text`. The policy forbids the network and every script but the
+one whose hash it names, so that a hostile name could do nothing even if it slipped through.
+"""
 
 from __future__ import annotations
 
 import base64
-import html
-import io
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-from matplotlib.image import imsave
+import fastvid
+from fastvid.report.markup import text
 
-_STYLE: Final = """
-:root { color-scheme: light; }
-body {
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; color: #1b1f24; background: #f6f7f9;
-  margin: 0;
-}
-main { max-width: 1040px; margin: 0 auto; padding: 40px 24px 64px; }
-h1 { font-size: 30px; margin: 0 0 6px; letter-spacing: -0.01em; }
-h2 { font-size: 19px; margin: 0 0 4px; }
-p { margin: 4px 0 14px; max-width: 72ch; }
-.muted { color: #68707c; }
-.card { background: #fff; border: 1px solid #e3e6eb; border-radius: 10px; padding: 22px 24px; margin: 20px 0; }
-.card .wide { overflow-x: auto; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 14px; margin: 24px 0; }
-.figure { background: #fff; border: 1px solid #e3e6eb; border-radius: 10px; padding: 14px 16px; }
-.figure b { display: block; font-size: 27px; line-height: 1.2; font-variant-numeric: tabular-nums; }
-.figure span { color: #68707c; font-size: 13.5px; }
-.two { display: grid; grid-template-columns: 1fr 1fr; gap: 24px; }
-@media (max-width: 760px) { .two { grid-template-columns: 1fr; } }
-table { border-collapse: collapse; font-size: 14.5px; width: 100%; }
-td, th { text-align: left; padding: 5px 12px 5px 0; }
-th { color: #68707c; font-weight: 500; border-bottom: 1px solid #e3e6eb; }
-td { border-bottom: 1px solid #f0f2f5; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td:first-child, td.n { white-space: nowrap; }
-svg { max-width: 100%; height: auto; display: block; }
-.clip {
-  display: grid; grid-template-columns: 1fr 240px; gap: 18px; align-items: center; padding: 9px 0;
-  border-bottom: 1px solid #f0f2f5;
-}
-.clip img { width: 100%; image-rendering: auto; border-radius: 4px; display: block; }
-.ok { color: #0b6e4f; font-weight: 600; }
-.no { color: #c8553d; font-weight: 600; }
-code { background: #eef0f3; padding: 1px 5px; border-radius: 4px; font-size: 14px; }
-"""
+_MARK: Final = (
+    '<svg width="22" height="22" viewBox="0 0 22 22" aria-hidden="true">'
+    '<rect width="22" height="22" rx="6" fill="var(--accent)"/>'
+    '<path d="M5 15V7M8.5 15v-4M12 15v-2.5M15.5 15V9.5" stroke="#fff" stroke-width="2" stroke-linecap="round"/></svg>'
+)
+_MOON: Final = (
+    '<svg width="15" height="15" viewBox="0 0 16 16" fill="currentColor" aria-hidden="true">'
+    '<path d="M8 1a7 7 0 1 0 0 14A7 7 0 0 0 8 1Zm0 1.6v10.8A5.4 5.4 0 0 1 8 2.6Z"/></svg>'
+)
 
 
-def text(value: object) -> str:
-    """`value` as it may stand between tags or in a quoted attribute."""
-    return html.escape(str(value))
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page with a heading and a link at the top.
+
+    Attributes:
+        title: Text.
+        body: Markup.
+        lead: Text below the title.
+    """
+
+    title: str
+    body: str
+    lead: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """Its id in the page."""
+        return re.sub(r"\W+", "-", self.title.lower())
 
 
-def page(title: str, lead: str, body: str) -> str:
-    """The whole file.
+def document(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    command: str,
+    lead: str = "",
+    chips: Mapping[str, object] | None = None,
+    top: str = "",
+    end: str = "",
+    style: str = "",
+    script: str = "",
+) -> str:
+    """Return the whole file.
 
     Args:
-        title: Plain text, heading and name of the page.
-        lead: Plain text below it.
-        body: HTML.
+        title: Text.
+        sections: In order; without any, `top` is all there is.
+        command: Which command of fastvid writes it.
+        lead: Text below the title.
+        chips: Facts below the lead, by name.
+        top: Markup before the first section.
+        end: Markup after everything else.
+        style: Rules of this page beside the common ones.
+        script: Likewise.
     """
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body><main>
-<h1>{text(title)}</h1>
-<p class="muted">{text(lead)}</p>
-{body}
-</main></body></html>
-"""
-
-
-def figures(numbers: Sequence[tuple[str, str]]) -> str:
-    """A row of large numbers, each with what it is, both plain text."""
-    cards = "".join(
-        f'<div class="figure"><b>{text(value)}</b><span>{text(label)}</span></div>' for value, label in numbers
+    script = asset("fastvid.report", "page.js") + script
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    policy = (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src 'unsafe-inline';"
+        f" script-src 'sha256-{digest}'"
     )
-    return f'<div class="figures">{cards}</div>'
-
-
-def card(title: str, body: str, note: str = "") -> str:
-    """A box: plain title, plain note below it, HTML body."""
-    return f'<div class="card"><h2>{text(title)}</h2>{f"<p>{text(note)}</p>" if note else ""}{body}</div>'
-
-
-def side_by_side(left: str, right: str) -> str:
-    """Two pieces of HTML in one row, below each other on a narrow screen."""
-    return f'<div class="two">{left}{right}</div>'
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain text in rows; all columns but the first are aligned as numbers. Heads that are all empty are left out."""
-    head = "".join(f"<th{' class=n' if i else ''}>{text(h)}</th>" for i, h in enumerate(heads))
+    links = "".join(f'<a href="#{one.anchor}">{text(one.title)}</a>' for one in sections if len(sections) > 1)
+    listed = "".join(f'<span class="chip">{text(k)} <b>{text(v)}</b></span>' for k, v in (chips or {}).items())
+    header = f"<h1>{text(title)}</h1>{_paragraph(lead)}" + (f'<div class="chips">{listed}</div>' if listed else "")
     body = "".join(
-        "<tr>" + "".join(f"<td{' class=n' if i else ''}>{text(c)}</td>" for i, c in enumerate(row)) + "</tr>"
-        for row in rows
+        f'<section id="{one.anchor}"><h2>{text(one.title)}</h2>{_paragraph(one.lead)}{one.body}</section>'
+        for one in sections
     )
-    return f'<div class="wide"><table>{f"<tr>{head}</tr>" if any(heads) else ""}{body}</table></div>'
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{text(title)} · fastvid</title>\n<style>\n{asset('fastvid.report', 'page.css')}{style}</style>\n"
+        '<style id="dark" media="screen and (prefers-color-scheme: dark)">\n'
+        f"{asset('fastvid.report', 'dark.css')}</style>\n</head>\n<body>\n"
+        f'<nav><div><span class="mark">{_MARK}fastvid</span><div class="links">{links}</div>'
+        f'<button id="theme" title="light or dark" aria-label="light or dark">{_MOON}</button></div></nav>\n'
+        f"<main><header>{header}</header>{top}{body}"
+        f"<footer><span>fastvid {text(fastvid.__version__)} {text(command)}</span>"
+        "<span>This page loads nothing from the network.</span></footer></main>\n"
+        f'{end}<div id="tip" role="tooltip"></div>\n<script>{script}</script>\n</body>\n</html>\n'
+    )
 
 
-def picture(pixels: npt.NDArray[np.uint8], alt: str) -> str:
-    """An image of uint8 [H, W, 3] inside the page."""
-    out = io.BytesIO()
-    imsave(out, pixels, format="png")
-    return f'<img alt="{text(alt)}" src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'
+def _paragraph(lead: str) -> str:
+    return f'<p class="lead">{text(lead)}</p>' if lead else ""
+
+
+def asset(package: str, name: str) -> str:
+    """Return a file of the folder ``assets`` of a package."""
+    return (files(package) / "assets" / name).read_text(encoding="utf-8")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.image import imsave
 
 from fastvid.errors import UsageError
-from fastvid.report import page as html
+from fastvid.report.charts import bars
+from fastvid.report.markup import card, film_strip, picture, png
+from fastvid.report.page import Section, document
 
-_GAP = 3  # white pixels between frames
+_GAP: Final = 3  # white pixels between strips
+_STYLE: Final = """
+.seen { overflow-x: auto; margin-bottom: 16px; border-radius: 6px; }
+.seen img { display: block; max-width: max(100%, 900px); }
+"""
 
 
 class Predicted(Protocol):
@@ -38,35 +43,32 @@ def write(path: Path, predictions: Sequence[Predicted]) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
+    strips = [film_strip(one.pictures) for one in predictions]
     try:
         if path.suffix == ".png":
-            imsave(path, _stacked([strip(one.pictures) for one in predictions]))
+            path.write_bytes(png(_stacked(strips)))
         else:
-            path.write_text(_page(predictions), encoding="utf-8")
+            path.write_text(_page(predictions, strips), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"picture cannot be written: {error.strerror}", file=path) from error
 
 
-def strip(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Frames uint8 [T, H, W, 3] side by side: [H, T * (W + gap) - gap, 3]."""
-    spaced = np.pad(pictures, ((0, 0), (0, 0), (0, _GAP), (0, 0)), constant_values=255)
-    row: npt.NDArray[np.uint8] = np.concatenate(list(spaced), axis=1)[:, :-_GAP]
-    return row
-
-
-def _stacked(strips: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+def _stacked(strips: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
     width = max(one.shape[1] for one in strips)
     rows = [np.pad(one, ((0, _GAP), (0, width - one.shape[1]), (0, 0)), constant_values=255) for one in strips]
     whole: npt.NDArray[np.uint8] = np.concatenate(rows)[:-_GAP]
     return whole
 
 
-def _page(predictions: Sequence[Predicted]) -> str:
+def _page(predictions: Sequence[Predicted], strips: Sequence[npt.NDArray[np.uint8]]) -> str:
     cards = []
-    for one in predictions:
-        rows = [(name, f"{100 * share:.1f} %") for name, share in one.top]
-        picture = html.picture(strip(one.pictures), f"frames of {one.video}")
-        body = f'<div class="wide">{picture}</div>{html.table(("", ""), rows)}'
-        cards.append(html.card(one.video, body, f"frames {', '.join(map(str, one.frames))}"))
-    lead = "The frames a model saw, in order, and the classes it finds likeliest."
-    return html.page("fastvid predict", lead, "\n".join(cards))
+    for one, pixels in zip(predictions, strips, strict=True):
+        shares = bars({name: 100 * share for name, share in one.top}, label="{:.1f} %".format)
+        seen = f'<div class="seen">{picture(pixels, f"frames of {one.video}")}</div>'
+        cards.append(card(one.video, seen + shares, f"frames {', '.join(map(str, one.frames))}"))
+    return document(
+        "Predictions",
+        [Section("Videos", "".join(cards), "The frames a model saw, in order, and the classes it finds likeliest.")],
+        command="predict",
+        style=_STYLE,
+    )

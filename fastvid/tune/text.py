@@ -11,7 +11,7 @@ from fastvid.tune.study import Study
 HEADS: Final = (
     "profile",
     "size",
-    "GB/hour",
+    "an hour",
     "encode CPU s/min",
     "SSIM",
     "PSNR dB",
@@ -28,7 +28,7 @@ def rows(study: Study) -> list[list[str]]:
         [
             one.profile,
             size(one.bytes),
-            f"{one.bytes / minutes * 60 / 1e9:.3f}",
+            size(one.bytes / minutes * 60),
             f"{one.encode_seconds / minutes:.1f}",
             "-" if one.ssim is None else f"{one.ssim:.4f}",
             "-" if one.psnr is None else f"{one.psnr:.2f}",

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from bench import __main__ as command
 from bench import report
 from bench.common.charts import Bars, Lines, Table

@@ -116,10 +116,15 @@ def test_the_numbers_are_those_of_the_datasets(raw, tmp_path, capsys):
     assert 0.9 < by_name["compact"]["ssim"] <= 1
     assert record["recommended"] in by_name
     text = page.read_text()
-    assert text.count("<svg") == 5
+    assert text.count("<figure>") == 1
+    assert text.count('class="bars"') == 4
+    assert text.count('class="row') == 3 * 3 + 2  # copy has no loss
+    (marked,) = re.findall(r'<tr class="marked"><td>(.*?)</td>', text)
+    assert marked == record["recommended"]
     assert not re.search(r"(src|href)=[\"'](?!data:|#)", text)
     for name in by_name:
         assert f">{name}</td>" in text
+        assert f"{name} {by_name[name]['clips_per_second']:.5g}" in text, "the chart says its numbers"
 
 
 def test_the_sample_is_seeded_and_a_profile_that_takes_too_few_is_named(raw, tmp_path):

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from fastvid.format.schema import ANNOTATION_FIELDS
+from fastvid.report.charts import COLOURS
+from fastvid.report.markup import definitions, text
+from fastvid.report.page import Section
 from fastvid.runtime.units import count, duration, percent, size, things
-from fastvid.sharding.page.charts import definitions, stack, text
 from fastvid.sharding.page.contact_sheet import ContactSheet, Strip
 from fastvid.sharding.page.summary import ClassCount, Summary
 
 _SHOWN_CLASSES: Final = 2000
 _SHORT_LIST: Final = 60  # classes that need no scrolling
 _SHOWN_SPLITS: Final = 5
-_COLOURS: Final = 6
 
 
-def classes_section(summary: Summary) -> str:
+def classes_section(summary: Summary) -> Section:
     """Every class with its samples by split, and the splits themselves."""
     order = _split_order(summary)
     used = [c for c in summary.class_counts if c.count]
@@ -42,11 +43,12 @@ def classes_section(summary: Summary) -> str:
         names = ", ".join(text(c.name) for c in unused[:_SHOWN_CLASSES])
         without = f'<p class="unused"><b>{count(len(unused))} without a sample</b> {names}</p>'
     short = " short" if len(used) <= _SHORT_LIST else ""
-    return (
-        f'<section id="classes"><h2>Classes</h2><p class="lead">{lead}</p>{_splits(summary)}'
-        '<div class="tools"><input type="search" id="find-class" placeholder="Find a class" aria-label="find a class">'
-        "</div>"
-        f'<div class="card"><div class="classes{short}">{rows}</div>{without}</div></section>'
+    return Section(
+        "Classes",
+        f'{_splits(summary)}<div class="tools">'
+        '<input type="search" id="find-class" placeholder="Find a class" aria-label="find a class"></div>'
+        f'<div class="card"><div class="classes{short}">{rows}</div>{without}</div>',
+        lead,
     )
 
 
@@ -56,6 +58,16 @@ def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
         f'<div class="class" data-class="{text(c.name)}"><a class="name" href="#c-{_anchor(c.name)}"'
         f' title="{text(c.name)}">{text(c.name)}</a>{bar}<span class="num">{count(c.count)}</span></div>'
     )
+
+
+def stack(parts: Mapping[str, int], total: int, order: Sequence[str]) -> str:
+    """One bar of coloured pieces; `total` is what the whole width stands for."""
+    pieces = [
+        f'<i class="c{order.index(name) % COLOURS}" style="width:{100 * number / max(total, 1):.2f}%"'
+        f' data-tip="{text(name)}: {count(number)}"></i>'
+        for name, number in parts.items()
+    ]
+    return f'<span class="stack">{"".join(pieces)}</span>'
 
 
 def _split_order(summary: Summary) -> list[str]:
@@ -69,7 +81,7 @@ def _splits(summary: Summary) -> str:
     for column, values in summary.split_columns.items():
         order = [name for name, _ in values.most_common()]
         parts = "".join(
-            f'<span><i class="c{n % _COLOURS}"></i>{text(name)} <b>{count(values[name])}</b>'
+            f'<span><i class="c{n % COLOURS}"></i>{text(name)} <b>{count(values[name])}</b>'
             f" {percent(values[name], values.total())}</span>"
             for n, name in enumerate(order[:_SHOWN_SPLITS])
         )
@@ -85,7 +97,7 @@ def _anchor(name: str) -> str:
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
-def clips_section(summary: Summary, sheet: ContactSheet) -> str:
+def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
     """The contact sheet."""
     groups = []
     counts = {c.name: c.count for c in summary.class_counts}
@@ -102,9 +114,10 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> str:
         notes.append(f"No room for {count(sheet.left_out)} more of the classes; --max-bytes makes some.")
     if sheet.failed:
         notes.append(f"{things(sheet.failed, 'sample')} could not be decoded; `fastvid verify` says why.")
-    return (
-        '<section id="clips"><h2>Clips</h2><p class="lead">Point at a clip to play it, click for its facts.</p>'
-        f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p></section>'
+    return Section(
+        "Clips",
+        f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p>',
+        "Point at a clip to play it, click for its facts.",
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
+from fastvid.report.charts import bars, histogram
+from fastvid.report.markup import card, definitions, grid, text
+from fastvid.report.page import Section
 from fastvid.runtime.units import axis_bytes, axis_seconds, count, duration, percent, shares, size
-from fastvid.sharding.page.charts import bars, card, definitions, histogram, packets
 from fastvid.sharding.page.contact_sheet import ContactSheet
 from fastvid.sharding.page.summary import Summary
 
+_SHOWN: Final = 7  # most common values
 _PACKETS: Final = {
     "k": "key: decoding starts here",
     "r": "others refer to it",
@@ -19,28 +24,29 @@ _PACKETS: Final = {
 }
 
 
-def shapes_section(summary: Summary) -> str:
+def shapes_section(summary: Summary) -> Section:
     """Durations, bytes, sizes and rates."""
-    if not summary.num_samples:
-        return ""
     per_clip = summary.bytes.astype(np.float64)
     cards = (
         ("Duration", "seconds of each sample", histogram(summary.seconds, duration, axis_seconds, what="samples")),
         ("Bytes", "encoded video of each sample", histogram(per_clip, size, axis_bytes, what="samples")),
-        ("Frame size", "width x height in pixels", bars(summary.sizes)),
-        ("Frame rate", "frames a second", bars(summary.rates)),
+        ("Frame size", "width x height in pixels", _common(summary.sizes)),
+        ("Frame rate", "frames a second", _common(summary.rates)),
     )
-    listed = "".join(card(title, sub, chart) for title, sub, chart in cards)
-    return (
-        '<section id="shapes"><h2>Distributions</h2><p class="lead">Over all visible samples.</p>'
-        f'<div class="grid">{listed}</div></section>'
-    )
+    listed = (card(title, chart, aside=what) for title, what, chart in cards)
+    return Section("Distributions", grid(*listed), "Over all visible samples.")
 
 
-def encoding_section(summary: Summary, sheet: ContactSheet) -> str:
+def _common(counts: Counter[str]) -> str:
+    """The most common values as bars."""
+    shown = dict(counts.most_common(_SHOWN))
+    if rest := counts.total() - sum(shown.values()):
+        shown[f"{len(counts) - _SHOWN} others"] = rest
+    return bars(shown, label=lambda number: f"{count(int(number))} · {percent(number, counts.total())}")
+
+
+def encoding_section(summary: Summary, sheet: ContactSheet) -> Section:
     """Packets of one sample, the profile, and the generations."""
-    if not summary.num_samples:
-        return ""
     shard = summary.generation.shards[0]
     video = {
         "packets per key frame": f"{summary.packets_per_key:.1f}",
@@ -53,11 +59,14 @@ def encoding_section(summary: Summary, sheet: ContactSheet) -> str:
         "encoder": _encoder(shard.encoder),
     }
     past = {f"generation {number}": note or "-" for number, note in summary.history}
-    return (
-        '<section id="encoding"><h2>Encoding</h2>'
-        '<p class="lead">How samples are built, and what a training clip has to decode.</p>'
-        f'{_packets_of_one(summary, sheet)}<div class="grid">{card("Video", "", definitions(video))}'
-        f"{card('History', 'generations that can be opened', definitions(past))}</div></section>"
+    return Section(
+        "Encoding",
+        _packets_of_one(summary, sheet)
+        + grid(
+            card("Video", definitions(video)),
+            card("History", definitions(past), aside="generations that can be opened"),
+        ),
+        "How samples are built, and what a training clip has to decode.",
     )
 
 
@@ -69,7 +78,25 @@ def _packets_of_one(summary: Summary, sheet: ContactSheet) -> str:
     chosen = max(strips, key=lambda strip: strip.packets.count(" "))
     legend = "".join(f'<span><i class="p{kind}"></i>{meaning}</span>' for kind, meaning in _PACKETS.items())
     graphic = f'{packets(chosen.packets)}<div class="legend">{legend}</div>'
-    return card("Packets of one sample", summary.annotations["key"][chosen.sample].as_py(), graphic)
+    return card("Packets of one sample", graphic, aside=summary.annotations["key"][chosen.sample].as_py())
+
+
+def packets(kinds: str) -> str:
+    """Packets as bars in decode order, their height by size. `kinds` is as in `Strip.packets`."""
+    found = [(part[0], int(part[1:])) for part in kinds.split()]
+    # Key packets are ten times as large as others: square roots keep both visible.
+    most = math.sqrt(max((number for _, number in found), default=1))
+    parts = []
+    for number, (kind, number_bytes) in enumerate(found):
+        high = max(2.0, 100 * math.sqrt(number_bytes) / most)
+        parts.append(
+            f'<rect class="p{kind}" x="{10 * number + 1}" y="{100 - high:.1f}" width="8" height="{high:.1f}"'
+            f' data-tip="packet {number}: {size(number_bytes)}, {_PACKETS[kind]}"/>'
+        )
+    return (
+        f'<svg class="packets" viewBox="0 0 {10 * len(found)} 100" preserveAspectRatio="none" role="img"'
+        f' aria-label="packets: {text(kinds)}">{"".join(parts)}</svg>'
+    )
 
 
 def _encoder(build: Mapping[str, Any]) -> str:
@@ -82,6 +109,8 @@ def _profile(profile: Mapping[str, Any]) -> str:
     """Such as ``compact: bframes 7, codec h264, crf 23``."""
     if profile.get("codec") == "copy":
         return "copy: nothing is encoded"
-    rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in sorted(profile.items()) if name != "name")
+    rest = ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in sorted(profile.items()) if name != "name" and value != ""
+    )
     name = str(profile.get("name", "not recorded"))
     return f"{name}: {rest}" if rest else name

@@ -6,24 +6,26 @@ from collections import Counter
 from typing import Any, Final
 
 from fastvid.media.reasons import MEANING, Reason
+from fastvid.report.markup import Markup, row, table, text
+from fastvid.report.page import Section
 from fastvid.runtime.units import count, size
-from fastvid.sharding.page.charts import text
 from fastvid.sharding.page.summary import Summary
 
 # A browser lays out this many rows without a pause.
 _ROWS: Final = 4000
-_COLUMNS: Final = "".join(f'<col style="width:{width}">' for width in ("150px", "33%", "auto", "82px", "82px", "82px"))
+_HEADS: Final = ("Result", "Source", "Notes", "In", "Out", "Frames")
+_NUMERIC: Final = (False, False, False, True, True, True)
 
 
-def ledger_section(summary: Summary, *, max_bytes: int) -> str:
-    """The section, rejected sources first; as many rows as fit. Empty where the dataset has no ledger."""
+def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
+    """The section, rejected sources first; as many rows as fit. None where the dataset has no ledger."""
     if summary.ledger is None or not summary.sources:
-        return ""
+        return None
     rows = sorted(summary.ledger.to_pylist(), key=lambda row: (row["reason"] is None, row["source_id"]))
-    written: list[str] = []
+    written: list[Markup] = []
     room = max_bytes
-    for row in rows[:_ROWS]:
-        markup = _row(row)
+    for entry in rows[:_ROWS]:
+        markup = _row(entry)
         room -= len(markup)
         if room < 0:
             break
@@ -32,17 +34,14 @@ def ledger_section(summary: Summary, *, max_bytes: int) -> str:
     lead = f"{count(summary.sources)} sources: {count(packed)} packed, {count(summary.rejected.total())} rejected."
     if len(written) < len(rows):
         lead += f" The first {count(len(written))} are listed; ledger.parquet holds all."
-    return (
-        f'<section id="sources"><h2>Sources</h2><p class="lead">{lead}</p>'
+    listed = table(_HEADS, written, numeric=_NUMERIC, attributes=' id="ledger"')
+    return Section(
+        "Sources",
         f'<div class="filters">{_filters(rows, packed)}</div>'
         '<div class="tools"><input type="search" id="find-source" placeholder="Search names and messages"'
         ' aria-label="search sources"><span class="found" id="found"></span></div>'
-        '<div class="card table"><table id="ledger">'
-        f"<colgroup>{_COLUMNS}</colgroup>"
-        "<thead><tr><th>Result</th><th>Source</th><th>Notes</th>"
-        '<th class="num">In</th><th class="num">Out</th><th class="num">Frames</th></tr></thead>'
-        f'<tbody>{"".join(written)}</tbody></table><div class="empty" id="none" hidden>No source matches.</div></div>'
-        "</section>"
+        f'<div class="card sources">{listed}<div class="empty" id="none" hidden>No source matches.</div></div>',
+        lead,
     )
 
 
@@ -73,22 +72,20 @@ def _button(entry: tuple[str, str, int, str]) -> str:
     )
 
 
-def _row(row: dict[str, Any]) -> str:
-    reason, warnings = row["reason"], row["warnings"] or []
+def _row(entry: dict[str, Any]) -> Markup:
+    reason, warnings = entry["reason"], entry["warnings"] or []
     tags = [_tag(f"r-{reason}")] if reason is not None else ["packed", *(_tag(f"w-{warning}") for warning in warnings)]
     pill = '<span class="pill ok">packed</span>'
     if reason is not None:
         pill = f'<span class="pill no" data-tip="{text(_meaning(reason))}">{text(reason)}</span>'
     notes = "".join(f'<span class="pill tag">{text(warning)}</span>' for warning in warnings)
-    if row["message"]:
-        notes += f"<div>{text(row['message'])}</div>"
-    into, out = (size(row[name]) if row[name] else "" for name in ("bytes_in", "bytes_out"))
-    frames = count(row["num_frames"]) if row["num_frames"] is not None else ""
-    return (
-        f'<tr data-tags="{text(" ".join(tags))}"><td>{pill}</td><td class="source mono">{text(row["source_id"])}</td>'
-        f'<td class="message">{notes}</td><td class="num">{into}</td><td class="num">{out}</td>'
-        f'<td class="num">{frames}</td></tr>'
-    )
+    if entry["message"]:
+        notes += f"<div>{text(entry['message'])}</div>"
+    source = Markup(f'<span class="mono">{text(entry["source_id"])}</span>')
+    into, out = (size(entry[name]) if entry[name] else "" for name in ("bytes_in", "bytes_out"))
+    frames = count(entry["num_frames"]) if entry["num_frames"] is not None else ""
+    cells = (Markup(pill), source, Markup(notes), into, out, frames)
+    return row(cells, _NUMERIC, f' data-tags="{text(" ".join(tags))}"')
 
 
 def _tag(name: str) -> str:

@@ -10,9 +10,26 @@ from statistics import median
 from typing import Any
 
 from fastvid.errors import UsageError
-from fastvid.report import page as html
-from fastvid.report import plots
+from fastvid.report.charts import bars, lines
+from fastvid.report.markup import card, figures, grid, table
+from fastvid.report.page import Section, document
 from fastvid.train.records import metrics
+
+# Kind of row, name and title of the charts of each section.
+_CHARTS = {
+    "Learning": (("eval", "top1_percent", "held-out top-1, %"), ("train", "loss", "training loss")),
+    "Schedule": (("train", "lr", "learning rate"), ("train", "grad_norm", "norm of the gradient")),
+    "Speed": (("train", "clips_per_s", "clips/s"), ("train", "wait_percent", "waiting for data, % of the time")),
+}
+_FACTS = (
+    ("clips_per_s", "clips/s", "{:,.1f}"),
+    ("clips_per_s_per_gpu", "clips/s a rank", "{:,.2f}"),
+    ("wait_percent", "waiting for data", "{:.1f} %"),
+    ("exposed_percent", "exposed communication", "{:.1f} %"),
+    ("mfu_percent", "MFU", "{:.1f} %"),
+    ("tflops_per_gpu", "TFLOP/s a rank", "{:,.2f}"),
+    ("memory_gib", "peak memory", "{:,.2f} GiB"),
+)
 
 Row = Mapping[str, Any]
 Point = tuple[float, float]
@@ -96,66 +113,57 @@ def efficiency(runs: Sequence[Run]) -> list[tuple[int, float, float, float]]:
 def page(folders: Sequence[Path]) -> str:
     """The page of one run, or of several beside each other."""
     runs = [Run.read(folder) for folder in folders]
-    first = runs[0]
-    sections = [html.figures(_figures(first))] if len(runs) == 1 else [_comparison(runs)]
-    kinds = (("eval", "top1_percent", "held-out top-1, %"), ("train", "loss", "training loss"))
-    more = (("train", "lr", "learning rate"), ("train", "grad_norm", "norm of the gradient"))
-    speed = (("train", "clips_per_s", "clips/s"), ("train", "wait_percent", "waiting for data, % of the time"))
-    for title, pair in (("Learning", kinds), ("Schedule", more), ("Speed", speed)):
-        left, right = (_plot(runs, *what) for what in pair)
-        sections.append(html.card(title, html.side_by_side(left, right)))
+    first, alone = runs[0], len(runs) == 1
+    sections = [] if alone else [Section("Runs", card("Medians of the training rows", _comparison(runs)))]
+    for title, pair in _CHARTS.items():
+        drawn = [card("", chart) for chart in (_chart(runs, *what) for what in pair) if chart]
+        sections += [Section(title, grid(*drawn))] if drawn else []
     parts = _parts(first)
-    if parts and len(runs) == 1:
-        drawn = plots.bars(parts, unit="ms", marked=[name for name in parts if name != "computing"])
-        sections.append(html.card("Where a step's time goes", drawn, "Median of the run, rank 0."))
+    if parts and alone:
+        split = bars(parts, unit="ms", quiet=[name for name in parts if name != "computing"])
+        sections.append(Section("Step", card("Where a step's time goes", split, "Median of the run, rank 0.")))
     rows = efficiency(runs)
     if len(rows) > 1:
-        table = [(str(w), f"{speed:.1f}", f"{each:.2f}", f"{share:.0f} %") for w, speed, each, share in rows]
+        cells = [(str(w), f"{speed:.1f}", f"{each:.2f}", f"{share:.0f} %") for w, speed, each, share in rows]
         heads = ("ranks", "clips/s", "clips/s a rank", "efficiency")
-        sections.append(html.card("Scaling", html.table(heads, table), "Against the smallest number of ranks."))
-    starts = _starts(first)
-    if len(runs) == 1:
+        note = "Against the smallest number of ranks."
+        sections.append(Section("Scaling", card("Clips a second by number of ranks", table(heads, cells), note)))
+    if alone:
         heads = ("process group", "ranks", "at clip", "from checkpoint")
-        sections.append(html.card("Beginnings", html.table(heads, starts), "A run that was killed or grew goes on."))
-    return html.page(f"fastvid run {', '.join(run.name for run in runs)}", _lead(folders[0]), "\n".join(sections))
+        note = "A run that was killed, or whose number of ranks changed, resumes from its newest checkpoint."
+        sections.append(Section("Starts", card("Process groups", table(heads, _starts(first)), note)))
+    config = _config(folders[0])
+    return document(
+        ", ".join(run.name for run in runs),
+        sections,
+        command="report",
+        lead=f"{config['model']} on {config['data']}." if alone and config else "",
+        chips={name: value for name, value in config.items() if name not in ("model", "data")} if alone else {},
+        top=figures(_figures(first)) if alone else "",
+    )
 
 
-def _lead(folder: Path) -> str:
+def _config(folder: Path) -> dict[str, str]:
+    """What a run trained, in words; empty where its configuration cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model, data, epochs = config["model"]["name"], config["data"], config["run"]["epochs"]
         batch, how = data["global_batch_size"], config["sync"]
-        return f"{model} on {data['path']}, {batch} clips a step, {epochs} epochs, sync={how}."
     except (OSError, ValueError, KeyError):
-        return ""
+        return {}
+    return {"model": model, "data": data["path"], "clips a step": str(batch), "epochs": str(epochs), "strategy": how}
 
 
-def _plot(runs: Sequence[Run], kind: str, name: str, title: str) -> str:
+def _chart(runs: Sequence[Run], kind: str, name: str, title: str) -> str:
     curves = {run.name: points for run in runs if (points := run.curve(kind, name))}
-    return plots.lines(curves, title, across="epochs", whole_x=True) if curves else ""
+    return lines(curves, title, across="epochs", whole_x=True) if curves else ""
 
 
-_FACTS = (
-    ("clips_per_s", "clips/s", "{:.1f}"),
-    ("clips_per_s_per_gpu", "clips/s a rank", "{:.2f}"),
-    ("wait_percent", "of the time waiting for data", "{:.1f} %"),
-    ("exposed_percent", "of the time in exposed communication", "{:.1f} %"),
-    ("mfu_percent", "MFU", "{:.1f} %"),
-    ("tflops_per_gpu", "TFLOP/s a rank", "{:.2f}"),
-    ("memory_gib", "GiB of memory, most", "{:.2f}"),
-)
-
-
-def _figures(run: Run) -> list[tuple[str, str]]:
-    scores = run.curve("eval", "top1_percent")
-    found = (
-        [(f"{scores[-1][1]:.2f} %", "held-out top-1"), (f"{max(s for _, s in scores):.2f} %", "best")] if scores else []
-    )
-    for name, label, form in _FACTS:
-        value = run.middle(name)
-        if value is not None:
-            found.append((form.format(value), label))
-    return found
+def _figures(run: Run) -> list[tuple[str, str, str]]:
+    scores = [score for _, score in run.curve("eval", "top1_percent")]
+    found = [("held-out top-1", f"{scores[-1]:.2f} %", f"best {max(scores):.2f} %")] if scores else []
+    known = [(label, form, run.middle(name)) for name, label, form in _FACTS]
+    return found + [(label, form.format(value), "median") for label, form, value in known if value is not None]
 
 
 def _comparison(runs: Sequence[Run]) -> str:
@@ -165,7 +173,7 @@ def _comparison(runs: Sequence[Run]) -> str:
         facts = [run.middle(name) for name, _, _ in _FACTS]
         shown = ["" if value is None else form.format(value) for value, (_, _, form) in zip(facts, _FACTS, strict=True)]
         rows.append((run.name, f"{scores[-1]:.2f} %" if scores else "", *shown))
-    return html.card("Runs", html.table(("run", "top-1", *(label for _, label, _ in _FACTS)), rows))
+    return table(("run", "top-1", *(label for _, label, _ in _FACTS)), rows)
 
 
 def _parts(run: Run) -> dict[str, float]:

@@ -1,29 +1,4 @@
-"use strict";
 (() => {
-  const all = (query, root = document) => [...root.querySelectorAll(query)];
-  const one = (query, root = document) => root.querySelector(query);
-
-  const root = document.documentElement;
-  const remembered = (() => { try { return localStorage.getItem("fastvid-theme"); } catch { return null; } })();
-  if (remembered) root.dataset.theme = remembered;
-  one("#theme").addEventListener("click", () => {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
-    try { localStorage.setItem("fastvid-theme", root.dataset.theme); } catch { /* a page from a file may have no storage */ }
-  });
-
-  const tip = one("#tip");
-  document.addEventListener("pointermove", (event) => {
-    const target = event.target.closest ? event.target.closest("[data-tip]") : null;
-    tip.style.opacity = target ? 1 : 0;
-    if (!target) return;
-    tip.textContent = target.dataset.tip;
-    const box = tip.getBoundingClientRect();
-    const x = Math.min(Math.max(event.clientX - box.width / 2, 8), innerWidth - box.width - 8);
-    const y = event.clientY - box.height - 14 < 8 ? event.clientY + 18 : event.clientY - box.height - 14;
-    tip.style.transform = `translate(${x}px, ${y}px)`;
-  });
-
   const search = one("#find-class");
   if (search) search.addEventListener("input", () => {
     const wanted = search.value.trim().toLowerCase();

@@ -1,0 +1,281 @@
+"""Charts as inline SVG and HTML that fit any width; their colours come from the style sheet, their numbers are text.
+
+Places inside a chart are percentages of its width and height, so that type and marks keep their size on any screen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.report.markup import table, text
+from fastvid.runtime.units import count, percent
+
+COLOURS: Final = 8
+"""Colours of the style sheet: classes ``c0`` to ``c7``."""
+
+_BINS: Final = 28
+# Values above this quantile share the last bar, so that one long video does not squeeze the rest together.
+_TAIL: Final = 0.99
+_MARKED: Final = 15  # points of a line up to which each has a mark
+_DRAWN: Final = 1000  # points of a line
+_LISTED: Final = 50  # rows of the numbers below a chart
+_LETTER: Final = 6.7  # pixels of a letter of an axis
+
+Point = tuple[float, float]
+_height = operator.itemgetter(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis from `low` to `high`."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def at(self, value: float) -> float:
+        """Return the place of a value in percent."""
+        low, high, here = (math.log(one) if self.log else one for one in (self.low, self.high, value))
+        return 100 * (here - low) / (high - low)
+
+    def ticks(self, most: int) -> list[float]:
+        """Return round numbers of the axis, about `most` of them at the most."""
+        if self.log:
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            for factors, stride in (((1, 2, 5), 1), *(((1,), stride) for stride in range(1, len(decades) + 1))):
+                found = [factor * 10.0**n for n in decades[::stride] for factor in factors]
+                found = [tick for tick in found if self.low * 0.999 <= tick <= self.high * 1.001]
+                if len(found) <= most:
+                    break
+            if len(found) > 1:
+                return found
+        span = self.high - self.low
+        step = 10.0 ** math.floor(math.log10(span / most))
+        step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= most)
+        if self.whole:
+            step = max(1.0, step)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [number * step for number in range(first, last + 1)] or [self.low]
+
+
+def lines(
+    series: Mapping[str, Sequence[Point]],
+    title: str,
+    *,
+    across: str,
+    limits: Point | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+    whole_x: bool = False,
+    dashed: Collection[str] = (),
+) -> str:
+    """Draw curves, with their numbers in a table below that opens.
+
+    Args:
+        series: Points (x, y) by name, in the legend's order; a single point has its name beside it.
+        title: What is up the y axis.
+        across: What is along the x axis.
+        limits: Of y; default is from 0, or what fits on a log axis.
+        log_x: A logarithmic x axis; `log_y` likewise. What is not above 0 is not drawn there.
+        whole_x: Ticks at whole numbers only.
+        dashed: Names drawn dashed and without marks: what is expected, not measured.
+    """
+    drawn = {
+        name: [(x, y) for x, y in points if _fits(x, log_x) and _fits(y, log_y)] for name, points in series.items()
+    }
+    places = [point for points in drawn.values() for point in points] or [(1.0, 1.0)]
+    x_axis = _axis([x for x, _ in places], log_x, whole=whole_x, room=1.0)
+    y_axis = _Axis(*limits, log_y) if limits else _axis([y for _, y in places], log_y, room=1.06)
+    styles = {name: f"c{n % COLOURS}" + (" dashed" if name in dashed else "") for n, name in enumerate(drawn)}
+    parts, labels = [], []
+    for name, points in drawn.items():
+        at = [(x_axis.at(x), 100 - y_axis.at(y)) for x, y in points]
+        path = " ".join(f"{10 * x:.1f},{10 * y:.1f}" for x, y in _thinned(at))
+        parts.append(f'<polyline class="{styles[name]}" points="{path}"/>' if len(at) > 1 else "")
+        if len(at) <= _MARKED and name not in dashed:
+            labels += [f'<circle class="{styles[name]}" cx="{x:.2f}%" cy="{y:.2f}%" r="4"/>' for x, y in at]
+        if len(at) == 1:
+            side, shift = ("end", -9) if at[0][0] > 60 else ("start", 9)
+            labels.append(
+                f'<text class="mark {side}" x="{at[0][0]:.2f}%" y="{at[0][1]:.2f}%" dx="{shift}" dy=".35em">'
+                f"{text(name)}</text>"
+            )
+    curves = f'<svg class="curves" viewBox="0 0 1000 1000" preserveAspectRatio="none">{"".join(parts)}</svg>'
+    heads, rows = (across, *series), _listed(drawn)
+    shown = rows[:: math.ceil(len(rows) / _LISTED) or 1]
+    inner = curves + "".join(labels) + _columns(shown, heads, x_axis)
+    svg = _frame(f"{title} over {across}", x_axis, y_axis, _tick, _tick, inner)
+    legend = "".join(
+        f'<span><i class="{styles[name]}"></i>{text(name)}</span>'
+        for name, points in drawn.items()
+        if len(series) > 1 and len(points) != 1
+    )
+    cells = [["" if value is None else _precise(value) for value in (x, *values)] for x, values in shown]
+    some = "" if len(shown) == len(rows) else f", {len(shown)} of {count(len(rows))} rows"
+    return (
+        f'<figure><figcaption><b>{text(title)}</b><span class="legend">{legend}</span></figcaption>{svg}'
+        f'<div class="across">{text(across)}</div>'
+        f"<details><summary>Numbers{some}</summary>{table(heads, cells)}</details></figure>"
+    )
+
+
+def bars(
+    values: Mapping[str, float],
+    *,
+    unit: str = "",
+    label: Callable[[float], str] | None = None,
+    spread: Mapping[str, Point] | None = None,
+    quiet: Collection[str] = (),
+) -> str:
+    """Draw horizontal bars with their values.
+
+    Args:
+        values: By name, from top to bottom.
+        unit: Written after each value.
+        label: Writes a value with its unit.
+        spread: Least and greatest by name, drawn as a thin line.
+        quiet: Names drawn in grey.
+    """
+    label = label or (lambda value: f"{number(value)} {unit}".rstrip())
+    spread = spread or {}
+    most = max(
+        [one for one in (*values.values(), *(high for _, high in spread.values())) if 0 < one < math.inf], default=1.0
+    )
+    rows = []
+    for name, value in values.items():
+        kind, tip = "row quiet" if name in quiet else "row", f"{name}: {label(value)}"
+        whisker = read = ""
+        if name in spread:
+            low, high = spread[name]
+            rounds = f"{label(low)} to {label(high)}"
+            tip, read = f"{tip}, from {rounds}", f' role="img" aria-label="from {text(rounds)}"'
+            place = f"left:{100 * low / most:.2f}%;width:{100 * (high - low) / most:.2f}%"
+            whisker = f'<i class="spread" style="{place}"></i>'
+        rows.append(
+            f'<div class="{kind}" data-tip="{text(tip)}"><span class="name">{text(name)}</span>'
+            f'<span class="track"{read}><i class="fill" style="width:{max(0.0, 100 * value / most):.2f}%"></i>{whisker}'
+            f'</span><span class="value">{text(label(value))}</span></div>'
+        )
+    return f'<div class="bars">{"".join(rows)}</div>'
+
+
+def histogram(
+    values: npt.NDArray[np.float64], label: Callable[[float], str], axis: Callable[[float], str], *, what: str
+) -> str:
+    """Draw bars over equal intervals, with the median marked.
+
+    Args:
+        values: Float64 [N], N >= 1.
+        label: Writes a value.
+        axis: Writes a round value under the axis.
+        what: What the values are of, such as "samples".
+    """
+    low, tail, high = float(values.min()), float(np.quantile(values, _TAIL)), float(values.max())
+    # An axis begins at zero unless all values lie far from it.
+    start = 0.0 if low < 0.5 * tail else low
+    stop = max(tail, start * 1.01, 1e-9)
+    edges = np.linspace(start, stop, min(_BINS, max(8, len(values))) + 1)
+    heights = np.histogram(np.minimum(values, stop), edges)[0].tolist()
+    x_axis, y_axis = _Axis(start, stop), _Axis(0.0, max(heights) * 1.06, whole=True)
+    parts, tips = [], []
+    for n, height in enumerate(heights):
+        x, wide, tall = 100 * n / len(heights), 100 / len(heights), y_axis.at(height)
+        upper = high if n == len(heights) - 1 and high > stop else float(edges[n + 1])
+        tips.append(f"{label(float(edges[n]))} to {label(upper)}: {count(height)} {what}")
+        parts.append(
+            f'<g data-tip="{text(tips[-1])} ({text(percent(height, len(values)))})">'
+            f'<rect class="hit" x="{x:.2f}%" y="0" width="{wide:.2f}%" height="100%"/>'
+            f'<rect class="bar" x="{x + wide * 0.06:.2f}%" y="{100 - tall:.2f}%" width="{wide * 0.88:.2f}%"'
+            f' height="{tall:.2f}%" rx="2"/></g>'
+        )
+    median = float(np.median(values))
+    x = x_axis.at(min(median, stop))
+    side, shift = ("end", -6) if x > 60 else ("start", 6)
+    parts.append(f'<line class="median" x1="{x:.2f}%" x2="{x:.2f}%" y1="0" y2="100%"/>')
+    parts.append(f'<text class="mark {side}" x="{x:.2f}%" y="-6" dx="{shift}">median {text(label(median))}</text>')
+    said = "; ".join(tip for tip, height in zip(tips, heights, strict=True) if height)
+    return _frame(said, x_axis, y_axis, axis, lambda tick: count(round(tick)), "".join(parts))
+
+
+def number(value: float) -> str:
+    """Return `value` with three significant digits, or all digits before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _tick(value: float) -> str:
+    for unit, letter in ((1e9, "G"), (1e6, "M")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g} {letter}"
+    return number(value)
+
+
+def _precise(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1e5 else f"{value:.5g}"
+
+
+def _fits(value: float, log: bool) -> bool:
+    return math.isfinite(value) and (value > 0 or not log)
+
+
+def _axis(values: Sequence[float], log: bool, *, whole: bool = False, room: float) -> _Axis:
+    """Return an axis around values: from 0 where it is linear and they are positive."""
+    low, high = (min(values), max(values)) if log else (min(0.0, *values), max(0.0, *values))
+    if log:
+        spare = max((high / low) ** (room - 1), room)
+        return _Axis(low / spare, high * spare * (1.01 if low == high else 1), log)
+    return _Axis(low * room, high * room if high > low else low + 1, whole=whole)
+
+
+def _frame(
+    label: str, x: _Axis, y: _Axis, say_x: Callable[[float], str], say_y: Callable[[float], str], body: str
+) -> str:
+    """Return an SVG with grid, ticks and what is drawn between them; `label` is read out in its place."""
+    rows = [(100 - y.at(tick), text(say_y(tick))) for tick in y.ticks(5)]
+    left = 12 + _LETTER * max(len(said) for _, said in rows)
+    parts = [
+        f'<line class="rule" x1="0" x2="100%" y1="{at:.2f}%" y2="{at:.2f}%"/>'
+        f'<text class="end" x="-8" y="{at:.2f}%" dy=".35em">{said}</text>'
+        for at, said in rows
+    ]
+    parts += [
+        f'<text class="middle" x="{x.at(tick):.2f}%" y="100%" dy="18">{text(say_x(tick))}</text>' for tick in x.ticks(6)
+    ]
+    axis = '<line class="axis" x1="0" x2="100%" y1="100%" y2="100%"/>'
+    return (
+        f'<svg class="chart" style="padding-left:{left:.0f}px" role="img" aria-label="{text(label)}">'
+        f"{''.join(parts)}{body}{axis}</svg>"
+    )
+
+
+def _thinned(points: Sequence[Point]) -> list[Point]:
+    """Return at most about `_DRAWN` points: of each stretch its lowest and its highest, in order."""
+    stretch = math.ceil(2 * len(points) / _DRAWN) or 1
+    parts = [points[start : start + stretch] for start in range(0, len(points), stretch)]
+    return [one for part in parts for one in sorted({min(part, key=_height), max(part, key=_height)})]
+
+
+def _listed(series: Mapping[str, Sequence[Point]]) -> list[tuple[float, list[float | None]]]:
+    """Return each x with the value of each series there."""
+    values = [dict(points) for points in series.values()]
+    return [(x, [one.get(x) for one in values]) for x in sorted({x for one in values for x in one})]
+
+
+def _columns(rows: Sequence[tuple[float, Sequence[float | None]]], heads: Sequence[str], axis: _Axis) -> str:
+    """Return columns that tell a row of numbers when pointed at, each as far as halfway to its neighbours."""
+    places = [axis.at(x) for x, _ in rows]
+    edges = [0.0, *((one + other) / 2 for one, other in itertools.pairwise(places)), 100.0]
+    parts = []
+    for (x, values), left, right in zip(rows, edges, edges[1:], strict=False):
+        told = [f"{name} {_precise(y)}" for name, y in zip(heads, (x, *values), strict=True) if y is not None]
+        place = f'x="{left:.2f}%" y="0" width="{right - left:.2f}%" height="100%"'
+        parts.append(f'<rect class="hit" {place} data-tip="{text(", ".join(told))}"/>')
+    return "".join(parts)

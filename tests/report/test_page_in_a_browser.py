@@ -1,0 +1,72 @@
+"""A page with every piece of the kit, as a browser shows it: wide and narrow, light and dark."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from fastvid.report.charts import bars, histogram, lines
+from fastvid.report.markup import bullets, card, definitions, figures, grid, table
+from fastvid.report.page import Section, document
+from tests.browser import Browser, needs_chromium
+
+LONG = "fastvid_planes_of_a_profile_with_a_long_name_from_memory" * 2
+# Elements that reach over the right edge of the screen, other than those that scroll.
+WIDE = """
+[...document.querySelectorAll('main *')]
+  .filter(part => part.getBoundingClientRect().right > innerWidth + 1 && !part.closest('.table'))
+  .map(part => part.outerHTML.slice(0, 80))
+"""
+# Where the second mark of the first curve is, as a share of the chart's width.
+PLACE = """(() => {
+  const chart = document.querySelector('svg.chart'), mark = chart.querySelectorAll('circle')[1].getBoundingClientRect();
+  const axis = chart.querySelector('.rule').getBoundingClientRect();
+  return (mark.x + mark.width / 2 - axis.x) / axis.width;
+})()"""
+
+
+def made():
+    points = {"tsm": [(0, 1.0), (5, 3.0), (10, 2.0)], LONG: [(0, 2.0), (10, 4.0)], "one": [(10, 1.0)]}
+    body = card(LONG, table((LONG, *"abcdefgh"), [(LONG, *"12345678")], marked={LONG}), LONG, LONG)
+    body += grid(card("", lines(points, "loss", across="epochs")), card("Speed", bars({LONG: 3.0, "b": 1.0}, unit="s")))
+    body += card("Facts", definitions({LONG: LONG}) + bullets([LONG]))
+    body += card("Histogram", histogram(np.arange(100.0), str, str, what="samples"))
+    numbers = figures([("Samples", "213 h 5 min", LONG)] * 3)
+    sections = [Section(f"Section {n}", body, LONG) for n in range(9)]
+    return document(LONG, sections, command="test", lead=LONG, chips={"name": LONG}, top=numbers)
+
+
+def rgb(colour):
+    return [float(part) for part in re.findall(r"[\d.]+", colour)[:3]]
+
+
+@needs_chromium
+def test_it_fits_a_phone_and_follows_the_reader_s_scheme(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(made(), encoding="utf-8")
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.load(path)
+        for width in (1280, 400):
+            browser.resize(width)
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+            assert browser.evaluate(WIDE) == [], width
+            # Type keeps its size: a chart is laid out again, not scaled.
+            size = "[...document.querySelectorAll('svg.chart')].map(e => e.getScreenCTM().a)"
+            assert set(browser.evaluate(size)) == {1}
+            assert abs(browser.evaluate(PLACE) - 0.5) < 0.01, "epoch 5 of 10 is in the middle"
+
+        found = {}
+        for scheme in ("light", "dark"):
+            browser.prefer(scheme)
+            style = "getComputedStyle(document.querySelector('{}')).{}"
+            back, ink = (rgb(browser.evaluate(style.format("body", name))) for name in ("backgroundColor", "color"))
+            fill = browser.evaluate(style.format(".fill", "backgroundColor"))
+            found[scheme] = (sum(back), sum(ink), fill)
+        assert found["light"][0] > 600 > found["light"][1]
+        assert found["dark"][0] < 100 < found["dark"][1]
+        assert found["light"][2] != found["dark"][2]
+        assert not [url for url in browser.requests() if not url.startswith(("file:", "data:"))]
+    finally:
+        browser.close()
