@@ -50,6 +50,8 @@ def _run(module: str, words: list[str], variables: dict[str, str], folder: str) 
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
+    # An interpreter reads this one variable when it starts.
+    sys.path[:0] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [module, *words]
     warnings.simplefilter("error")
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ import pytest
 import fastvid
 import fastvid.train
 from fastvid import errors
+from fastvid.train.strategies import BUILT_IN
 from tests.conftest import LONG
 
 ROOT = Path(fastvid.__file__).parent
@@ -172,6 +174,15 @@ def test_folders_stay_small():
     files = [path for top in ("fastvid", "bench", "tests") for path in (REPOSITORY / top).rglob("*.py")]
     sizes = Counter(path.parent.relative_to(REPOSITORY).as_posix() for path in files if path.stem != "__init__")
     assert not {folder: number for folder, number in sizes.items() if number > MOST_FILES}
+
+
+def test_no_file_outside_the_strategies_names_one():
+    # A strategy that anybody writes can then do all that those of the package can.
+    folder = ROOT / "train" / "strategies"
+    names = re.compile(rf"\b(?:{'|'.join(BUILT_IN)}|strategies\.[a-z]\w*)\b")
+    found = [path for path in ROOT.rglob("*.py") if names.search(path.read_text())]
+    assert len(found) > len(BUILT_IN)
+    assert not [str(path) for path in found if folder not in path.parents]
 
 
 def test_only_the_storage_layer_opens_files_of_a_dataset():

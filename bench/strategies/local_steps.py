@@ -135,10 +135,9 @@ class _Run:
 
         from fastvid.load.clips.augment import CenterCrop
         from fastvid.load.clips.sampling import Segments
-        from fastvid.runtime.world import World
         from fastvid.train.config.config import Config, DataConfig, ModelConfig, RunConfig
         from fastvid.train.loop.loop import Trainer
-        from fastvid.train.loop.strategy import APART, build_strategy
+        from fastvid.train.loop.strategy import build_strategy
         from fastvid.train.parts.optim import make_optimizer
         from fastvid.train.parts.replica import Replica
         from fastvid.train.parts.schedule import Schedule
@@ -147,7 +146,8 @@ class _Run:
         self._task = Task(job.seed)
         optim = optim_of(job)
         # Whether ranks step together; else each sees its own steps only, and trains until all batches are done.
-        self.shares = job.sync not in APART
+        self.strategy = strategy = build_strategy(job.sync, member, job.options)
+        self.shares = strategy.shares_batches
         per_epoch = CLIPS // job.batch if self.shares else job.steps
         config = Config(
             data=DataConfig(
@@ -170,10 +170,9 @@ class _Run:
             optim, epochs=config.run.epochs, samples_per_epoch=per_epoch * job.batch, global_batch_size=job.batch
         )
         self.replica = Replica(self.model, make_optimizer(self.model, optim), schedule)
-        strategy = build_strategy(job.sync, member, job.options)
-        world = member.world if self.shares else World()
-        self.trainer = Trainer(config, member, self.replica, _Loader(self._task, world, job), strategy, stop=self)
-        self.strategy = strategy
+        self.trainer = Trainer(
+            config, member, self.replica, _Loader(self._task, strategy.reader.world, job), strategy, stop=self
+        )
         self.requested = False  # what the trainer asks of a StopSignal
         self.received = None
         self.steps = self.looked = 0

@@ -7,7 +7,6 @@ their learning rate.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -24,25 +23,15 @@ EPOCHS: Final = 2
 
 def travel(job: Job, member: Any) -> dict[str, Any]:
     """Trains all models for the job's steps each. Gives seconds, messages, and the held-out losses."""
-    import torch
     import torch.distributed as dist
-    from torch.distributed import TCPStore
 
     from fastvid.train.strategies.relay.hub import Hub
     from fastvid.train.strategies.relay.scheduler import Scheduler
     from fastvid.train.strategies.relay.stage import serve
     from fastvid.train.strategies.relay.state_store import Shelf
+    from fastvid.train.strategies.shared.link import shared_store
 
-    world = member.world
-    host = os.environ["MASTER_ADDR"]
-    port = torch.zeros(1, dtype=torch.int64)
-    store: Any = None
-    if world.rank == 0:
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        port[0] = store.port
-    dist.broadcast(port, 0)
-    if store is None:
-        store = TCPStore(host, int(port), is_master=False)
+    world, store = member.world, shared_store(member, TIMEOUT_S)
     workshop = Workshop(job, member)
     scheduler = Scheduler(len(RATES), world.size, EPOCHS)
     hub = Hub(scheduler, store, Shelf(len(RATES)), timeout_s=TIMEOUT_S) if world.rank == 0 else None

@@ -56,33 +56,40 @@ class Slow:
     def __enter__(self) -> Slow:
         import torch.distributed as dist
 
-        from fastvid.train.strategies.asgd.messages import Link as Pair
-        from fastvid.train.strategies.relay.link import Link as Line
+        from fastvid.train.strategies.shared import link
 
         self._plain = dist.all_reduce
         self._undo.enter_context(_replaced(dist, "all_reduce", self._all_reduce))
         if self._far:
-            for kind in (Line, Pair):
-                send, receive = kind.send, kind.receive
-                self._undo.enter_context(_replaced(kind, "send", self._slowed(send, before=True)))
-                self._undo.enter_context(_replaced(kind, "receive", self._slowed(receive, before=False)))
+            self._send, self._receive = link.Link.send, link.Link.receive
+            self._header_bytes = 8 * (link.WORDS + 4)
+            self._undo.enter_context(_replaced(link.Link, "send", self._slow_send))
+            self._undo.enter_context(_replaced(link.Link, "receive", self._slow_receive))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def _slowed(self, plain: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
-        def call(link: Any, *args: Any, **kwargs: Any) -> Any:
-            if before:
-                self._take(_size(args[0], args[1] if len(args) > 1 else None))
-                return plain(link, *args, **kwargs)
-            found = plain(link, *args, **kwargs)
-            self._take(_size(found, args[0] if args else None))
-            return found
+    # Not bound to this object: it replaces a method of the link.
+    @property
+    def _slow_send(self) -> Callable[..., None]:
+        def send(link: Any, words: Any, payload: Any = None, checksum: int | None = None) -> None:
+            self._take(payload)
+            self._send(link, words, payload, checksum)
 
-        return call
+        return send
 
-    def _take(self, size: int) -> None:
+    @property
+    def _slow_receive(self) -> Callable[..., Any]:
+        def receive(link: Any, *args: Any) -> Any:
+            words, payload = self._receive(link, *args)
+            self._take(payload)
+            return words, payload
+
+        return receive
+
+    def _take(self, payload: Any) -> None:
+        size = self._header_bytes + (0 if payload is None else payload.nbytes)
         self.messages += 1
         self.bytes += size
         time.sleep(self._link.message_s(size))
@@ -112,15 +119,6 @@ class _Late:
     def wait(self) -> None:
         self.work.wait()
         time.sleep(max(0.0, self.ready - time.perf_counter()))
-
-
-def _size(message: Any, payload: Any) -> int:
-    """Bytes of a message: a relay's carries its body, a server's header comes with numbers or without."""
-    body = getattr(message, "body", None)
-    if body is not None:
-        return len(body)
-    count = int(getattr(message, "count", 0))
-    return 8 * 20 + (payload.numel() * payload.element_size() if payload is not None else 4 * count)
 
 
 @contextlib.contextmanager

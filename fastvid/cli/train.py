@@ -46,4 +46,4 @@ def run(args: argparse.Namespace) -> int:
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """The arguments that name a configuration."""
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe that comes with fastvid, or a file's path")
-    parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or sync=ddp")
+    parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or run.epochs=10")

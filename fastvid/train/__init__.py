@@ -27,13 +27,11 @@ if TYPE_CHECKING:
     from fastvid.train.config.config import ShardConfig as ShardConfig
     from fastvid.train.loop.strategy import Round as Round
     from fastvid.train.loop.strategy import Strategy as Strategy
-    from fastvid.train.strategies.ddp.strategy import Ddp as Ddp
 
 _HOMES = {
     "CenterCrop": "fastvid.load.clips.augment",
     "Config": "fastvid.train.config.config",
     "DataConfig": "fastvid.train.config.config",
-    "Ddp": "fastvid.train.strategies.ddp.strategy",
     "Dense": "fastvid.load.clips.sampling",
     "HorizontalFlip": "fastvid.load.clips.augment",
     "ModelConfig": "fastvid.train.config.config",
@@ -53,7 +51,6 @@ __all__ = [
     "CenterCrop",
     "Config",
     "DataConfig",
-    "Ddp",
     "Dense",
     "HorizontalFlip",
     "ModelConfig",

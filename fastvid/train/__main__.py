@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains a recipe. Returns 0, 1 for an error, 2 for wrong usage, 128 and a signal's number for an early end."""
     parser = argparse.ArgumentParser(prog="python -m fastvid.train", description=__doc__)
     parser.add_argument("recipe", metavar="RECIPE", help=f"{', '.join(recipes.names())}; or the path of a file")
-    parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or sync=ddp")
+    parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or run.epochs=10")
     parser.add_argument("--dry-run", action="store_true", help="check files, steps and memory, and train nothing")
     args = parse(parser, sys.argv[1:] if argv is None else argv)
     logging.basicConfig(

@@ -18,7 +18,7 @@ import psutil
 from bench.common.ports import reserved_port
 from tests.sharding.shardtools import REPOSITORY
 
-RAY = str(Path(sys.executable).with_name("ray"))
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 # Of nodes and jobs. A dead node is noticed in two seconds instead of twenty, because it refuses connections; one that a
 # busy machine keeps waiting has time to answer. A dead head is noticed in five seconds instead of sixty.
@@ -43,7 +43,7 @@ class Node:
         self._log = open(f"{folder}/start.log", "ab")  # noqa: SIM115
         self.process = subprocess.Popen(
             [
-                RAY,
+                *RAY,
                 "start",
                 "--block",
                 "--disable-usage-stats",

@@ -69,7 +69,7 @@ def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
     over = made.fit()
     average = made.replica.average
     result = toy.outcome(made, over=over)
-    return result | {"average": None if average is None else average.shadow}
+    return result | {"average": None if average is None else average.module.state_dict()}
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ changed on the command line by ``key=value``; see `fastvid.train.config.override
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -280,6 +281,11 @@ class RunConfig:
         _one_of(self, "amp", Amp)
 
 
+def _default_sync() -> str:
+    # Imported by name: the strategies are built on the configuration, so it cannot import them.
+    return str(importlib.import_module("fastvid.train.strategies").DEFAULT)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole path of a run.
@@ -290,7 +296,8 @@ class Config:
         optim: How weights move.
         run: How long and where to.
         shard: How the dataset is made; None when a recipe does not say.
-        sync: How replicas agree, a name of `fastvid.train.loop.strategy`.
+        sync: How replicas agree: a name of `fastvid.train.strategies`, where the default is too, or ``module:class``
+            of your own.
         sync_options: Options of that strategy.
     """
 
@@ -299,7 +306,7 @@ class Config:
     optim: OptimConfig
     run: RunConfig
     shard: ShardConfig | None = None
-    sync: str = "ddp"
+    sync: str = field(default_factory=_default_sync)
     sync_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -314,8 +321,6 @@ class Config:
             raise UsageError(
                 f"run.micro_batch_size is {self.run.micro_batch_size}, no multiple of data.group_size {size}"
             )
-        if self.optim.ema_decay is not None and self.sync != "ddp":
-            raise UsageError(f"optim.ema_decay goes with sync=ddp, not with sync={self.sync}")
 
 
 def to_json(value: Any) -> Any:

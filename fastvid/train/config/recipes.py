@@ -1,5 +1,5 @@
 """Recipes: Python files with a function ``recipe() -> Config``, found by name or path. Those of sweeps have a function
-``sweep() -> list[Config]`` as well, or instead: one entry a model, see `fastvid.train.strategies.relay`.
+``sweep() -> list[Config]`` as well, or instead: one entry a model, for a strategy that trains several.
 
 Names are those of the files in ``pipelines/``, beside the package in a checkout and inside it when installed.
 """

@@ -114,7 +114,7 @@ class Trainer:
         stepper = Stepper.of(config, self.member, self.strategy, self._exposure)
         self.strategy.prepare(self.replica)
         if self.replica.average is not None and self.replica.samples == 0:
-            self.replica.average.restart()
+            self.replica.average.restart(self.replica.model)
         self._saved_at = time.monotonic()
         self._watch.start()
         self._whole.start()
@@ -229,7 +229,7 @@ class Trainer:
             )
 
     def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
-        average = contextlib.nullcontext() if replica.average is None else replica.average.in_place()
+        average = contextlib.nullcontext() if replica.average is None else replica.average.in_place(replica.model)
         with self._watch.paused(), self._whole.paused() as began, average:
             self.score = evaluate(
                 replica.model,

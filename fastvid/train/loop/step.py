@@ -107,7 +107,7 @@ class Stepper:
         with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
             self.strategy.maybe_sync(replica, sums)
         if replica.average is not None:
-            replica.average.update()
+            replica.average.update_parameters(replica.model)
         return sums, norm
 
     def _losses(self, logits: Tensor, label: Tensor) -> Tensor:

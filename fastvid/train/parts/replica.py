@@ -65,7 +65,7 @@ class Replica:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "samples": self.samples,
-            "average": None if self.average is None else self.average.shadow,
+            "average": None if self.average is None else self.average.module.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -78,9 +78,10 @@ class Replica:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             if self.average is not None and state.get("average") is not None:
-                self.average.load_state_dict(state["average"])
+                # The average of a checkpoint of 0.1 has no counts of batches.
+                self.average.module.load_state_dict({**state["model"], **state["average"]})
             elif self.average is not None:
-                self.average.restart()
+                self.average.restart(self.model)
         except (RuntimeError, ValueError, KeyError) as error:
             raise StateError(
                 f"checkpoint does not fit the model: {error}",

@@ -25,6 +25,7 @@ import torch.distributed as dist
 # Its functions have the process group of the time of import as a default argument. Imported later, as DDP does, they
 # would hold our group, and its threads, until the interpreter ends.
 import torch.distributed.nn
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from fastvid.errors import UsageError, WorkerError
@@ -165,6 +166,18 @@ def broadcast_bytes(data: bytes | None, member: Member, source: int = 0) -> byte
     buffer = torch.frombuffer(bytearray(data or length), dtype=torch.uint8) if length else torch.empty(0).byte()
     dist.broadcast(buffer, source)
     return buffer.numpy().tobytes()
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
+    """Give every rank the tensors of rank 0; one message for each type."""
+    for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        message = torch.cat([tensor.reshape(-1) for tensor in alike])
+        dist.broadcast(message, 0)
+        parts = torch.split_with_sizes(message, [tensor.numel() for tensor in alike])
+        for tensor, part in zip(alike, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 class StopSignal:

@@ -20,10 +20,8 @@ from fastvid.models.ghost import use_ghost_norm
 from fastvid.models.pipeline import local_devices, spread
 from fastvid.models.two_stream import TwoStream, load_stream_weights
 from fastvid.models.weights import load_weights
-from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import EvalData
-from fastvid.train.loop.strategy import APART
 from fastvid.train.parts.freeze import Freezer
 from fastvid.train.parts.optim import make_optimizer
 from fastvid.train.parts.replica import Replica
@@ -91,8 +89,7 @@ def eval_data(config: Config, dataset: Dataset, member: Member, views: Views = O
 
 def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW, *, train: bool) -> Labelled:
     data = config.data
-    # Who shares no batches trains on whole ones.
-    world = World() if train and config.sync in APART else member.world
+    world = member.world
     clips = ClipLoader(
         dataset,
         frames=data.frames if train else data.eval_frames,

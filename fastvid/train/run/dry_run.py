@@ -24,6 +24,7 @@ from fastvid.load.order.batches import Batches, rank_slice
 from fastvid.models import profile
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
+from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.schedule import Schedule
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble
@@ -70,17 +71,17 @@ def check(config: Config, world_size: int = 1) -> dict[str, Any]:
         FastvidError: What the run would raise before its first step; and FormatError for shards that are missing or
             have another size.
     """
-    member = Member(World(0, world_size), torch.device("cpu"))
+    sharing = world_size if strategy_of(config).shares_batches else 1
     alone = Member(World(), torch.device("cpu"))
     config, train_set, eval_set = assemble.datasets(config, None, alone)
     shards = check_files(train_set)
     data = config.data
-    batches = Batches(len(train_set), data.global_batch_size, data.last, member.world, data.group_size)
+    batches = Batches(len(train_set), data.global_batch_size, data.last, World(0, sharing), data.group_size)
     per_epoch = batches.count(0) * batches.size if data.last == "drop" else batches.num_samples
     model = assemble.build_model(config, alone)
     assemble.load_initial_weights(config, model)
     _check_writable(Path(config.run.out))
-    first, end = rank_slice(batches.size, world_size - 1, world_size, data.group_size)
+    first, end = rank_slice(batches.size, sharing - 1, sharing, data.group_size)
     rows = end - first
     micro = min(rows, config.run.micro_batch_size or rows)
     schedule = Schedule.of(

@@ -11,7 +11,6 @@ A run's folder:
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import signal
@@ -21,10 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastvid.errors import UsageError
-from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.loop import Trainer
-from fastvid.train.loop.strategy import APART, build_strategy
+from fastvid.train.loop.strategy import build_strategy, strategy_of
 from fastvid.train.ranks.elastic import Member, StopSignal, broadcast_bytes, highest, join
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
@@ -42,25 +40,16 @@ CLASSES_FILE: Final = "classes.json"
 _SIGNALLED: Final = 128
 
 
-RELAY: Final = "relay"
-"""The value of `Config.sync` that is no strategy: models travel, see `fastvid.train.strategies.relay`."""
-
-# By name, as all strategies: they stand above the run.
-_RELAY: Final = "fastvid.train.strategies.relay.launch"
-
-
 def start(configs: Sequence[Config]) -> int:
-    """Trains the models of a recipe: one by `train`, or with ``sync=relay`` all of them in one sweep.
+    """Train the models of a recipe as their strategy says: one by `train`, or all of them in another way.
 
     Raises:
-        UsageError: Several models are not to travel.
+        UsageError: The strategy cannot train with these settings, or not several models.
         FastvidError: As in `train`.
     """
-    if configs[0].sync == RELAY:
-        return int(importlib.import_module(_RELAY).sweep(configs))
-    if len(configs) > 1:
-        raise UsageError(f"recipe has {len(configs)} models", hint="train all of them with sync=relay")
-    return train(configs[0])
+    for config in configs:
+        strategy = strategy_of(config)
+    return strategy.start(configs, train)
 
 
 def train(config: Config) -> int:
@@ -90,9 +79,8 @@ def _train(config: Config, member: Member) -> int:
         if state is not None and not config.run.resume:
             raise UsageError("run.out holds a run already", file=out, hint="choose another one, or run.resume=true")
         config, train_set, eval_set = assemble.datasets(config, state, member)
-        loader = assemble.train_loader(config, train_set, member)
-        # Where ranks share no batches, one evaluates alone.
-        evaluators = Member(World(), member.device) if config.sync in APART else member
+        strategy = build_strategy(config.sync, member, config.sync_options)
+        loader = assemble.train_loader(config, train_set, strategy.reader)
         open_until_the_end.callback(loader.clips.close)
         replica = assemble.make_replica(config, assemble.samples_per_epoch(loader.clips), member)
         board = Board(out / "tensorboard") if config.run.tensorboard and member.leads else None
@@ -103,8 +91,8 @@ def _train(config: Config, member: Member) -> int:
             member,
             replica,
             loader,
-            build_strategy(config.sync, member, config.sync_options),
-            eval_data=None if eval_set is None else assemble.eval_data(config, eval_set, evaluators),
+            strategy,
+            eval_data=None if eval_set is None else assemble.eval_data(config, eval_set, strategy.reader),
             checkpoints=checkpoints,
             recorder=recorder,
             stop=stop,

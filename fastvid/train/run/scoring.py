@@ -20,7 +20,7 @@ from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.views import Views
 from fastvid.train.config.config import Config
-from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score, autocast
 from fastvid.train.parts.loader_protocol import inputs
 from fastvid.train.ranks.elastic import Member, join
@@ -157,7 +157,7 @@ def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, 
     tally = Tally(len(dataset), config.model.num_classes)
     for batch in assemble.eval_data(config, dataset, member, asked).loader:
         add_batch(model, batch, tally, member, config)
-    tally.sums = build_strategy("ddp", member, {}).total(tally.sums)()
+    tally.sums = Strategy(member).total(tally.sums)()
     labels = torch.tensor(dataset.column(config.data.label).to_pylist())
     names = class_names(dataset.classes, config)
     return tally.report(labels, asked.num_views, protocol, names)

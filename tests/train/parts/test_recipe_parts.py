@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
 from fastvid.errors import UsageError
 from fastvid.load.order.batches import Batches, rank_slice
@@ -16,11 +18,14 @@ from fastvid.models.ghost import use_ghost_norm
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, OptimConfig
 from fastvid.train.loop.step import micro_batches
+from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.ema import Average
 from fastvid.train.parts.freeze import Freezer
 from fastvid.train.parts.mixup import Mixer
 from fastvid.train.parts.optim import make_optimizer, parameter_groups
 from fastvid.train.parts.optim_large import Lamb, Lars
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
 from tests.train import toy
 
 
@@ -83,14 +88,34 @@ def test_an_average_follows_by_hand_and_gives_the_weights_back() -> None:
     average = Average(model, 0.75)
     with torch.no_grad():
         model.weight.fill_(5.0)
-    average.update()
-    average.update()
+    average.update_parameters(model)
+    average.update_parameters(model)
     # 1 -> 2 -> 2.75
-    assert float(average.shadow["weight"]) == pytest.approx(2.75)
-    with average.in_place():
+    assert float(average.module.weight) == pytest.approx(2.75)
+    with average.in_place(model):
         assert model.weight.item() == pytest.approx(2.75)
     assert model.weight.item() == 5.0
-    assert float(average.shadow["weight"]) == pytest.approx(2.75)
+    assert float(average.module.weight) == pytest.approx(2.75)
+
+
+def test_the_average_of_a_checkpoint_of_0_1_is_restored() -> None:
+    """It had no counts of batches, which are no part of what is evaluated."""
+    config = toy.toy_config(Path()).optim
+    schedule = Schedule.of(config, epochs=4, samples_per_epoch=8, global_batch_size=8)
+    models = [nn.BatchNorm1d(1), nn.BatchNorm1d(1)]
+    old, new = (Replica(model, SGD(model.parameters()), schedule, ema_decay=0.5) for model in models)
+    assert old.average is not None
+    assert new.average is not None
+    with torch.no_grad():
+        models[0].weight.fill_(5.0)
+        models[0].running_mean.fill_(3.0)
+    old.average.update_parameters(models[0])
+    state = old.state_dict()
+    state["average"] = {name: value for name, value in state["average"].items() if value.is_floating_point()}
+    new.load_state_dict(state)
+    assert new.average.module.weight.item() == 3.0
+    assert new.average.module.running_mean.item() == 1.5
+    assert models[1].weight.item() == 5.0
 
 
 def batch_of(size: int, group: int = 1, bad: tuple[int, ...] = ()) -> object:
@@ -228,8 +253,8 @@ def test_mixing_and_ghost_norm_need_groups(tmp_path: object) -> None:
         with_optim(mixup=0.2)
     with pytest.raises(UsageError, match="ghost_norm needs groups"):
         replace(base, model=replace(base.model, ghost_norm=True))
-    with pytest.raises(UsageError, match="goes with sync=ddp"):
-        replace(with_optim(ema_decay=0.9), sync="kavg")
+    with pytest.raises(UsageError, match="ema_decay does not go with sync=kavg"):
+        strategy_of(replace(with_optim(ema_decay=0.9), sync="kavg"))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 7])

@@ -194,6 +194,12 @@ def test_a_dry_run_counts_steps_and_finds_what_is_missing(
     assert (found["train_samples"], found["eval_samples"]) == (TRAIN, HELD_OUT)
     assert (found["steps_per_epoch"], found["steps"], found["clips_per_rank"]) == (6, 12, 2)
     assert found["memory_bytes"]["optimizer"] == 4 * found["parameters"]
+    # Ranks that share no batches have whole ones each, whoever wrote their strategy; its options are checked.
+    own = [*words, "sync=tests.train.strategies.central:Central", "--dry-run", "--world", "2"]
+    assert fastvid_command(own) == 0
+    assert json.loads(capsys.readouterr().out)["clips_per_rank"] == 4
+    assert fastvid_command([*own, "sync_options.shares=1"]) == 2
+    assert "no option 'shares'" in capsys.readouterr().err
     # Nothing was made, and a shard that lost its end is named.
     assert not (tmp_path / "dry").exists()
     copy = tmp_path / "shards"

@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import EvalData, Trainer
-from fastvid.train.loop.strategy import APART, build_strategy
+from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.optim import make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.parts.schedule import Schedule
@@ -97,8 +96,8 @@ def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = No
     config = config_of(case, folder)
     kind = toy.ToyLoader if case.noise is None else QuadraticLoader
     model: nn.Module = toy.net(norm=case.norm) if case.noise is None else Quadratic(case.noise)
-    # Who shares no batches reads whole ones.
-    world = World() if case.sync in APART else member.world
+    strategy = build_strategy(config.sync, member, config.sync_options)
+    world = strategy.reader.world
     loader = kind(world, **case.data)
     schedule = Schedule.of(
         config.optim,
@@ -111,7 +110,7 @@ def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = No
         member,
         Replica(model, make_optimizer(model, config.optim), schedule),
         loader,
-        build_strategy(config.sync, member, config.sync_options),
+        strategy,
         eval_data=EvalData(kind(world, size=7, last="keep"), toy.NUM_SAMPLES),
         checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
         recorder=Recorder(folder / METRICS_FILE if member.leads else None),

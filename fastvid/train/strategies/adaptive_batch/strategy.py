@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,14 +31,22 @@ from fastvid.train.parts.loader_protocol import Loader
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.strategies.adaptive_batch.policy import BatchPolicy, Noise, Scheduled, make_policy
-from fastvid.train.strategies.kavg.strategy import Kavg
 from fastvid.train.strategies.shared.noise import GradientNorms, NoiseMeter
 
 LrRule = Literal["linear", "keep"]
 
 
-class AdaptiveBatch:
-    """The options ``batch...`` of the strategies that share batches.
+@runtime_checkable
+class Measuring(Protocol):
+    """A strategy that measures the gradient's noise itself; else it is read off the buckets of torch's DDP."""
+
+    def measure(self, meter: NoiseMeter) -> None:
+        """Add measurements to a meter from now on."""
+        ...
+
+
+class AdaptiveBatch(Strategy):
+    """The options ``batch...`` of every strategy whose ranks share batches.
 
     Args:
         inner: How replicas agree.
@@ -75,7 +83,8 @@ class AdaptiveBatch:
             raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"known are {', '.join(get_args(LrRule))}")
         if batch_window < 1:
             raise UsageError(f"sync option batch_window is {batch_window}, expected at least 1 measurement")
-        self.inner, self.member = inner, member
+        super().__init__(member)
+        self.inner = inner
         self.policy: BatchPolicy = make_policy(
             batch,
             growth=batch_growth,
@@ -92,11 +101,17 @@ class AdaptiveBatch:
         self._clips = 0
         if isinstance(self.policy, Noise):
             self.meter = NoiseMeter(member.world.size, member.device, inner.total)
-            if isinstance(inner, Kavg):
+            if isinstance(inner, Measuring):
                 inner.measure(self.meter)
 
     def prepare(self, replica: Replica) -> None:
         self.inner.prepare(replica)
+        measured = isinstance(self.inner, Measuring) or isinstance(replica.forward, DistributedDataParallel)
+        if self.meter is not None and self.world_size > 1 and not measured:
+            raise UsageError(
+                f"batch=noise does not go with {type(self.inner).__name__}: nothing measures the gradient's noise",
+                hint="give it a method measure(meter), or use batch=schedule or batch=plateau",
+            )
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         schedule = replica.schedule

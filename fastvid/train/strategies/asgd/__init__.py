@@ -1,7 +1,6 @@
 """Asynchronous SGD: a parameter server and clients that push gradients and fetch weights, each at its own pace.
 
-    messages        a header of integers, a payload of numbers, checksums
-    connect         one process group of two for each client, so that a client's death frees only its own
+    messages        the words of a message; each client has a link of its own, so that its death ends no other
     weight_shard    a range of the weights with its optimiser: versions, and snapshots that are never torn
     staleness       what staleness does to a push, and how far a client may run ahead
     lease           which samples a client trains on; those of a dead client are given out again

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 from torch import Tensor
 
 from fastvid.errors import UsageError, WorkerError
-from fastvid.train.strategies.asgd.connect import knock
 from fastvid.train.strategies.asgd.lease import Lease
-from fastvid.train.strategies.asgd.messages import Header, Kind, Link, float_bits
+from fastvid.train.strategies.asgd.messages import PORTS, Header, Kind, float_bits
 from fastvid.train.strategies.asgd.weight_shard import ranges
+from fastvid.train.strategies.shared.link import Link, as_worker_error, connect, open_link
 
 Versions = tuple[int, ...]
 """A version of each shard."""
@@ -31,6 +32,17 @@ class Progress:
     lease: int
     position: int
     digest: int = 0
+
+
+def find(host: str, port: int, timeout_s: float) -> list[tuple[str, int]]:
+    """Return the addresses of all shards of the server whose head is at an address; they are on the same machine.
+
+    Raises:
+        WorkerError: No server answers there in time.
+    """
+    store = connect(host, port, timeout_s)
+    with as_worker_error("a server does not tell its shards", address=f"{host}:{port}"):
+        return [(host, int(shard)) for shard in json.loads(store.get(PORTS))]
 
 
 class Client:
@@ -52,7 +64,7 @@ class Client:
 
     def __init__(self, addresses: Sequence[tuple[str, int]], size: int, *, timeout_s: float = 60.0) -> None:
         self._ranges = ranges(size, len(addresses))
-        self._links = [knock(host, port, timeout_s) for host, port in addresses]
+        self._links = [open_link(connect(host, port, timeout_s), timeout_s) for host, port in addresses]
         # The other shards work at the same time; the head comes last, because its acknowledgement ends a lease.
         self._pool = ThreadPoolExecutor(max(1, len(addresses) - 1), thread_name_prefix="asgd-link")
         self.number = -1
@@ -158,7 +170,8 @@ class Client:
         def one(index: int) -> Header:
             return self._ask(
                 self._links[index],
-                header.about(
+                replace(
+                    header,
                     version=0 if since is None else since[index],
                     lease=progress.lease if progress and index == 0 else -1,
                     start=progress.position if progress and index == 0 else 0,
@@ -173,12 +186,16 @@ class Client:
         return [one(0), *answers]
 
     def _ask(self, link: Link, header: Header, *, send: Tensor | None = None, into: Tensor | None = None) -> Header:
-        link.send(header, send)
-        while (answer := link.receive(into)).kind is Kind.WAIT:
-            if link is self._links[0]:
-                for other in self._links[1:]:
-                    self._ask(other, Header(Kind.PING))
-        if link is self._links[0]:
+        head, *others = self._links
+
+        def beaten() -> None:
+            # The head lets this client wait; meanwhile the other shards must not take it for dead.
+            for other in others if link is head else ():
+                other.beat()
+
+        link.send(astuple(header), send)
+        answer = Header.of(link.receive(into, beaten)[0])
+        if link is head:
             self.samples = max(self.samples, answer.samples)
         if answer.kind is Kind.REFUSED:
             raise UsageError(

@@ -5,22 +5,23 @@ The first shard of a server is its head: it decides who brings the first weights
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastvid.errors import FastvidError, WorkerError
-from fastvid.train.strategies.asgd.connect import Door
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.messages import Header, Kind, Link, bits_float
+from fastvid.train.strategies.asgd.messages import PORTS, Header, Kind, bits_float
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.weight_shard import Shard
+from fastvid.train.strategies.shared.link import Link, Listener, listen
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +90,11 @@ class Server:
         self._closed = False
         if state is not None:
             self._load(state)
-        self._door = Door(host, port, timeout_s, first=max(self.clients, default=0))
-        self.address = self._door.address
-        self._sessions: list[threading.Thread] = []
-        self._porter = threading.Thread(target=self._open, name="asgd-door", daemon=True)
-        self._porter.start()
+        self._store = listen(host, port, timeout_s)
+        self.address = host, int(self._store.port)
+        self._listener = Listener(self._store, self._session, timeout_s, first=1 + max(self.clients, default=0))
+        # Not before the attribute is set: a session opens its link by it.
+        self._listener.start()
 
     def close(self, patience_s: float | None = None) -> None:
         """Lets nobody in any more, and waits for the clients to leave.
@@ -102,17 +103,15 @@ class Server:
             patience_s: How long to wait for each; None is `timeout_s`.
         """
         patience_s = self._timeout_s if patience_s is None else patience_s
-        self._door.close()
-        self._porter.join(patience_s)
+        self._listener.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for session in self._sessions:
-            session.join(patience_s)
+        self._listener.join(patience_s)
 
     def tell(self, ports: list[int]) -> None:
-        """Has the head tell clients where the other shards are, see `fastvid.train.strategies.asgd.connect.find`."""
-        self._door.tell(ports)
+        """Has the head tell clients where the other shards are, see `fastvid.train.strategies.asgd.client.find`."""
+        self._store.set(PORTS, json.dumps(ports))
 
     def state_dict(self) -> dict[str, Any]:
         """The shard, the leases, and what each client has done."""
@@ -136,20 +135,14 @@ class Server:
         self.lost = int(state["lost"])
         self.clients = {int(number): ClientRecord(**record, here=False) for number, record in state["clients"].items()}
 
-    def _open(self) -> None:
-        for ticket in self._door.knocks():
-            session = threading.Thread(target=self._session, args=(ticket,), name=f"asgd-{ticket}", daemon=True)
-            self._sessions.append(session)
-            session.start()
-
     def _session(self, number: int) -> None:
         left = False
         try:
-            link = self._door.open(number)
+            link = self._listener.open(number)
             # What a push or an exchange is received into; nothing else holds it.
             buffer = torch.empty(self.shard.numel, dtype=self.shard.dtype)
             while not left:
-                left = self._answer(link, number, link.receive(buffer), buffer)
+                left = self._answer(link, number, Header.of(link.receive(buffer)[0]), buffer)
         except FastvidError as error:
             log.warning("client %d is gone: %s", number, error)
         finally:
@@ -174,14 +167,15 @@ class Server:
             case Kind.INIT if not self._head or self._first == number:
                 self.shard.initialise(buffer)
                 self._say(link, Kind.DONE)
-            case Kind.PING | Kind.LEAVE:
+            case Kind.LEAVE:
                 self._say(link, Kind.DONE)
             case _ if number not in self.clients or not self.shard.initialised:
                 # No service before there are weights.
                 self._say(link, Kind.REFUSED)
             case Kind.FETCH:
                 snapshot = self.shard.snapshot
-                link.send(Header(Kind.DONE, version=snapshot.version), snapshot.values, snapshot.checksum)
+                answer = Header(Kind.DONE, version=snapshot.version)
+                link.send(astuple(answer), snapshot.values, snapshot.checksum)
             case Kind.PUSH | Kind.EXCHANGE:
                 self._commit(link, number, asked, buffer)
             case Kind.LEASE:
@@ -194,7 +188,7 @@ class Server:
 
     def _say(self, link: Link, kind: Kind, **fields: int) -> None:
         version = self.shard.snapshot.version if self.shard.initialised else 0
-        link.send(Header(kind, version=version, samples=self._samples, **fields))
+        link.send(astuple(Header(kind, version=version, samples=self._samples, **fields)))
 
     @property
     def _samples(self) -> int:
@@ -258,7 +252,7 @@ class Server:
             clock=record.clock,
             samples=self._samples,
         )
-        link.send(answer, buffer if exchanges else None)
+        link.send(astuple(answer), buffer if exchanges else None)
 
     def _slowest(self, client: ClientRecord) -> int:
         """The least clock of the others that are at work; the client's own where it is alone."""
@@ -305,8 +299,8 @@ class Server:
 
         while True:
             with self._changed:
-                if self._changed.wait_for(over, self._timeout_s / 4):
+                if self._changed.wait_for(over, link.beat_s):
                     break
-            link.send(Header(Kind.WAIT))
+            link.beat()
         if not met:
             raise WorkerError("the server was closed while a client waited")

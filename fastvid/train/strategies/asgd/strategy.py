@@ -49,13 +49,11 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from fastvid.errors import FastvidError, StateError, UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.train.loop.strategy import Round
-from fastvid.train.parts.evaluate import Score
+from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.loader_protocol import Lineage, Loader
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member, broadcast_bytes
-from fastvid.train.strategies.asgd.client import Client, Progress
-from fastvid.train.strategies.asgd.connect import find
+from fastvid.train.strategies.asgd.client import Client, Progress, find
 from fastvid.train.strategies.asgd.downpour import Downpour
 from fastvid.train.strategies.asgd.elastic_averaging import ElasticAveraging
 from fastvid.train.strategies.asgd.lease import Lease, Leases
@@ -68,7 +66,7 @@ from fastvid.train.strategies.asgd.weight_shard import Rule, Shard, ranges
 _PATIENCE_S: Final = 5.0
 
 
-class Asgd:
+class Asgd(Strategy):
     """Asynchronous SGD.
 
     Args:
@@ -92,6 +90,8 @@ class Asgd:
     Raises:
         UsageError: An option is out of range, or does not go with another.
     """
+
+    shares_batches = False
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Asgd:
             raise UsageError(
                 "sync options overlap and n_fetch do not go with elasticity", hint="an exchange is both, and waits"
             )
-        self.member = member
+        super().__init__(member)
         self.policy = Policy(staleness_aware=staleness_aware, bound=bound, elasticity=elasticity)
         self._n_push, self._n_fetch, self._overlap = n_push, n_fetch, overlap
         self._warm_up, self._shards, self._lease_batches = warm_up, shards, lease_batches
@@ -183,23 +183,11 @@ class Asgd:
                 yield batch
             self._lease = client.lease() if self._pusher is None else self._pusher.lease()
 
-    def accumulate(self, replica: Replica, *, last: bool) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
-        return contextlib.nullcontext()
-
-    def loss_scale(self, weight: Tensor) -> float:  # noqa: ARG002
-        return 1.0
-
-    def agree(self, wishes: Tensor) -> Callable[[], Tensor]:
-        return self.total(wishes)
-
     def maybe_sync(self, replica: Replica, sums: Tensor) -> None:  # noqa: ARG002
         if self._spring is not None:
             self._vector.collect()
             if self._spring.stepped(self._progress, last=self._last):
                 self._vector.spread(statistics=False)
-
-    def total(self, values: Tensor) -> Callable[[], Tensor]:
-        return lambda: values
 
     def settle(self, replica: Replica) -> bool:
         """Gives the rank that serves the server's model. The others keep theirs."""
@@ -226,18 +214,12 @@ class Asgd:
             self._vector.spread()
             self._aside = None
 
-    def scored(self, replica: Replica, score: Score) -> None:
-        """Nothing: a score changes nothing."""
-
     def state_dict(self) -> dict[str, Any]:
         return {"servers": self._states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._serves:
             self._states = state["servers"]
-
-    def on_membership_change(self, before: int, now: int) -> None:
-        """Nothing: clients come and go."""
 
     def lineage(self) -> list[dict[str, int | str]] | None:
         if self._states is None:
@@ -346,7 +328,6 @@ def _refuse(replica: Replica) -> None:
         # The scaler leaves steps out, and the server would not hear of the batch.
         (replica.scaler.is_enabled(), "run.amp=fp16"),
         (replica.freezer is not None, "optim.freeze"),
-        (replica.average is not None, "optim.ema_decay"),
     ):
         if wrong:
             raise UsageError(f"{what} does not go with sync=asgd", hint="leave it out, or set sync_options.elasticity")

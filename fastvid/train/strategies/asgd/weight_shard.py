@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastvid.errors import StateError, UsageError
-from fastvid.train.strategies.asgd.messages import crc32
 from fastvid.train.strategies.asgd.staleness import Policy
+from fastvid.train.strategies.shared.link import crc32
 
 Rule = Callable[[list[dict[str, Any]]], Optimizer]
 """Makes the optimiser from its groups, such as ``functools.partial(torch.optim.SGD, lr=0.0, momentum=0.9)``."""

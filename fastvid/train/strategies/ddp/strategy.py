@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,14 +22,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from fastvid.errors import UsageError
-from fastvid.train.loop.strategy import Round
-from fastvid.train.parts.evaluate import Score
-from fastvid.train.parts.loader_protocol import Loader
+from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 
 
-class Ddp:
+class Ddp(Strategy):
     """The strategy ``sync=ddp``. It has no state.
 
     Args:
@@ -40,9 +38,10 @@ class Ddp:
         UsageError: The type is not known, or the device's back-end cannot send it.
     """
 
+    steps_alike = True
+
     def __init__(self, member: Member, *, gradients: str = "fp32") -> None:
-        self.member = member
-        self.world_size = member.world.size
+        super().__init__(member)
         if gradients not in _HOOKS:
             raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"known are {', '.join(_HOOKS)}")
         if gradients == "bf16" and member.device.type != "cuda":
@@ -50,10 +49,9 @@ class Ddp:
         self._hook = _HOOKS[gradients]
 
     def prepare(self, replica: Replica) -> None:
+        super().prepare(replica)
         if self.world_size == 1:
             return
-        for buffer in replica.model.buffers():
-            dist.broadcast(buffer, 0)
         spans = len({parameter.device for parameter in replica.model.parameters()}) > 1
         # Not static_graph: with no_sync in the first step it gives wrong gradients and an internal assertion (2.13).
         replica.forward = DistributedDataParallel(
@@ -65,10 +63,6 @@ class Ddp:
         if self._hook is not None:
             replica.forward.register_comm_hook(None, self._hook)
 
-    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
-        while (epoch := loader.epoch) < epochs:
-            yield Round(replica, loader, epoch)
-
     @contextlib.contextmanager
     def accumulate(self, replica: Replica, *, last: bool) -> Iterator[None]:
         wrapped = replica.forward
@@ -78,36 +72,15 @@ class Ddp:
             with wrapped.no_sync():
                 yield
 
-    def loss_scale(self, weight: Tensor) -> float:  # noqa: ARG002
-        return float(self.world_size)
-
-    def agree(self, wishes: Tensor) -> Callable[[], Tensor]:
-        return self.total(wishes)
-
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
-        """Nothing: the gradients were averaged before the step."""
-
-    def total(self, values: Tensor) -> Callable[[], Tensor]:
-        if self.world_size == 1:
-            return lambda: values
-        work = dist.all_reduce(values, async_op=True)
-
-        def wait() -> Tensor:
-            work.wait()
-            return values
-
-        return wait
-
     def settle(self, replica: Replica) -> bool:
         if self.world_size > 1:
             statistics = [
                 buffer
-                for module in replica.model.modules()
+                for model in (replica.model, replica.average)
+                for module in (() if model is None else model.modules())
                 for name in ("running_mean", "running_var")
                 if isinstance(buffer := getattr(module, name, None), Tensor)
             ]
-            if replica.average is not None:
-                statistics += replica.average.statistics()
             if statistics:
                 flat = torch.cat([buffer.reshape(-1) for buffer in statistics])
                 dist.all_reduce(flat)
@@ -116,24 +89,6 @@ class Ddp:
                 for buffer, part in zip(statistics, parts, strict=True):
                     buffer.copy_(part.view_as(buffer))
         return True
-
-    def scored(self, replica: Replica, score: Score) -> None:
-        """Nothing: a score changes nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing: there is no state."""
-
-    def on_membership_change(self, before: int, now: int) -> None:
-        """Nothing: the global batch stays, and only the shares change."""
-
-    def lineage(self) -> None:
-        """None: ranks share each batch, and the loop adds up what they were given."""
-
-    def numbers(self) -> dict[str, float]:
-        return {}
 
 
 # A half's range is no danger: the loss is a mean over the global batch, and each rank divides before anything is added.

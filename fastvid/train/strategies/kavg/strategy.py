@@ -65,15 +65,14 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.train.loop.strategy import Round
-from fastvid.train.parts.evaluate import Score
+from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.loader_protocol import Loader
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.strategies.ddp.strategy import Ddp
 from fastvid.train.strategies.kavg.outer import OuterMomentum
 from fastvid.train.strategies.kavg.period import Period
-from fastvid.train.strategies.shared.averager import HALVES, Averager, broadcast, moments, reset_moments, statistics
+from fastvid.train.strategies.shared.averager import HALVES, Averager, moments, reset_moments, statistics
 from fastvid.train.strategies.shared.noise import NoiseMeter
 from fastvid.train.strategies.shared.traffic import Traffic
 from fastvid.train.strategies.shared.window import Window
@@ -86,7 +85,7 @@ NODE: Final = "node"
 _MESH: Final = ("across", "within")
 
 
-class Kavg:
+class Kavg(Strategy):
     """The strategy ``sync=kavg``.
 
     Args:
@@ -138,7 +137,7 @@ class Kavg:
             raise UsageError(f"sync option group_period is {group_period}, expected at least 1 step")
         if local_after < 0:
             raise UsageError(f"sync option local_after is {local_after}, expected at least 0 epochs")
-        self.member, self.world_size = member, member.world.size
+        super().__init__(member)
         self.period = Period(period, adapt, adapt_epochs)
         self.outer = OuterMomentum(outer, outer_momentum, outer_lr)
         self.traffic = Traffic()
@@ -171,9 +170,7 @@ class Kavg:
         self.meter = meter
 
     def prepare(self, replica: Replica) -> None:
-        model = replica.model
-        if self.world_size > 1:
-            broadcast([*model.parameters(), *model.buffers()])
+        super().prepare(replica)
         if self.outer.active or self._half or self.meter:
             self._anchor = self._collected(replica).parameters.clone()
         # A group of all ranks is the world itself.
@@ -219,10 +216,10 @@ class Kavg:
         return self._ddp.accumulate(replica, last=last)
 
     def loss_scale(self, weight: Tensor) -> float:
-        # As in ddp, so that the plain mean over ranks is the step on the whole batch also where shares are uneven.
         if self.meter is not None:
             self._share += weight
-        return self._ddp.loss_scale(weight)
+        # So that the plain mean over ranks is the step on the whole batch also where shares are uneven.
+        return float(self.world_size)
 
     def agree(self, wishes: Tensor) -> Callable[[], Tensor | None]:
         if self._together:
@@ -246,7 +243,7 @@ class Kavg:
     def total(self, values: Tensor) -> Callable[[], Tensor]:
         if self.world_size > 1:
             self.traffic.count("control", values)
-        return self._ddp.total(values)
+        return super().total(values)
 
     def settle(self, replica: Replica) -> bool:
         if self.period.adaptive:
@@ -311,9 +308,6 @@ class Kavg:
     def _epochs(self, replica: Replica) -> float:
         return replica.samples / self._samples_per_epoch
 
-    def scored(self, replica: Replica, score: Score) -> None:
-        """Nothing: a score changes nothing."""
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "period": self.period.state_dict(),
@@ -327,16 +321,7 @@ class Kavg:
         self.outer.load_state_dict(state["outer"], self.member.device)
 
     def on_membership_change(self, before: int, now: int) -> None:
-        """Nothing to hand over: a checkpoint holds one model. The next round has other shares."""
-        log.info(
-            "local steps of %d ranks go on with %d: from here on the weights are those of another run", before, now
-        )
-
-    def lineage(self) -> None:
-        """None: ranks share each batch, and the loop adds up what they were given."""
-
-    def numbers(self) -> dict[str, float]:
-        return {}
+        log.info("resuming local steps of %d ranks with %d: from here on the weights are another run's", before, now)
 
 
 def _group_size(size: int | str, world_size: int) -> int:

@@ -14,15 +14,16 @@ from torch.distributed.distributed_c10d import Store
 
 from fastvid.errors import FormatError, WorkerError
 from fastvid.train.strategies.relay import packed_state as tokens
-from fastvid.train.strategies.relay.link import Link, Message, num_seats
+from fastvid.train.strategies.relay.messages import Kind, Message, receive, send
 from fastvid.train.strategies.relay.ownership import Ownership
 from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
 from fastvid.train.strategies.relay.state_store import Shelf
+from fastvid.train.strategies.shared.link import Link, Listener
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S: Final = 0.02  # between two looks for stages that come; a start takes seconds anyway
-_PATIENCE_S: Final = 2.0  # for a line of a sweep that failed; its stage may be what failed
+_PAUSE_S: Final = 0.02  # between two looks whether the sweep is over
+_PATIENCE_S: Final = 2.0  # for a link of a sweep that failed; its stage may be what failed
 _ATTEMPTS: Final = 3
 """Stages that one unit may lose before its model counts as the cause, as one that does not fit into memory."""
 
@@ -80,6 +81,7 @@ class Hub:
         self._began = time.monotonic()
         self._alone_since: float | None = self._began
         self._broken: BaseException | None = None
+        self._listener = Listener(store, self._session, timeout_s)
 
     def run(self) -> Record:
         """Serves until the sweep is over. Stages may come and go meanwhile.
@@ -88,14 +90,13 @@ class Hub:
             WorkerError: No stage is left and none comes for `timeout_s`.
             FastvidError: A stage's answer or the shelf is unusable.
         """
-        threads: list[threading.Thread] = []
-        while not self._over():
-            for seat in range(len(threads), num_seats(self.store)):
-                threads.append(threading.Thread(target=self._line, args=(seat,), name=f"relay-{seat}", daemon=True))
-                threads[-1].start()
-            time.sleep(_PAUSE_S)
-        for thread in threads:
-            thread.join(self.timeout_s if self._broken is None else _PATIENCE_S)
+        self._listener.start()
+        try:
+            while not self._over():
+                time.sleep(_PAUSE_S)
+        finally:
+            self._listener.close()
+        self._listener.join(self.timeout_s if self._broken is None else _PATIENCE_S)
         if self._broken is not None:
             raise self._broken
         return self.record
@@ -121,10 +122,10 @@ class Hub:
                 )
             return self.scheduler.finished or self._broken is not None
 
-    def _line(self, seat: int) -> None:
-        """Serves one stage; a thread each."""
+    def _session(self, seat: int) -> None:
+        """Serve one stage; a thread each."""
         try:
-            link = Link(self.store, seat, 0, self.timeout_s)
+            link = self._listener.open(seat)
             with self._changed:
                 self._ownership.join(seat)
                 self._changed.notify_all()
@@ -146,7 +147,7 @@ class Hub:
         known: tuple[int, ...] = ()
         while True:
             with self._changed:
-                owned = self._ownership.of(link.seat)
+                owned = self._ownership.of(link.number)
                 unit = None
                 if owned == known and self._broken is None:
                     unit = self.scheduler.take(owned)
@@ -154,12 +155,12 @@ class Hub:
                         self._changed.wait(link.beat_s)
                 ended = unit is None and self._ended()
             if ended:
-                link.send(Message("end"))
+                send(link, Message(Kind.END))
                 return
             if owned != known:
-                link.send(Message("own", {"partitions": list(owned)}))
-                report = link.receive().values
-                self.record.stages.append({"stage": link.seat, "partitions": list(owned), **report})
+                send(link, Message(Kind.OWN, {"partitions": list(owned)}))
+                report = receive(link).values
+                self.record.stages.append({"stage": link.number, "partitions": list(owned), **report})
                 known = owned
             elif unit is not None:
                 self._visit(link, unit)
@@ -173,24 +174,24 @@ class Hub:
         start = time.monotonic() - self._began
         try:
             sent = self.shelf.get(unit.model)
-            link.send(Message("unit", dataclasses.asdict(unit), sent or b""))
-            answer = link.receive()
-            if answer.kind == "done":
+            send(link, Message(Kind.UNIT, dataclasses.asdict(unit), sent or b""))
+            answer = receive(link)
+            if answer.kind is Kind.DONE:
                 try:
                     tokens.check(answer.body)
                 except FormatError as error:
-                    raise WorkerError(f"the stage on line {link.seat} sent a damaged token: {error}") from error
+                    raise WorkerError(f"the stage on link {link.number} sent a damaged token: {error}") from error
                 # On the shelf before anybody can be given the model's next unit.
                 self.shelf.put(unit.model, answer.body)
         except WorkerError:
-            self._lost(unit, link.seat)
+            self._lost(unit, link.number)
             raise
         with self._changed:
             self.record.token_bytes += len(sent or b"") + len(answer.body)
-            if answer.kind == "failed":
+            if answer.kind is Kind.FAILED:
                 self.scheduler.fail(unit, str(answer.values["reason"]))
             else:
-                row = {**dataclasses.asdict(unit), "stage": link.seat, "start": start}
+                row = {**dataclasses.asdict(unit), "stage": link.number, "start": start}
                 self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})
                 self._told(self.record.visits[-1])
                 score = answer.values.get("score")

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -52,6 +51,7 @@ from fastvid.train.strategies.relay.scheduler import Scheduler
 from fastvid.train.strategies.relay.stage import serve
 from fastvid.train.strategies.relay.state_store import Shelf
 from fastvid.train.strategies.relay.visit import read_weights
+from fastvid.train.strategies.shared.link import connect, listen
 
 log = logging.getLogger(__name__)
 
@@ -225,10 +225,9 @@ def _meet(options: SweepOptions) -> tuple[Store, World | None, Store | None]:
     limit = timedelta(seconds=options.timeout_s)
     try:
         if options.hub is not None:
-            return TCPStore(*options.hub, is_master=False, timeout=limit), None, None
+            return connect(*options.hub, options.timeout_s), None, None
         if "RANK" not in os.environ:
-            alone = TCPStore("127.0.0.1", options.port, is_master=True, wait_for_workers=False, timeout=limit)
-            return alone, World(), None
+            return listen("127.0.0.1", options.port, options.timeout_s), World(), None
         store, rank, size = next(rendezvous("env://", timeout=limit))
         world = World(rank, size)
         store = fresh_store(store, world, options.timeout_s)
@@ -237,11 +236,11 @@ def _meet(options: SweepOptions) -> tuple[Store, World | None, Store | None]:
         # Jobs of other stages cannot know torchrun's store.
         host = os.environ["MASTER_ADDR"]
         if rank == 0:
-            own = TCPStore(host, options.port, is_master=True, wait_for_workers=False, timeout=limit)
+            own = listen(host, options.port, options.timeout_s)
             store.set(_PORT, str(own.port))
             return own, world, store
         store.wait([_PORT], limit)
-        return TCPStore(host, options.port, is_master=False, timeout=limit), world, store
+        return connect(host, options.port, options.timeout_s), world, store
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
             f"the stages did not meet within {options.timeout_s:g} s: {error}",

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from torch.distributed.distributed_c10d import Store
 
 from fastvid.runtime import faults
-from fastvid.train.strategies.relay.link import Link, Message, take_seat
+from fastvid.train.strategies.relay.messages import Kind, Message, receive, send
 from fastvid.train.strategies.relay.scheduler import Unit
+from fastvid.train.strategies.shared.link import open_link
 
 
 class Workshop(Protocol):
@@ -49,17 +50,17 @@ def serve(store: Store, workshop: Workshop, timeout_s: float) -> None:
     Raises:
         WorkerError: The hub is dead.
     """
-    link = Link(store, take_seat(store), 1, timeout_s)
-    while (message := link.receive()).kind != "end":
+    link = open_link(store, timeout_s)
+    while (message := receive(link)).kind is not Kind.END:
         began = time.perf_counter()
         with link.beating():
-            if message.kind == "own":
-                answer = Message("ready", workshop.own(tuple(message.values["partitions"])))
+            if message.kind is Kind.OWN:
+                answer = Message(Kind.READY, workshop.own(tuple(message.values["partitions"])))
             else:
                 unit = Unit(**message.values)
                 faults.reach("visit")
                 token, report = workshop.visit(unit, message.body or None)
                 report["seconds"] = time.perf_counter() - began
-                answer = Message("failed" if "reason" in report else "done", report, token)
+                answer = Message(Kind.FAILED if "reason" in report else Kind.DONE, report, token)
         faults.reach("visited")
-        link.send(answer)
+        send(link, answer)

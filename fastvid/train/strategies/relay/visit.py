@@ -15,11 +15,11 @@ from fastvid.load.batch.batch import Batch
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
 from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score
 from fastvid.train.parts.loader_protocol import Lineage
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
-from fastvid.train.strategies.ddp.strategy import Ddp
 from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
 
@@ -66,7 +66,7 @@ def train_visit(
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         replica, state = _open(trainee, unit, token)
         member = Member(World(), device)
-        stepper = Stepper.of(trainee.config, member, Ddp(member))
+        stepper = Stepper.of(trainee.config, member, Strategy(member))
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         before, lineage = replica.samples, Lineage()
         with trainee.batches(unit) as batches:

@@ -108,15 +108,3 @@ def reset_moments(optimizer: Optimizer) -> None:
         for value in state.values():
             if isinstance(value, Tensor):
                 value.zero_()
-
-
-@torch.no_grad()
-def broadcast(tensors: Sequence[Tensor]) -> None:
-    """Gives every rank the tensors of rank 0; one message for each type."""
-    for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-        message = torch.cat([tensor.reshape(-1) for tensor in alike])
-        dist.broadcast(message, 0)
-        parts = torch.split_with_sizes(message, [tensor.numel() for tensor in alike])
-        for tensor, part in zip(alike, parts, strict=True):
-            tensor.copy_(part.view(tensor.shape))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.runtime.world import World
-from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.strategies.adaptive_batch.policy import Noise, Plateau, Scheduled, make_policy
 from fastvid.train.strategies.shared.noise import NoiseMeter
@@ -215,9 +217,20 @@ def test_a_wrong_option_is_named(name: str, options: dict[str, object], message:
         build_strategy(name, ALONE, options)
 
 
+class Unmeasured(Strategy):
+    """Neither wraps a model nor measures anything."""
+
+    def prepare(self, replica: Any) -> None:
+        pass
+
+
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(UsageError, match="does not go with group_size"):
         build_strategy("kavg", Member(World(0, 4), torch.device("cpu")), {"batch": "noise", "group_size": 2})
+    two = Member(World(0, 2), torch.device("cpu"))
+    unmeasured: Any = build_strategy(f"{__name__}:Unmeasured", two, {"batch": "noise"})
+    with pytest.raises(UsageError, match="nothing measures the gradient's noise"):
+        unmeasured.prepare(SimpleNamespace(forward=None))
     with pytest.raises(UsageError, match="nowhere to grow"):
         make_policy("schedule").begin(8, EPOCH, ())
     with pytest.raises(UsageError, match="batch_max is 4"):

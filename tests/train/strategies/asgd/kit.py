@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fastvid.train.strategies.asgd.client import Client
-from fastvid.train.strategies.asgd.messages import Header, Kind, Link
 from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.weight_shard import Rule, Section, Shard, ranges
+from fastvid.train.strategies.shared.link import Link
 
 SGD_RULE: Rule = functools.partial(SGD, lr=0.0)
 
@@ -61,17 +61,16 @@ def client_of(servers: Sequence[Server], size: int, timeout_s: float = 20.0) -> 
 
 @contextlib.contextmanager
 def noted_waits() -> Iterator[list[Link]]:
-    """Ends of pairs whose client was told to wait on: a server does it after a quarter of its patience."""
+    """Lines whose client was told to wait: a server does it after a quarter of its patience."""
     told: list[Link] = []
-    plain = Link.send
+    plain = Link.beat
 
-    def send(link: Link, header: Header, *rest: Any) -> None:
-        plain(link, header, *rest)
-        if header.kind is Kind.WAIT:
-            told.append(link)
+    def beat(link: Link) -> None:
+        plain(link)
+        told.append(link)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "send", send)
+        patch.setattr(Link, "beat", beat)
         yield told
 
 

@@ -16,6 +16,7 @@ from fastvid.models.pipeline import spread
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.strategies.asgd.messages import Kind
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.weight_shard import Section, Shard
 from tests import forks
@@ -193,7 +194,7 @@ def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
 def test_a_client_that_is_killed_costs_its_lease_and_nobody_else(tmp_path: Path, expected: dict[str, Any]) -> None:
     """The server and its clients are jobs of their own; one dies in the middle of its third push."""
     # Two shards: a push is two messages, the head's being the second.
-    codes = run_jobs(tmp_path, server="", steady="", doomed="asgd-push:6")
+    codes = run_jobs(tmp_path, server="", steady="", doomed=f"payload-{Kind.PUSH:d}:6")
     assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
     server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
     assert server["over"]

@@ -6,6 +6,7 @@ import functools
 import signal
 import threading
 import time
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fastvid.train.strategies.asgd.downpour import Downpour
 from fastvid.train.strategies.asgd.lease import Leases
 from fastvid.train.strategies.asgd.messages import Header, Kind, bits_float, float_bits
 from fastvid.train.strategies.asgd.server import Server
+from fastvid.train.strategies.shared.link import decode, encode
 from tests import forks
 from tests.train.strategies.asgd import doomed
 from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
@@ -140,7 +142,8 @@ def test_a_client_killed_in_a_push_harms_nobody(shards: int) -> None:
         other.join(weights)
         ports = [server.address[1] for server in servers]
         # Each push has a message to each shard, the head's being the last.
-        dying = forks.start(doomed.__name__, SIZE, *ports, FASTVID_FAULT=f"asgd-push:{5 * shards}")
+        fault = f"payload-{Kind.PUSH:d}:{5 * shards}"
+        dying = forks.start(doomed.__name__, SIZE, *ports, FASTVID_FAULT=fault)
         assert forks.wait(dying) == -signal.SIGKILL
         until(lambda: all(server.lost == 1 for server in servers))
         # Four of eight are done.
@@ -276,12 +279,12 @@ def test_a_lease_is_acknowledged_by_its_holder_only() -> None:
 def test_a_header_is_exact_integers_and_refuses_damage() -> None:
     """Float32 would lose the last digits of a large number, as happens to numbers that travel with weights."""
     header = Header(Kind.PUSH, client=2**24 + 1, version=2**53 + 1, rate=float_bits(0.1), lease=-1, stop=2**62)
-    words = header.encode()
+    words = encode(astuple(header))
     assert words.dtype == torch.int64
-    assert Header.decode(words) == header
+    assert Header.of(decode(words)[0]) == header
     assert bits_float(header.rate) == 0.1
     for index in range(len(words)):
         damaged = words.clone()
         damaged[index] ^= 1 << 40
         with pytest.raises(ChecksumError):
-            Header.decode(damaged)
+            decode(damaged)

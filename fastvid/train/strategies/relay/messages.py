@@ -1,0 +1,54 @@
+"""Messages between the hub and a stage over a `Link` of `fastvid.train.strategies.shared.link`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from fastvid.train.strategies.shared.link import Link
+
+
+class Kind(IntEnum):
+    """OWN, UNIT and END come from the hub; READY, DONE and FAILED from a stage."""
+
+    OWN = 1
+    UNIT = 2
+    END = 3
+    READY = 16
+    DONE = 17
+    FAILED = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one side tells the other.
+
+    Attributes:
+        kind: See `Kind`.
+        values: JSON values.
+        body: A token, or nothing.
+    """
+
+    kind: Kind
+    values: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+
+def send(link: Link, message: Message) -> None:
+    """Send a message; raises as `Link.send` does."""
+    values = json.dumps(message.values).encode()
+    # bytearray: torch refuses read-only memory without a warning.
+    payload = torch.frombuffer(bytearray(values + message.body), dtype=torch.uint8)
+    link.send((message.kind, len(values)), payload)
+
+
+def receive(link: Link) -> Message:
+    """Wait for a message; raises as `Link.receive` does."""
+    (kind, size, *_), payload = link.receive()
+    assert payload is not None
+    data = payload.numpy()
+    return Message(Kind(kind), json.loads(data[:size].tobytes()), data[size:].tobytes())

@@ -1,0 +1,100 @@
+"""A strategy of a user's own with a server and clients, made of what `fastvid.train.strategies.shared.link` has.
+
+Rank 0 serves the weights and a counter of batches, in a thread for each client. Every rank, rank 0 too, is a client:
+after a step it sends how its weights changed, and gets the number of its next batch and the newest weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fastvid.load.batch.batch import Batch
+from fastvid.train import Round, Strategy
+from fastvid.train.parts.loader_protocol import Loader
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.strategies.shared.link import Listener, open_link, shared_store
+
+FIRST, NEXT, LOOK, LEAVE = 1, 2, 3, 4  # what a client asks for
+TIMEOUT_S = 60.0
+
+
+class Central(Strategy):
+    """The server adds up the changes of weights that clients send; `share` is the part of a change that it adds."""
+
+    shares_batches = False
+
+    def __init__(self, member: Member, *, share: float = 1.0) -> None:
+        super().__init__(member)
+        self.share, self.taken, self.done = share, 0, 0
+
+    def prepare(self, replica: Replica) -> None:
+        super().prepare(replica)
+        self.known = parameters_to_vector(replica.model.parameters()).detach()
+        self.store = shared_store(self.member)
+        if self.member.leads:
+            self.central, self.lock = self.known.clone(), threading.Lock()
+            self.listener = Listener(self.store, self.serve, TIMEOUT_S)
+            self.listener.start()
+        self.link = open_link(self.store, TIMEOUT_S)
+        if self.world_size > 1:
+            dist.barrier()  # all are in before rank 0 can be done
+
+    def serve(self, number: int) -> None:
+        link, kind = self.listener.open(number), FIRST
+        while kind != LEAVE:
+            (kind, *_), change = link.receive(torch.empty_like(self.central))
+            with self.lock:
+                self.central += self.share * change
+                self.done, self.taken = self.done + (kind == NEXT), self.taken + (kind in (FIRST, NEXT))
+                words, weights = (kind, self.taken - 1, self.done), self.central.clone()
+            link.send(words, weights)
+
+    @torch.no_grad()
+    def ask(self, kind: int, replica: Replica) -> tuple[int, int]:
+        weights = parameters_to_vector(replica.model.parameters())
+        self.link.send((kind,), weights - self.known)
+        (_, batch, done, *_), _ = self.link.receive(weights)
+        self.known = weights
+        vector_to_parameters(weights.clone(), replica.model.parameters())
+        return batch, done
+
+    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
+        per_epoch = replica.schedule.total // epochs // loader.global_batch_size
+        self.next = self.ask(FIRST, replica)
+        try:
+            for epoch in range(self.next[0] // per_epoch, epochs):
+                yield Round(replica, self.batches(replica, loader, epoch, per_epoch), epoch, kept=self.member.leads)
+        finally:
+            self.ask(LEAVE, replica)
+            if self.member.leads:
+                self.listener.close()
+                self.listener.join(TIMEOUT_S)  # until the others have left
+
+    def batches(self, replica: Replica, loader: Loader, epoch: int, per_epoch: int) -> Iterator[Batch]:
+        size = loader.global_batch_size
+        while self.next[0] // per_epoch == epoch:
+            start = self.next[0] % per_epoch * size
+            loader.go(epoch, start, start + size)
+            replica.samples = self.next[1] * size  # of all ranks: the position in the schedule
+            yield from loader
+
+    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+        self.next = self.ask(NEXT, replica)
+
+    def settle(self, replica: Replica) -> bool:
+        self.ask(LOOK, replica)  # what rank 0 saves and evaluates is the server's
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.taken = self.done = state["done"]
