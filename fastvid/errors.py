@@ -20,8 +20,10 @@ Errors of other libraries are translated in the one file that imports the librar
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 
 class FastvidError(Exception):
@@ -160,3 +162,41 @@ def _rebuild(
     kind: type[FastvidError], message: str, hint: str | None, where: dict[str, object], extra: dict[str, object]
 ) -> FastvidError:
     return kind(message, hint=hint, **extra, **where)
+
+
+def error_to_json(error: Exception) -> dict[str, Any]:
+    """An error as plain data, for a process that does not unpickle what this one sends.
+
+    Of an error of another library only its nearest built-in base crosses.
+    """
+    home = {FastvidError.__module__, builtins.__name__}
+    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in home)
+    if not isinstance(error, FastvidError):
+        plain = all(isinstance(argument, str | int | float | None) for argument in error.args)
+        return {"kind": kind, "args": list(error.args) if plain else [str(error)]}
+    where = {name: value if isinstance(value, str | int | float) else str(value) for name, value in error.where.items()}
+    return {"kind": kind, "message": error.message, "hint": error.hint, "where": where, "extra": error._extra()}
+
+
+def error_from_json(record: Mapping[str, Any]) -> Exception:
+    """The error behind `error_to_json`'s result.
+
+    Raises:
+        FormatError: It is not such a result.
+    """
+    try:
+        kind = globals().get(record["kind"], getattr(builtins, record["kind"], None))
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise FormatError(f"{record['kind']!r} is not an error class")
+        if issubclass(kind, FastvidError):
+            message, hint = record["message"], record["hint"]
+            if not (isinstance(message, str) and isinstance(hint, str | None)):
+                raise FormatError(f"an error has the message {message!r} and the hint {hint!r}, expected text")
+            return _rebuild(kind, message, hint, record["where"], record["extra"])
+        args = list(record["args"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"an error does not parse: {error!r}") from error
+    try:
+        return kind(*args)
+    except TypeError:  # such as UnicodeDecodeError, which needs the bytes
+        return Exception(f"{kind.__name__}: {', '.join(map(str, args))}")

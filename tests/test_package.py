@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import pickle
 import re
 import subprocess
@@ -236,9 +237,26 @@ def test_every_error_crosses_a_process():
     for kind in tree(errors.FastvidError):
         extra = {"reason": "timeout", "transient": True} if kind is errors.SourceError else {}
         error = kind("it broke", hint="mend it", key="a/b", shard=None, **extra)
-        copy = pickle.loads(pickle.dumps(error))
-        assert str(copy) == str(error) == "it broke [key=a/b]\n  hint: mend it"
-        assert vars(copy) == vars(error)
+        plain = json.loads(json.dumps(errors.error_to_json(error)))
+        for copy in (pickle.loads(pickle.dumps(error)), errors.error_from_json(plain)):
+            assert type(copy) is kind
+            assert str(copy) == str(error) == "it broke [key=a/b]\n  hint: mend it"
+            assert vars(copy) == vars(error)
+
+
+def test_errors_of_others_cross_as_the_built_in_ones_that_they_are():
+    class Theirs(LookupError):
+        pass
+
+    for error, kind, text in (
+        (ZeroDivisionError("by zero"), ZeroDivisionError, "by zero"),
+        (KeyError("name"), KeyError, "'name'"),
+        (Theirs("lost", Path("x")), LookupError, f"('lost', {Path('x')!r})"),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), Exception, "UnicodeDecodeError: 'utf-8' codec can't decode"),
+    ):
+        copy = errors.error_from_json(json.loads(json.dumps(errors.error_to_json(error))))
+        assert type(copy) is kind
+        assert str(copy).startswith(text)
 
 
 def test_outer_layers_add_places_and_keep_inner_ones():

@@ -111,7 +111,7 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
     scratch, total = Scratch(), 0
     for shard, row, info, frames in clips:
         request = ClipRequest(0, frames, Box(0, 0, 224, 224), (224, 224))
-        total += fetch(shard, row, request, key="", info=info, scratch=scratch).bytes_read
+        total += fetch(shard, row, request, key="", info=info, scratch=scratch)[1].bytes_read
     return {
         "ranges_ms": 1e3 * found[0],
         "ranges_cpu_ms": 1e3 * found[1],

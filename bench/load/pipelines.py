@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.decode.rivals import spdl_io
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
-from fastvid.load.workers.engine import FETCH_CLIPS
+from fastvid.load.workers.clip_worker import FETCH_CLIPS
 from fastvid.measure.clips import Corpus
 from fastvid.measure.planned import FastvidJob
 

@@ -96,13 +96,9 @@ class Video:
             DecodeError: The packets do not give the frames.
         """
         shard = self._shard
-        start, _ = shard.member(self._row, self.stream)
-
-        def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
-            shard.storage.read_into(shard.tar, [(start + offset, view) for offset, view in ranges])
-
+        reader = shard.reader(self._row, self.stream)
         try:
-            return decode_frames(self.info, self.table, read, frames)
+            return decode_frames(self.info, self.table, reader, frames)
         except FastvidError as error:
             error.at(shard=shard.stem, key=self.key)
             raise
@@ -123,15 +119,10 @@ class Video:
         shard, row = self._shard, self._row
         try:
             info = shard.info(row, "flow")
-            start, _ = shard.member(row, "flow")
             wanted = np.atleast_1d(np.asarray(frames, dtype=np.int64))
             box = Box(0, 0, info.height, info.width)
-
-            def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
-                shard.storage.read_into(shard.tar, [(start + offset, view) for offset, view in ranges])
-
             request = ClipRequest(0, wanted, box, (info.height, info.width), stream="flow")
-            clip = read_clip(request, info, shard.table(row, "flow"), read)
+            clip = read_clip(request, info, shard.table(row, "flow"), shard.reader(row, "flow"))
             planes = Planes.packed(np.empty(Planes.nbytes(len(wanted), box), np.uint8), len(wanted), box)
             (error,) = _decoder().decode([clip], [planes])
             if error is not None:

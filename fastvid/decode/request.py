@@ -96,9 +96,18 @@ class EncodedClip:
         if int(np.maximum.reduce(self.starts + self.sizes)) + INPUT_PADDING > len(self.data):
             raise UsageError(f"packet data must end with {INPUT_PADDING} spare bytes", key=self.key)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Views of memory do not pickle, and clips travel to worker processes.
+        parts = (self.starts, self.sizes, self.shows, self.keys, self.key, self.shard)
+        return _from_bytes, (self.request, self.info, bytes(self.data), *parts)
+
     def fail(self, message: str, *, hint: str | None = None, **where: object) -> DecodeError:
         """A DecodeError that says which clip it is about."""
         return DecodeError(message, hint=hint, shard=self.shard or None, key=self.key or None, **where)
+
+
+def _from_bytes(request: ClipRequest, info: StreamInfo, data: bytes, *parts: Any) -> EncodedClip:
+    return EncodedClip(request, info, memoryview(data), *parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

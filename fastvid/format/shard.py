@@ -41,6 +41,7 @@ from fastvid.format.schema import (
     Range,
     StreamFlag,
 )
+from fastvid.format.stream_reader import StreamReader
 from fastvid.format.tar import Member, TarDigest, read_members, sample_groups, to_json, wds2idx, write_tar
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import RecordArray
@@ -228,6 +229,10 @@ class Shard:
         """First byte and bytes of the stream's member inside the tar."""
         record = self._record(row, stream)
         return record.member_offset, record.member_size
+
+    def reader(self, row: int, stream: str = "rgb") -> StreamReader:
+        """Reads the stream's bytes."""
+        return StreamReader(self.storage, self.tar, *self.member(row, stream))
 
     def _record(self, row: int, stream: str) -> Any:
         number = VIDEO_STREAMS.index(stream)

@@ -10,7 +10,7 @@ import numpy as np
 from fastvid.decode.backends import backend
 from fastvid.decode.clips import Scratch, read_clip, reader_of
 from fastvid.decode.request import ClipRequest, EncodedClip, Output, Planes, Rgb
-from fastvid.load.workers.engine import FETCH_CLIPS
+from fastvid.load.workers.clip_worker import FETCH_CLIPS
 from fastvid.load.workers.fetch import fetch
 from fastvid.measure.clips import Corpus
 from fastvid.measure.rounds import Contender
@@ -59,7 +59,7 @@ class FastvidJob:
     def _fetch(self, request: ClipRequest, scratch: Scratch) -> EncodedClip:
         shard, row, key = self._places[request.sample]
         if self._read is None:
-            return fetch(shard, row, request, key=key, scratch=scratch).clip
+            return fetch(shard, row, request, key=key, scratch=scratch)[0]
         return read_clip(request, shard.info(row), shard.table(row), self._read[request.sample], scratch=scratch)
 
     def _decode(self, clip: EncodedClip) -> UInt8Array | None:

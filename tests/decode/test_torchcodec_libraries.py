@@ -132,7 +132,7 @@ def found(tmp_path_factory, videos):
         capture_output=True,
         text=True,
         env=os.environ | {"TMPDIR": str(temporary)},
-        timeout=120,
+        timeout=600,  # importing torch from a busy disk
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])

@@ -22,6 +22,7 @@ from fastvid.decode.request import Planes, Rgb
 from fastvid.errors import MissingDependency, StorageError
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import Codec, PacketFlag
+from fastvid.format.stream_reader import StreamReader
 
 SHARD_SAMPLES = 16
 HEIGHT, WIDTH = 32, 48
@@ -68,6 +69,9 @@ class FakeShard:
 
     def member(self, row, stream="rgb"):
         return self.members[row]
+
+    def reader(self, row, stream="rgb"):
+        return StreamReader(self.storage, self.tar, *self.members[row])
 
 
 class FakeDataset:

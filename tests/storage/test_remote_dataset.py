@@ -60,8 +60,8 @@ def test_a_dataset_in_an_object_store_gives_the_clips_of_the_local_one(s3, local
     remote = Dataset(url)
     assert remote.annotations.equals(Dataset(local.url).annotations)
     for there, here in zip(fetch_all(remote), fetch_all(Dataset(local.url)), strict=True):
-        assert bytes(there.clip.data) == bytes(here.clip.data)
-        assert there.requests == here.requests > 1
+        assert bytes(there[0].data) == bytes(here[0].data)
+        assert there[1].requests == here[1].requests > 1
 
 
 def test_shards_are_written_to_an_object_store_byte_for_byte(s3, local, clips):
@@ -102,11 +102,11 @@ def test_the_server_sees_the_planned_requests_and_bytes_and_no_others(web, local
     total = len(opened)
     for gap in (0, 1000, dataset.storage.gap):
         fetched = fetch_all(dataset, gap)
-        expected = sum(clip.requests for clip in fetched)
+        expected = sum(costs.requests for _, costs in fetched)
         seen = web.requests("counted", total + expected)[total:]
         total += expected
         assert [(method, status) for method, _, status, _ in seen] == [("GET", 206)] * expected
-        assert sum(size for *_, size in seen) == sum(clip.bytes_read for clip in fetched)
+        assert sum(size for *_, size in seen) == sum(costs.bytes_read for _, costs in fetched)
 
 
 def test_a_shard_that_is_replaced_cut_or_gone_is_an_error_that_names_it(local):

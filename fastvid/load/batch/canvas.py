@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence, Set
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class Finisher:
 
 
 class Canvas:
-    """The memory of one batch. `output`, `shared` and `done` are called by any thread."""
+    """The memory of one batch. `output` and `done` are called by any thread."""
 
     def __init__(self, finisher: Finisher, clips: Sequence[Row | None]) -> None:
         self._finisher = finisher
@@ -57,8 +57,8 @@ class Canvas:
         self._planes: dict[int, Planes] = {}
         self._taken: dict[int, Sink] = {}
 
-    def output(self, row: int, kinds: Set[type]) -> Output:
-        """Where a decoder that writes some of `kinds` puts a clip."""
+    def output(self, row: int, kinds: Set[type]) -> Output | SharedRow:
+        """Where a decoder that writes some of `kinds` puts a clip, or a process the whole row."""
         read = self._reads.get(row)
         if read is None:
             return self._part(row, kinds)
@@ -66,14 +66,6 @@ class Canvas:
         size = Planes.nbytes(count, box)
         self._planes[row] = Planes.packed(self._finisher.planes.take(size + SLACK)[:size], count, box)
         return self._planes[row]
-
-    def shared(self, row: int) -> SharedRow | None:
-        """Where a process writes the whole row; None where processes cannot."""
-        sink = self._sinks[row // self._rows][0]
-        shared = None if row in self._reads else sink.shared(row % self._rows)
-        if shared is not None:
-            self._taken[row] = sink
-        return shared
 
     def done(self, row: int, *, good: bool) -> None:
         """The clip was decoded, or (not `good`) has failed and becomes zeros. Called by the thread that decoded it."""
@@ -89,7 +81,8 @@ class Canvas:
             if good:
                 assert planes is not None
                 index = np.searchsorted(read.request.frames, part.request.frames).tolist()
-                recutter.cut(read.info, read.request.box, planes, index, part.request, self._part(part.row, _CUT))
+                output = cast("Output", self._part(part.row, _CUT))
+                recutter.cut(read.info, read.request.box, planes, index, part.request, output)
             self._part_done(part.row, good=good)
         self._finisher.recutters.append(recutter)
 
@@ -97,7 +90,7 @@ class Canvas:
         """Each stream on its device. Called once, by the consumer, after every row is done."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
-    def _part(self, row: int, kinds: Set[type]) -> Output:
+    def _part(self, row: int, kinds: Set[type]) -> Output | SharedRow:
         sinks = self._sinks[row // self._rows]
         sink = self._taken[row] = sinks[-1 if DeviceRgb in kinds else 0]
         return sink.output(row % self._rows, kinds)

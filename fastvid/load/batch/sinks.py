@@ -20,7 +20,6 @@ from fastvid.decode.colours import ClipPlanes, Layout, Pixels
 from fastvid.decode.pixels import finish_planes, finish_rgb
 from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
 from fastvid.load.clips.clip import Row, decided
-from fastvid.load.memory.arena import Arena
 from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.runtime.arrays import UInt8Array
@@ -53,12 +52,8 @@ class Product:
 class Sink(Protocol):
     """The memory of one stream of a batch while it is made."""
 
-    def output(self, row: int, kinds: Set[type], /) -> Output:
-        """Where a decoder that writes some of `kinds` puts a clip."""
-        ...
-
-    def shared(self, row: int, /) -> SharedRow | None:
-        """Where a process writes the whole row; None where processes cannot."""
+    def output(self, row: int, kinds: Set[type], /) -> Output | SharedRow:
+        """Where a decoder that writes some of `kinds` puts a clip, or a process the whole row."""
         ...
 
     def done(self, row: int, *, good: bool) -> None:
@@ -83,7 +78,7 @@ class RgbMemory:
         threads: Threads that decode at once.
     """
 
-    def __init__(self, product: Product, batches: BufferPool | Arena, *, threads: int) -> None:
+    def __init__(self, product: Product, batches: BufferPool, *, threads: int) -> None:
         self.product, self.batches, self.clips = product, batches, BufferPool(threads)
         on_host, pixels = product.device.type == "cpu", product.pixels
         # To another device one byte a value is sent, as decoders write them; there a batch gets its layout. On the host
@@ -100,24 +95,21 @@ class RgbSink:
         layout = memory.layout
         self._memory = memory
         bytes_ = memory.batches.take(len(clips) * layout.nbytes)
-        self._shared = memory.batches.offset(bytes_) if isinstance(memory.batches, Arena) else None
+        self._shared = memory.batches.offset(bytes_)
         self._video = bytes_.view(layout.dtype).reshape(len(clips), *layout.shape)
         self._staged: dict[int, UInt8Array] = {}
         self._blank = [row for row, clip in enumerate(clips) if clip is None]
         self._video[self._blank] = 0
 
-    def output(self, row: int, _kinds: Set[type]) -> Output:
+    def output(self, row: int, kinds: Set[type]) -> Output | SharedRow:
         """See `Sink`."""
         layout = self._memory.layout
+        if SharedRow in kinds and self._shared is not None:
+            return SharedRow(self._shared + row * layout.nbytes, layout)
         if layout.as_decoded:
             return Rgb(self._video[row])
         self._staged[row] = self._memory.clips.take(int(np.prod(layout.levels_shape))).reshape(layout.levels_shape)
         return Rgb(self._staged[row])
-
-    def shared(self, row: int) -> SharedRow | None:
-        """See `Sink`."""
-        layout = self._memory.layout
-        return None if self._shared is None else SharedRow(self._shared + row * layout.nbytes, layout)
 
     def done(self, row: int, *, good: bool) -> None:
         """See `Sink`."""
@@ -157,9 +149,6 @@ class DeviceSink:
     def output(self, row: int, _kinds: Set[type]) -> Output:
         """See `Sink`."""
         return DeviceRgb(self._video[row])
-
-    def shared(self, _row: int) -> None:
-        """See `Sink`."""
 
     def done(self, row: int, *, good: bool) -> None:
         """See `Sink`."""
@@ -205,9 +194,6 @@ class PlanesBuffer:
         assert clip is not None
         start, stop = self._spans[row]
         return Planes.packed(self._bytes[start:stop], len(clip.request.frames), clip.request.box)
-
-    def shared(self, _row: int) -> None:
-        """See `Sink`."""
 
     def done(self, row: int, *, good: bool) -> None:
         """See `Sink`."""

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 
 from fastvid.decode.backends import Backend, backends
-from fastvid.decode.clips import Scratch
 from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Planes, Rgb
 from fastvid.errors import FastvidError
 from fastvid.load.clips.clip import Clip
-from fastvid.load.workers.fetch import fetch
+from fastvid.load.workers.fetch import fetch_clip
 from fastvid.load.workers.lanes import choose_backends, merge, on_device, split_lanes
-from fastvid.load.workers.processes import ProcessLane
 from fastvid.runtime.world import World
 
 _log = logging.getLogger(__name__)
@@ -151,8 +149,7 @@ def measure(
 
     def work(number: int) -> None:
         try:
-            decoder = lanes[number].take()
-            assert not isinstance(decoder, ProcessLane)
+            decoder = lanes[number].open()
             group = max(1, decoder.max_clips)
             place = number % len(clips)
             for turn in range(1 << 30):
@@ -204,9 +201,7 @@ def _fetch(clips: Sequence[Clip]) -> list[EncodedClip]:
     fetched = []
     for clip in clips:
         try:
-            fetched.append(
-                fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=Scratch()).clip
-            )
+            fetched.append(fetch_clip(clip)[0])
         except FastvidError as error:
             _log.debug("a clip is not tried: %s", error)
     return fetched

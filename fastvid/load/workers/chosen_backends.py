@@ -16,10 +16,9 @@ from fastvid.load.batch.canvas import Finisher
 from fastvid.load.batch.flow import FlowProduct, FlowSink
 from fastvid.load.batch.sinks import DeviceSink, OpenSink, PlanesSink, Product, RgbMemory, RgbSink
 from fastvid.load.clips.clip import Row, decided
-from fastvid.load.memory.arena import Arena
-from fastvid.load.memory.buffers import BufferPool
+from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
 from fastvid.load.workers import auto
-from fastvid.load.workers.lanes import AUTO, Lanes, choose_backends, merge, on_device, split_lanes
+from fastvid.load.workers.lanes import AUTO, Lanes, choose_backends, merge, on_device, open_lane, split_lanes
 from fastvid.runtime.world import World
 
 _log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class Served:
         backend: Those in use as one; `AUTO` before any is.
         chosen: Whether they were chosen by trying.
         join: Whether clips that show one sample are cut out of planes that are decoded once.
-        lanes: Where each decode thread takes its decoder.
+        lanes: Where each decode thread takes what makes its clips.
         finisher: Makes the batches' memory.
     """
 
@@ -83,7 +82,7 @@ class Served:
         self._shape, self._num_threads = shape, num_threads
         self._prefetch, self._device_lanes, self._clip_timeout = prefetch, device_lanes, clip_timeout or 0.0
         # Free batches that are kept for later ones.
-        self._arena = None if clip_timeout is None else Arena(prefetch + 1)
+        self._memory = None if clip_timeout is None else SharedBufferPool(prefetch + 1)
         self._shared = False  # whether batches lie there
 
     @property
@@ -104,11 +103,15 @@ class Served:
         device = shape.product.device
         if any(one.device != device.type for one in chosen if on_device(one)):
             raise UsageError(f"decoder {name!r} leaves frames on a GPU, the loader's device is {str(device)!r}")
+        for one in chosen if self._memory is not None else ():
+            if on_device(one):
+                raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
         self._shared = False
         sinks = [self._flow() if stream == "flow" else self._rgb(chosen) for stream in shape.streams]
         self.finisher = Finisher(sinks, threads=self._num_threads)
         self.join = shape.together and planes
-        self.lanes = split_lanes(chosen, self._num_threads, self._device_lanes, self._clip_timeout, self._arena)
+        lanes = {one.name: Lanes(partial(open_lane, one, self._clip_timeout, self._memory)) for one in chosen}
+        self.lanes = [lanes[one.name] for one in split_lanes(chosen, self._num_threads, self._device_lanes)]
         self.backend = merge(chosen)
 
     def decide(self, rows: Sequence[Row | None], world: World) -> None:
@@ -151,8 +154,8 @@ class Served:
             if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
                 sinks.append(partial(PlanesSink, product))
             else:
-                self._shared = self._arena is not None
-                batches = self._arena or BufferPool(self._prefetch + 1)
+                self._shared = self._memory is not None
+                batches = self._memory or BufferPool(self._prefetch + 1)
                 threads = len(on_host) * self._num_threads
                 sinks.append(partial(RgbSink, RgbMemory(product, batches, threads=threads)))
         if len(on_host) < len(chosen):

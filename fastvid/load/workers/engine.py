@@ -10,40 +10,28 @@ interpreter's exit. No thread lives between iterations, so a process may fork th
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
-from fastvid.decode.clips import Scratch
-from fastvid.decode.request import Decoder, EncodedClip, Output
 from fastvid.errors import WorkerError
 from fastvid.load.batch.canvas import Canvas, Finisher
 from fastvid.load.clips.clip import Clip, Row, reads
 from fastvid.load.clips.plan import Plan, place
 from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.memory.row_layout import SharedRow
-from fastvid.load.workers.fetch import fetch
+from fastvid.load.workers.clip_worker import Lane, Made, Task
+from fastvid.load.workers.fetch import fetch_clip
 from fastvid.load.workers.lanes import Lanes
-from fastvid.load.workers.processes import ProcessLane
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import IntArray
 
 _log = logging.getLogger(__name__)
-
-FETCH_CLIPS: Final = 4
-"""Clips that a thread fetches before it decodes them one by one. A decoder fills the caches with its own code and data,
-after which fetching a single clip takes 2 to 3 times as long as fetching the next one."""
-
-APART_CLIPS: Final = 16
-"""Clips that a worker process is sent at once. Its thread here wakes up with cold caches, which costs 0.4 ms of the
-interpreter's time however many clips it is about, and a training step waits for that."""
 
 _JOIN_SECONDS: Final = 10.0
 """How long the end of an iteration waits for clips that are being decoded; a healthy one takes milliseconds."""
@@ -70,12 +58,20 @@ class Work:
     counters: Counters = field(default_factory=Counters)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Queued(Task):
+    """A clip that waits for a thread, or that one works on; its target is a canvas."""
+
+    clip: Row
+    work: Work
+
+
 class Run:
     """The threads of one iteration.
 
     Args:
         plans: The batches in order; computed in the planner thread.
-        lanes: Where each decode thread takes its decoder.
+        lanes: Where each decode thread takes what makes its clips.
         finisher: Makes the batches' memory.
         prefetch: Batches made ahead of the consumer.
         planner: Decides, in worker processes, the clips that the plans left undecided.
@@ -95,13 +91,13 @@ class Run:
     ) -> None:
         self._lanes, self._finisher, self._prefetch, self._planner = lanes, finisher, prefetch, planner
         self._batches: deque[Work] = deque()
-        self._tasks: deque[tuple[Work, Row]] = deque()
-        self._fetched: deque[tuple[Work, Row, EncodedClip]] = deque()
+        self._tasks: deque[_Queued] = deque()
+        self._fetched: deque[_Queued] = deque()
         self._ahead = self._fetching = num_fetchers
         self._failure: BaseException | None = None
         self._planned = self._stopped = False
         self._pid = os.getpid()
-        self._active: dict[int, Sequence[tuple[Work, Row]]] = {}
+        self._active: dict[int, Sequence[_Queued]] = {}
         # Reentrant, because the garbage collector may close a forgotten iteration from inside any thread.
         self._lock = threading.RLock()
         self._room, self._work, self._ready, self._arrived = (threading.Condition(self._lock) for _ in range(4))
@@ -195,7 +191,7 @@ class Run:
             work = Work(plan, self._finisher.open(plan.clips), len(rows), dict(plan.errors), frames)
             with self._lock:
                 self._batches.append(work)
-                self._tasks.extend((work, row) for row in rows)
+                self._tasks.extend(_Queued(row.row, row, work.canvas, row, work) for row in rows)
                 self._work.notify(len(rows))
                 self._ready.notify()
         with self._lock:
@@ -204,157 +200,78 @@ class Run:
             self._ready.notify()
 
     def _decode(self, number: int) -> None:
-        decoder = self._lanes[number].take()
-        if isinstance(decoder, ProcessLane):
-            if self._ahead:
-                while got := self._take_fetched(number, 1):
-                    ((work, clip, encoded),) = got
-                    self._serve_apart(number, decoder, [(work, clip)], encoded)
-            else:
-                while tasks := self._take(number, 1, at_once=APART_CLIPS):
-                    self._serve_apart(number, decoder, tasks)
-            self._lanes[number].give(decoder)
-            return
-        if self._ahead:
-            while got := self._take_fetched(number, decoder.max_clips):
-                self._decode_clips(decoder, [(*one, one[0].canvas.output(one[1].row, decoder.outputs)) for one in got])
-            self._lanes[number].give(decoder)
-            return
-        scratches = [Scratch() for _ in range(max(decoder.max_clips, FETCH_CLIPS))]
-        while tasks := self._take(number, decoder.max_clips):
-            self._serve(number, decoder, tasks, scratches)
-        self._lanes[number].give(decoder)
+        lane = self._lanes[number].take()
+        while tasks := self._take_fetched(number, lane) if self._ahead else self._take(number, lane):
+            for made in lane.make(tasks, partial(self._at, number, tasks), self._planner):
+                self._done(tasks[made.number], made)
+        self._lanes[number].give(lane)
 
-    def _take(self, number: int, most: int, at_once: int = FETCH_CLIPS) -> Sequence[tuple[Work, Row]]:
+    def _at(self, number: int, tasks: Sequence[_Queued], which: Sequence[int]) -> bool:
+        # What this thread would be named for if it hung. Its entry is there already, so no lock is needed.
+        self._active[number] = [tasks[one] for one in which]
+        return not self._stopped
+
+    def _take(self, number: int, lane: Lane | None) -> Sequence[_Queued]:
         with self._lock:
             self._active.pop(number, None)
             while not self._tasks and not self._planned and not self._stopped:
                 self._work.wait()
             # Never so many that another thread gets none.
-            most = max(most, min(at_once, len(self._tasks) // len(self._lanes)))
+            most = 1 if lane is None else max(lane.max_clips, min(lane.at_once, len(self._tasks) // len(self._lanes)))
             tasks = [self._tasks.popleft() for _ in range(min(most, len(self._tasks)))]
             self._active[number] = tasks
             return tasks
 
-    def _take_fetched(self, number: int, most: int) -> Sequence[tuple[Work, Row, EncodedClip]]:
+    def _take_fetched(self, number: int, lane: Lane) -> Sequence[_Queued]:
         with self._lock:
             self._active.pop(number, None)
             while not self._fetched and self._fetching and not self._stopped:
                 self._arrived.wait()
-            got = [self._fetched.popleft() for _ in range(min(most, len(self._fetched)))]
-            self._active[number] = [(work, clip) for work, clip, _ in got]
-            return got
+            tasks = [self._fetched.popleft() for _ in range(min(lane.max_clips, len(self._fetched)))]
+            self._active[number] = tasks
+            return tasks
 
     def _fetch_ahead(self, number: int) -> None:
-        while tasks := self._take(-1 - number, 1, at_once=1):
-            ((work, clip),) = tasks
-            encoded = self._fetch(work, clip, None)
-            if encoded is not None:
-                with self._lock:
-                    self._fetched.append((work, clip, encoded))
-                    self._arrived.notify()
+        while tasks := self._take(-1 - number, None):
+            (task,) = tasks
+            begun = time.perf_counter()
+            assert isinstance(task.clip, Clip)
+            try:
+                encoded, counters = fetch_clip(task.clip)
+            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
+                self._done(task, Made(0, error, None, None))
+                continue
+            counters.fetch_seconds = time.perf_counter() - begun
+            with self._lock:
+                task.work.counters.add(counters)
+                self._fetched.append(replace(task, source=encoded))
+                self._arrived.notify()
         with self._lock:
             self._fetching -= 1
             if not self._fetching:
                 self._arrived.notify_all()
 
-    def _fetch(self, work: Work, clip: Row, scratch: Scratch | None) -> EncodedClip | None:
-        """A clip's packets, or None when there was an error, which is then noted."""
-        assert isinstance(clip, Clip)
+    def _done(self, task: _Queued, made: Made) -> None:
+        clip, work, error = task.clip, task.work, made.error
         begun = time.perf_counter()
-        counters = Counters()
-        try:
-            got = fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)
-        except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
-            work.canvas.done(clip.row, good=False)
-            self._done(work, [(clip, error)], counters)
-            return None
-        counters.count(got)
-        counters.fetch_seconds = time.perf_counter() - begun
+        work.canvas.done(clip.row, good=error is None)
+        spent = time.perf_counter() - begun
+        if error is not None:
+            place(error, clip.shard.stem, clip.key)
         with self._lock:
-            work.counters.add(counters)
-        return got.clip
-
-    def _serve_apart(
-        self, number: int, lane: ProcessLane, tasks: Sequence[tuple[Work, Row]], encoded: EncodedClip | None = None
-    ) -> None:
-        # Batch by batch, because costs are counted for each.
-        for work, group in itertools.groupby(tasks, key=itemgetter(0)):
-            rows = [row for _, row in group]
-            outputs = [self._place(work.canvas, row.row) for row in rows]
-
-            def under_way(which: int, work: Work = work, rows: Sequence[Row] = rows) -> None:
-                self._active[number] = [(work, rows[which])]
-
-            counters, done = Counters(), []
-            for which, error, frames in lane.serve(
-                rows,
-                outputs,
-                lambda: self._stopped,
-                counters,
-                planner=self._planner,
-                encoded=encoded,
-                at=under_way,
-            ):
-                row = rows[which]
-                begun = time.perf_counter()
-                work.canvas.done(row.row, good=error is None)
-                counters.finish_seconds += time.perf_counter() - begun
-                if frames is not None:
-                    work.frames[row.row] = frames
-                done.append((row, error))
-            self._done(work, done, counters)
-
-    @staticmethod
-    def _place(canvas: Canvas, row: int) -> Output | SharedRow:
-        """Where a process puts a clip: into the batch, if it lies in memory that processes share."""
-        return canvas.shared(row) or canvas.output(row, ProcessLane.outputs)
-
-    def _serve(
-        self, number: int, decoder: Decoder, tasks: Sequence[tuple[Work, Row]], scratches: Sequence[Scratch]
-    ) -> None:
-        fetched: list[tuple[Work, Row, EncodedClip, Output]] = []
-        for (work, clip), scratch in zip(tasks, scratches, strict=False):
-            # What this thread would be named for if it hung. Its entry is there already, so no lock is needed.
-            self._active[number] = [(work, clip)]
-            encoded = self._fetch(work, clip, scratch)
-            if encoded is not None:
-                fetched.append((work, clip, encoded, work.canvas.output(clip.row, decoder.outputs)))
-        for first in range(0, len(fetched), decoder.max_clips):
-            group = fetched[first : first + decoder.max_clips]
-            self._active[number] = [(work, clip) for work, clip, _, _ in group]
-            self._decode_clips(decoder, group)
-
-    def _decode_clips(self, decoder: Decoder, fetched: Sequence[tuple[Work, Row, EncodedClip, Output]]) -> None:
-        begun = time.perf_counter()
-        errors: Sequence[Exception | None]
-        try:
-            errors = decoder.decode([clip for _, _, clip, _ in fetched], [output for _, _, _, output in fetched])
-        except Exception as error:  # noqa: BLE001 - a decoder that raises has failed all its clips
-            errors = [error] * len(fetched)
-        share = (time.perf_counter() - begun) / len(fetched)
-        for (work, clip, _, _), problem in zip(fetched, errors, strict=True):
-            begun = time.perf_counter()
-            work.canvas.done(clip.row, good=problem is None)
-            good = int(problem is None)
-            counters = Counters(clips=good, decode_seconds=share, finish_seconds=time.perf_counter() - begun)
-            self._done(work, [(clip, problem)], counters)
-
-    def _done(self, work: Work, rows: Sequence[tuple[Row, Exception | None]], counters: Counters) -> None:
-        for row, error in rows:
+            work.counters.finish_seconds += spent
+            if made.counters is not None:
+                work.counters.add(made.counters)
+            if made.frames is not None:
+                work.frames[clip.row] = made.frames
             if error is not None:
-                place(error, row.shard.stem, row.key)
-        with self._lock:
-            work.counters.add(counters)
-            for row, error in rows:
-                if error is not None:
-                    work.errors.update(dict.fromkeys(row.failing, error))
-            work.pending -= len(rows)
+                work.errors.update(dict.fromkeys(clip.failing, error))
+            work.pending -= 1
             if not work.pending:
                 self._ready.notify()
 
     def _late(self, timeout: float) -> WorkerError:
-        now = [f"{clip.key} of {clip.shard.stem}" for tasks in self._active.values() for _, clip in tasks]
+        now = [f"{task.clip.key} of {task.clip.shard.stem}" for tasks in self._active.values() for task in tasks]
         return WorkerError(
             f"no batch within {timeout:.0f} s; being fetched or decoded: {', '.join(sorted(now)) or 'nothing'}",
             hint="a clip that never ends can be left out with where=; a slow storage needs a larger timeout=",

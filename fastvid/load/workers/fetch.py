@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from fastvid.decode.clips import Scratch, read_clip
 from fastvid.decode.request import ClipRequest, EncodedClip
 from fastvid.errors import FastvidError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import INPUT_PADDING
 from fastvid.format.shard import Shard
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A clip's packets, and what they cost.
-
-    Attributes:
-        clip: The packets, checked.
-        bytes_read: Bytes that were read, gaps included.
-        bytes_whole: Bytes of the whole video.
-        requests: Reads that were made.
-        packets: Packets to feed.
-        packets_from_keys: Packets that a decoder without a plan would feed: all from each key to the last target.
-    """
-
-    clip: EncodedClip
-    bytes_read: int
-    bytes_whole: int
-    requests: int
-    packets: int
-    packets_from_keys: int
+from fastvid.load.clips.clip import Clip
+from fastvid.load.workers.stats import Counters
 
 
 def fetch(
@@ -43,8 +21,8 @@ def fetch(
     info: StreamInfo | None = None,
     gap: int | None = None,
     scratch: Scratch | None = None,
-) -> Fetched:
-    """Reads the packets that decode a request.
+) -> tuple[EncodedClip, Counters]:
+    """Reads the packets that decode a request; returns them, checked, and what they cost besides time.
 
     Args:
         shard: Where the sample lies.
@@ -61,24 +39,16 @@ def fetch(
         FormatError: The packet table leads outside the sample's bytes.
         UsageError: A frame or the crop lies outside the stream.
     """
-    storage, requests = shard.storage, 0
     try:
-        start, size = shard.member(row, request.stream)
-
-        def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
-            nonlocal requests
-            requests = len(ranges)
-            storage.read_into(shard.tar, [(start + offset, view) for offset, view in ranges])
-
-        table = shard.table(row, request.stream)
+        reader, table = shard.reader(row, request.stream), shard.table(row, request.stream)
         plan = table.plan(request.frames)
         clip = read_clip(
             request,
             info or shard.info(row, request.stream),
             table,
-            read,
-            gap=storage.gap if gap is None else gap,
-            limit=size,
+            reader,
+            gap=shard.storage.gap if gap is None else gap,
+            limit=reader.size,
             plan=plan,
             scratch=scratch,
             key=key,
@@ -87,4 +57,16 @@ def fetch(
     except FastvidError as error:
         error.at(shard=shard.stem, key=key)
         raise
-    return Fetched(clip, len(clip.data) - INPUT_PADDING, size, requests, len(plan.packets), plan.packets_from_keys)
+    read, fed = len(clip.data) - INPUT_PADDING, len(plan.packets)
+    return clip, Counters(
+        bytes_read=read,
+        bytes_whole=reader.size,
+        requests=reader.requests,
+        packets=fed,
+        packets_from_keys=plan.packets_from_keys,
+    )
+
+
+def fetch_clip(clip: Clip, scratch: Scratch | None = None) -> tuple[EncodedClip, Counters]:
+    """`fetch` for a clip of a loader."""
+    return fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)

@@ -9,53 +9,61 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from fastvid.decode.backends import Backend, backend
-from fastvid.decode.request import Decoder, DeviceRgb
+from fastvid.decode.request import DeviceRgb
 from fastvid.errors import MissingDependency, UsageError
 from fastvid.format.schema import Codec
-from fastvid.load.memory.arena import Arena
+from fastvid.load.memory.buffers import SharedBufferPool
+from fastvid.load.workers.clip_worker import ClipWorker, Lane
 from fastvid.load.workers.processes import ProcessLane
 
 AUTO: Final = Backend(name="auto", target="", device="", codecs=frozenset(Codec), install="")
 """Stands for the back-end that is chosen when the first iteration begins."""
 
 
-Lane = Decoder | ProcessLane
-
-
 class Lanes:
-    """Decoders of one back-end, kept open between iterations.
+    """What makes clips with one back-end, kept open between iterations.
 
     Args:
-        open_decoder: Opens one, or starts a process that has one.
+        open_lane: Opens one, see `open_lane`.
     """
 
-    def __init__(self, open_decoder: Callable[[], Lane]) -> None:
-        self._open = open_decoder
+    def __init__(self, open_lane: Callable[[], Lane]) -> None:
+        self._open = open_lane
         self._idle: list[Lane] = []
         self._lock = threading.Lock()
 
     def take(self) -> Lane:
-        """A decoder for the calling thread alone."""
+        """A lane for the calling thread alone."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         return self._open()
 
-    def give(self, decoder: Lane) -> None:
-        """Puts a decoder back."""
+    def give(self, lane: Lane) -> None:
+        """Puts a lane back."""
         with self._lock:
-            self._idle.append(decoder)
+            self._idle.append(lane)
 
     def close(self) -> None:
-        """Closes the decoders that nobody uses."""
+        """Closes the lanes that nobody uses."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for decoder in idle:
-            decoder.close()
+        for lane in idle:
+            lane.close()
+
+
+def open_lane(one: Backend, clip_timeout: float = 0.0, memory: SharedBufferPool | None = None) -> Lane:
+    """A lane with a decoder of its own.
+
+    Args:
+        one: The back-end.
+        clip_timeout: Seconds after which a worker process that gets nowhere is killed.
+        memory: Gives the lane a process of its own, which writes this memory; None decodes in this process.
+    """
+    return ClipWorker(one.open()) if memory is None else ProcessLane(one, clip_timeout, memory)
 
 
 def choose_backends(decoder: str | Backend) -> tuple[Backend, ...]:
@@ -88,33 +96,20 @@ def merge(chosen: Sequence[Backend]) -> Backend:
     )
 
 
-def split_lanes(
-    chosen: Sequence[Backend],
-    num_threads: int,
-    device_lanes: int | None,
-    clip_timeout: float = 0.0,
-    arena: Arena | None = None,
-) -> list[Lanes]:
-    """The lanes of some back-ends, one entry for each thread that decodes.
+def split_lanes(chosen: Sequence[Backend], num_threads: int, device_lanes: int | None) -> list[Backend]:
+    """The back-end of each thread that decodes.
 
     Args:
         chosen: The back-ends. Those of the CPU share its threads.
         num_threads: Threads of the CPU's back-ends, together.
         device_lanes: Lanes of each GPU back-end; by default what it says suits the device.
-        clip_timeout: Seconds after which a worker process that gets nowhere is killed.
-        arena: Gives each lane a process of its own, which writes this memory; None decodes in this process.
-
-    Raises:
-        UsageError: A back-end leaves frames on a GPU, and so cannot run in a process of its own.
     """
     on_cpu = sum(not on_device(one) for one in chosen)
-    lanes: list[Lanes] = []
+    split: list[Backend] = []
     for one in chosen:
         own = max(1, num_threads // on_cpu) if not on_device(one) else device_lanes or one.lanes(num_threads)
-        if arena is not None and on_device(one):
-            raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
-        lanes += [Lanes(one.open if arena is None else partial(ProcessLane, one, clip_timeout, arena))] * own
-    return lanes
+        split += [one] * own
+    return split
 
 
 def on_device(one: Backend) -> bool:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from fastvid.load.workers.fetch import Fetched
-
 _BOUND: Final = 0.1
 """Share of the clock spent waiting, or copying, from which on a loader calls a run data-bound or copy-bound: below it,
 data that cost nothing would speed the run up by less than a ninth."""
@@ -38,11 +36,11 @@ class Counters:
         decode_seconds: Decoding, over all threads.
         finish_seconds: Converting and normalising, over all threads.
         copy_seconds: From host to device, on the device's own clock.
-        bytes_read: Bytes read from shards.
+        bytes_read: Bytes read from shards, gaps included.
         bytes_whole: Bytes of the whole videos that the clips are of: what reading whole files would have read.
         requests: Reads made.
         packets: Packets fed to decoders.
-        packets_from_keys: Packets that decoding from the key frames without a plan would have fed.
+        packets_from_keys: Packets that a decoder without a plan would have fed: all from each key to the last target.
         skips: Clips left out, by reason (the error's class).
     """
 
@@ -61,14 +59,6 @@ class Counters:
     packets: int = 0
     packets_from_keys: int = 0
     skips: Counter[str] = field(default_factory=Counter)
-
-    def count(self, fetched: Fetched) -> None:
-        """Adds what a fetch cost."""
-        self.bytes_read += fetched.bytes_read
-        self.bytes_whole += fetched.bytes_whole
-        self.requests += fetched.requests
-        self.packets += fetched.packets
-        self.packets_from_keys += fetched.packets_from_keys
 
     def add(self, other: Counters) -> None:
         """Adds every sum of another."""

@@ -1,4 +1,4 @@
-"""A child process of the job, and the pieces that the two exchange, see `fastvid.sharding.work.messages`: both ends.
+"""A child process of the job, and the pieces that the two exchange, see `fastvid.runtime.messages`: both ends.
 
 The child runs a module of fastvid in a fresh interpreter. Its standard input and output carry pieces; whatever it
 prints as an error is kept. When the job dies, its children and their children die with it.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import fastvid
-from fastvid.sharding.work.messages import HEADER_BYTES, pack, piece_size, unpack
+from fastvid.runtime.messages import HEADER_BYTES, Inbox, pack, piece_size, unpack
 
 _READ: Final = 1 << 20
 _TAIL: Final = 4096
@@ -52,7 +52,7 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self.output = self._process.stdin, self._process.stdout
-        self._buffer = bytearray()
+        self._inbox = Inbox()
 
     @property
     def pid(self) -> int:
@@ -75,14 +75,7 @@ class Child:
         data = os.read(self.output.fileno(), _READ)
         if not data:
             raise EOFError
-        self._buffer += data
-        while len(self._buffer) >= HEADER_BYTES:
-            size = piece_size(memoryview(self._buffer)[:HEADER_BYTES])
-            if len(self._buffer) < size:
-                return
-            piece = bytes(self._buffer[:size])
-            del self._buffer[:size]
-            yield unpack(piece)
+        yield from self._inbox.add(data)
 
     def leave(self, seconds: float) -> None:
         """Waits for the child to end by itself, so long at most."""
@@ -119,7 +112,7 @@ class Parent:
         threading.Thread(target=_listen, args=(source, self.messages), daemon=True).start()
 
     def send(self, piece: bytes) -> None:
-        """Sends a piece, as `messages.pack` and `Outcome.to_bytes` make it."""
+        """Sends a piece, as `fastvid.runtime.messages.pack` and `Outcome.to_bytes` make it."""
         self._sink.write(piece)
         self._sink.flush()
 

@@ -20,10 +20,11 @@ from fastvid import __version__
 from fastvid.errors import FastvidError, MissingDependency, WorkerError
 from fastvid.media.reasons import Reason
 from fastvid.runtime.cores import available_cores
+from fastvid.runtime.messages import pack
 from fastvid.runtime.units import things
 from fastvid.sharding.engines import ray_work
 from fastvid.sharding.engines.child import Parent
-from fastvid.sharding.work.messages import Outcome, pack
+from fastvid.sharding.work.messages import Outcome
 
 # Seconds between looks at the cluster's size, and at the job's messages while tasks run.
 _CENSUS_SECONDS: Final = 2.0

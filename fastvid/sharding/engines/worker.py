@@ -1,6 +1,6 @@
 """The process that works on hostile files; `fastvid.sharding.engines.local_engine` starts it, and kills it if it must.
 
-It reads pieces (see `fastvid.sharding.work.messages`) from its standard input: first the job's settings, then one task
+It reads pieces (see `fastvid.runtime.messages`) from its standard input: first the job's settings, then one task
 after the other; it answers on its standard output with phases and outcomes. When its input ends, because the job is
 over or dead, it takes itself and its ffmpeg with it at once.
 """
@@ -11,10 +11,11 @@ import os
 from typing import Final
 
 from fastvid.media.limits import confine
+from fastvid.runtime.messages import pack
 from fastvid.sharding.engines.child import Parent
 from fastvid.sharding.work.encode_source import encode_source
 from fastvid.sharding.work.index_source import index_member
-from fastvid.sharding.work.messages import Settings, Task, pack
+from fastvid.sharding.work.messages import Settings, Task
 
 _FETCH_THREADS: Final = "2"
 

@@ -175,12 +175,7 @@ class _Maker:
         width = min(max(round(HEIGHT * info.width / info.height / 2) * 2, _WIDTHS[0]), _WIDTHS[1])
         box = Box(0, 0, info.height & ~1, info.width & ~1)
         request = ClipRequest(0, frames, box, (HEIGHT, width), stream=stream)
-        start, _ = shard.member(row, stream)
-
-        def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
-            shard.storage.read_into(shard.tar, [(start + offset, view) for offset, view in ranges])
-
-        clip = read_clip(request, info, table, read)
+        clip = read_clip(request, info, table, shard.reader(row, stream))
         rgb = np.empty((3, len(frames), HEIGHT, width), dtype=np.uint8)
         (error,) = self._decoder().decode([clip], [Rgb(rgb)])
         if error is not None:

@@ -1,16 +1,12 @@
 """Proves a dataset: every promise of the format, checked against the bytes.
 
-Work is cut into pieces that processes do side by side. A process that dies takes nothing along: its pieces are done
-again one by one, and the piece that kills its process is reported.
+Work is cut into pieces that processes do side by side, see `fastvid.sharding.verify.check_processes`.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,8 +19,9 @@ from fastvid.format.schema import annotations_file
 from fastvid.format.shard import index_shard
 from fastvid.runtime.cores import available_cores
 from fastvid.runtime.hashing import sha256
-from fastvid.sharding.verify.check_foreign import FOREIGN, check_foreign
-from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask, check_shard
+from fastvid.sharding.verify.check_foreign import FOREIGN
+from fastvid.sharding.verify.check_processes import check, check_all
+from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask
 from fastvid.storage import Storage, open_storage
 
 CHECKS: Final = {
@@ -214,38 +211,9 @@ def _sampled(url: str, generation: Generation, sample: int, seed: int) -> list[S
 def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Findings]]:
     if workers == 1 or len(tasks) <= 1:
         for task in tasks:
-            yield task, _check_for(task)(task)
+            yield task, check(task)
         return
-    left = dict.fromkeys(range(len(tasks)))
-    try:
-        with _pool(min(workers, len(tasks))) as pool:
-            futures = {pool.submit(_check_for(task), task): number for number, task in enumerate(tasks)}
-            for future in as_completed(futures):
-                findings = future.result()
-                del left[futures[future]]
-                yield tasks[futures[future]], findings
-    except BrokenProcessPool:
-        for number in left:
-            yield tasks[number], _alone(tasks[number])
-
-
-def _check_for(task: ShardTask) -> Callable[[ShardTask], Findings]:
-    return check_foreign if task.record.profile.get("name") == FOREIGN else check_shard
-
-
-def _alone(task: ShardTask) -> Findings:
-    try:
-        with _pool(1) as pool:
-            return pool.submit(_check_for(task), task).result()
-    except BrokenProcessPool:
-        where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
-        message = f"the process that checked {where} died"
-        return Findings([Problem("process", message, task.record.name)])
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Not forked: a child would inherit locks that threads of this process hold.
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    yield from check_all(tasks, min(workers, len(tasks)), CHECKS)
 
 
 def _missing_files(storage: Storage, generation: Generation, *, known: set[str]) -> Iterator[Problem]:

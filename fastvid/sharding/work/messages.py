@@ -1,28 +1,18 @@
-"""Tasks, outcomes and their bytes: what travels between a job and its workers, and what waits on disk to be packed.
-
-JSON and raw blobs only: a worker reads hostile files, so nothing it sends is unpickled.
-"""
+"""Tasks, outcomes and their bytes: what travels between a job and its workers, and what waits on disk to be packed."""
 
 from __future__ import annotations
 
-import json
-import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from fastvid.errors import FormatError
 from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
+from fastvid.runtime.messages import pack, unpack
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.streams import PICTURES, Streams
-
-# Bytes of the header, bytes of all blobs, CRC-32 of both.
-_FRAME: Final = struct.Struct("<IQI")
-HEADER_BYTES: Final = _FRAME.size
-_MAX_HEADER: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,41 +190,3 @@ class Outcome:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"an outcome does not parse: {error!r}") from error
-
-
-def pack(header: Mapping[str, Any], *blobs: bytes) -> bytes:
-    """A header and blobs as one piece with lengths and a checksum."""
-    text = json.dumps(header).encode("ascii")
-    checksum = zlib.crc32(text)
-    for blob in blobs:
-        checksum = zlib.crc32(blob, checksum)
-    return b"".join([_FRAME.pack(len(text), sum(map(len, blobs)), checksum), text, *blobs])
-
-
-def piece_size(start: bytes | memoryview) -> int:
-    """Bytes of a piece, from its first HEADER_BYTES.
-
-    Raises:
-        FormatError: The lengths are absurd.
-    """
-    text, blobs, _ = _FRAME.unpack_from(start)
-    if text > _MAX_HEADER or blobs > 1 << 40:
-        raise FormatError(f"a piece claims {text} bytes of header and {blobs} of blobs")
-    return HEADER_BYTES + int(text) + int(blobs)
-
-
-def unpack(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
-    """Header and blobs of one whole piece.
-
-    Raises:
-        FormatError: It is cut or changed.
-    """
-    view = memoryview(data)
-    if len(view) < HEADER_BYTES or len(view) != piece_size(view):
-        raise FormatError("a piece is cut")
-    text, _, checksum = _FRAME.unpack_from(view)
-    body = view[HEADER_BYTES:]
-    if zlib.crc32(body) != checksum:
-        raise FormatError("a piece does not match its checksum")
-    header: dict[str, Any] = json.loads(bytes(body[:text]))
-    return header, body[text:]

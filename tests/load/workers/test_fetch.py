@@ -52,8 +52,7 @@ def test_without_a_gap_no_byte_is_read_for_nothing(spans):
 def test_a_clip_holds_exactly_the_planned_packets():
     dataset = FakeDataset(40)
     frames = [3, 0, 9, 3]
-    fetched = get(dataset, 29, frames, gap=0)
-    clip = fetched.clip
+    clip, costs = get(dataset, 29, frames, gap=0)
     packets = [bytes(clip.data[a : a + n]) for a, n in zip(clip.starts.tolist(), clip.sizes.tolist(), strict=True)]
     assert [struct.unpack_from("<II", packet) for packet in packets] == [(29, 0), (29, 3), (29, 9)]
     assert clip.shows.tolist() == [0, 3, 9]
@@ -62,15 +61,15 @@ def test_a_clip_holds_exactly_the_planned_packets():
     assert (clip.key, clip.shard) == ("key29", "data-000001")
     end = int((clip.starts + clip.sizes).max())
     assert bytes(clip.data[end : end + 64]) == bytes(64)
-    assert (fetched.bytes_read, fetched.requests, fetched.packets) == (sum(map(len, packets)), 3, 3)
+    assert (costs.bytes_read, costs.requests, costs.packets) == (sum(map(len, packets)), 3, 3)
 
 
 def test_close_packets_are_read_together():
     dataset = FakeDataset(40)
-    together, apart = get(dataset, 29, [0, 3, 9], gap=1000), get(dataset, 29, [0, 3, 9], gap=0)
-    assert (together.requests, apart.requests) == (1, 3)
-    assert together.bytes_read > apart.bytes_read
-    for clip in (together.clip, apart.clip):
+    (together, few), (apart, many) = (get(dataset, 29, [0, 3, 9], gap=gap) for gap in (1000, 0))
+    assert (few.requests, many.requests) == (1, 3)
+    assert few.bytes_read > many.bytes_read
+    for clip in (together, apart):
         places = zip(clip.starts.tolist(), clip.shows.tolist(), strict=True)
         assert all(struct.unpack_from("<II", clip.data, start) == (29, frame) for start, frame in places)
 
@@ -102,9 +101,9 @@ def test_every_flipped_bit_of_a_planned_packet_is_found():
 def test_without_the_checksum_damage_would_pass(monkeypatch):
     dataset = FakeDataset(20)
     monkeypatch.setattr(clips, "_check", lambda *arguments: None)
-    whole = bytes(get(dataset, 3, [0]).clip.data)
+    whole = bytes(get(dataset, 3, [0])[0].data)
     dataset.damage(3)
-    assert bytes(get(dataset, 3, [0]).clip.data) != whole
+    assert bytes(get(dataset, 3, [0])[0].data) != whole
 
 
 def test_a_replaced_shard_is_no_wrong_clip():

@@ -25,7 +25,7 @@ from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
 from fastvid.load.loader import ClipLoader
-from fastvid.load.memory.arena import Arena
+from fastvid.load.memory.buffers import SharedBufferPool
 from fastvid.load.order.random_draws import Purpose
 from tests.datasets import REPOSITORY, make_clip, pack
 from tests.load import troubled
@@ -129,26 +129,26 @@ def test_memory_of_batches_that_nobody_keeps_is_written_again(good):
     assert seen == [rows(batch) for _ in range(3) for batch in threads]
 
 
-def test_the_arena_gives_memory_back_and_takes_it_again():
-    arena = Arena(keep=1)
+def test_shared_memory_is_released_and_reused():
+    pool = SharedBufferPool(keep=1)
     size = 4 << 20
 
     def resident():
-        return os.fstat(arena.file).st_blocks * 512
+        return os.fstat(pool.file).st_blocks * 512
 
-    taken = [arena.take(size) for _ in range(4)]
-    offsets = {arena.offset(array) for array in taken}
+    taken = [pool.take(size) for _ in range(4)]
+    offsets = {pool.offset(array) for array in taken}
     assert len(offsets) == 4
     for value, array in enumerate(taken):
         array[:] = value + 1
     assert [set(array.tolist()) for array in (part[::4096] for part in taken)] == [{1}, {2}, {3}, {4}]
     assert resident() == 4 * size
     view = taken[0][size // 2 :]
-    assert arena.offset(view) == arena.offset(taken[0]) + size // 2
+    assert pool.offset(view) == pool.offset(taken[0]) + size // 2
     del taken, array
     gc.collect()
     assert resident() == 2 * size  # what `view` holds, and one free range
-    assert arena.offset(arena.take(size)) in offsets
+    assert pool.offset(pool.take(size)) in offsets
     assert set(view[::4096].tolist()) == {1}
     del view
     gc.collect()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import re
-import signal
+import sys
 import zlib
 
 import numpy as np
@@ -15,14 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.errors import UsageError
+from fastvid.errors import FormatError, UsageError, error_to_json
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PACKET_DTYPE, PKT_HEADER_DTYPE, STREAM_DTYPE, PacketFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
+from fastvid.runtime import faults
+from fastvid.runtime.messages import pack as pack_message
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.verify import verify
-from fastvid.sharding.verify.check_shard import check_shard
 from fastvid.sharding.verify.verify import CHECKS, repair_sidecars, verify_dataset
 from tests.datasets import COMPACT, make_clip, pack, recommit
 from tests.makers import TAGS
@@ -411,17 +413,56 @@ class TestProcesses:
         assert one.checked == two.checked
 
     def test_one_that_dies_is_named_and_takes_nothing_along(self, store, monkeypatch):
-        monkeypatch.setattr(verify, "check_shard", die_on_the_second)
+        monkeypatch.setenv(faults.VARIABLE, "check data-000001")
         report = verify_dataset(store.url, workers=2)
         assert [(p.check, p.shard) for p in report.problems] == [("process", "data-000001")]
         assert report.problems[0].message == "the process that checked rows 0 to 2 died"
         assert report.samples == 3
 
 
-def die_on_the_second(task):
-    if task.record.name == "data-000001":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return check_shard(task)
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+class TestHostileProcesses:
+    """What decodes damaged shards may be taken over; what it then sends is data, or it counts as dead."""
+
+    @pytest.mark.parametrize("sent", ["pickle", "another check", "an answer too many"])
+    def test_what_is_no_finding_costs_its_piece_and_runs_nothing(self, store, sent, tmp_path, monkeypatch):
+        exploded = tmp_path / "exploded"
+        bomb = pickle.dumps(Bomb(exploded))
+        fine = {"problems": [], "checked": {}, "facts": [], "samples": 3}
+        other = {**fine, "problems": [("other", "nonsense", "", "", "")]}
+        data = {"pickle": bomb, "another check": pack_message(other), "an answer too many": 2 * pack_message(fine)}[
+            sent
+        ]
+        stub = tmp_path / "python"
+        (tmp_path / "data").write_bytes(data)
+        # In place of the interpreter: sends this whatever it is asked, and waits.
+        stub.write_text(f"#!/bin/sh\ncat {tmp_path}/data; exec sleep 600\n")
+        stub.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(stub))
+        report = verify_dataset(store.url, workers=2)
+        assert [(p.check, p.shard) for p in report.problems] == [("process", f"data-00000{n}") for n in range(2)]
+        assert not exploded.exists()
+        pickle.loads(bomb)  # the control
+        assert exploded.exists()
+
+    def test_an_error_that_ends_a_check_reaches_the_caller(self, store, tmp_path, monkeypatch):
+        stub = tmp_path / "python"
+        error = error_to_json(FormatError("cannot be opened", file="x"))
+        (tmp_path / "data").write_bytes(pack_message({"error": error}))
+        stub.write_text(f"#!/bin/sh\ncat {tmp_path}/data; exec sleep 600\n")
+        stub.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(stub))
+        with pytest.raises(FormatError, match=r"cannot be opened \[file=x\]"):
+            verify_dataset(store.url, workers=2)
 
 
 class TestCommand:

@@ -10,17 +10,9 @@ from fastvid.errors import FormatError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
+from fastvid.runtime.messages import HEADER_BYTES, pack, piece_size, unpack
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.work.messages import (
-    HEADER_BYTES,
-    EncodedSample,
-    Outcome,
-    Settings,
-    Task,
-    pack,
-    piece_size,
-    unpack,
-)
+from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
 
 samples = st.builds(
     EncodedSample,

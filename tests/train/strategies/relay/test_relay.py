@@ -62,8 +62,8 @@ def sweeps(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         for name in ("ring", "hopper", *FAULTS, "resumed"):
             order: Order = "hopper" if name == "hopper" else "ring"
             found[name] = run(PrefixStore(name, store), order, folder if name == "resumed" else None)
-        assert [stage.wait(timeout=30) for stage in (steady, second)] == [0, 0]
-        assert [stage.wait(timeout=30) for stage in doomed] == [-signal.SIGKILL] * 2
+        assert [stage.wait(timeout=300) for stage in (steady, second)] == [0, 0]
+        assert [stage.wait(timeout=300) for stage in doomed] == [-signal.SIGKILL] * 2
     finally:
         for stage in (steady, second, *doomed):
             stage.kill()

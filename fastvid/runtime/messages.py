@@ -1,0 +1,90 @@
+"""Messages between processes as plain data: a JSON header and raw blobs, with lengths and a checksum.
+
+A child process reads hostile files, so what it sends is parsed and checked, and never unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from fastvid.errors import FormatError
+
+# Bytes of the header, bytes of all blobs, CRC-32 of both.
+_FRAME: Final = struct.Struct("<IQI")
+HEADER_BYTES: Final = _FRAME.size
+_MAX_HEADER: Final = 64 << 20
+
+
+class Inbox:
+    """Joins what arrives from a process into whole pieces.
+
+    Args:
+        max_bytes: The longest piece that is accepted.
+    """
+
+    def __init__(self, max_bytes: int = 1 << 40) -> None:
+        self._max_bytes, self._buffer = max_bytes, bytearray()
+
+    def add(self, data: bytes) -> Iterator[tuple[dict[str, Any], memoryview]]:
+        """Yields the pieces that these bytes complete.
+
+        Raises:
+            FormatError: The other process does not send pieces.
+        """
+        self._buffer += data
+        while len(self._buffer) >= HEADER_BYTES:
+            size = piece_size(memoryview(self._buffer)[:HEADER_BYTES])
+            if size > self._max_bytes:
+                raise FormatError(f"a piece claims {size} bytes, at most {self._max_bytes} are accepted")
+            if len(self._buffer) < size:
+                return
+            piece = bytes(self._buffer[:size])
+            del self._buffer[:size]
+            yield unpack(piece)
+
+
+def pack(header: Mapping[str, Any], *blobs: bytes) -> bytes:
+    """A header and blobs as one piece with lengths and a checksum."""
+    text = json.dumps(header).encode("ascii")
+    checksum = zlib.crc32(text)
+    for blob in blobs:
+        checksum = zlib.crc32(blob, checksum)
+    return b"".join([_FRAME.pack(len(text), sum(map(len, blobs)), checksum), text, *blobs])
+
+
+def piece_size(start: bytes | memoryview) -> int:
+    """Bytes of a piece, from its first HEADER_BYTES.
+
+    Raises:
+        FormatError: The lengths are absurd.
+    """
+    text, blobs, _ = _FRAME.unpack_from(start)
+    if text > _MAX_HEADER or blobs > 1 << 40:
+        raise FormatError(f"a piece claims {text} bytes of header and {blobs} of blobs")
+    return HEADER_BYTES + int(text) + int(blobs)
+
+
+def unpack(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Header and blobs of one whole piece.
+
+    Raises:
+        FormatError: It is cut or changed, or something else.
+    """
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES or len(view) != piece_size(view):
+        raise FormatError("a piece is cut")
+    text, _, checksum = _FRAME.unpack_from(view)
+    body = view[HEADER_BYTES:]
+    if zlib.crc32(body) != checksum:
+        raise FormatError("a piece does not match its checksum")
+    try:
+        header = json.loads(bytes(body[:text]))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"the header of a piece is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise FormatError(f"the header of a piece is a {type(header).__name__}, expected an object")
+    return header, body[text:]

@@ -1,0 +1,136 @@
+"""Checks pieces of shards in processes side by side.
+
+They decode what may be hostile, so their findings come back as plain data. A process that dies takes nothing along: its
+piece is checked again alone, and a piece that kills its process again is reported.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from fastvid.errors import FormatError, error_from_json, error_to_json
+from fastvid.format.generations import ShardRecord
+from fastvid.runtime import faults
+from fastvid.runtime.messages import pack
+from fastvid.sharding.engines.child import Child, Parent
+from fastvid.sharding.verify.check_foreign import FOREIGN, check_foreign
+from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask, check_shard
+
+_MODULE: Final = "fastvid.sharding.verify.check_processes"
+
+
+def check(task: ShardTask) -> Findings:
+    """Does a task in this process; see `check_shard`."""
+    return check_foreign(task) if task.record.profile.get("name") == FOREIGN else check_shard(task)
+
+
+def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
+    """Does tasks in processes; yields each with its findings, in any order.
+
+    Args:
+        tasks: What is to be checked.
+        workers: Processes.
+        known: Names of checks.
+
+    Raises:
+        FastvidError: A storage cannot be opened.
+    """
+    lost: list[ShardTask] = []
+    yield from _run(tasks, workers, known, lost)
+    for task in lost:
+        again: list[ShardTask] = []
+        yield from _run([task], 1, known, again)
+        if again:
+            where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
+            message = f"the process that checked {where} died"
+            yield task, Findings([Problem("process", message, task.record.name)])
+
+
+def main() -> None:
+    """Checks what the parent sends until it sends no more."""
+    parent = Parent()
+    while True:
+        task = _task(parent.messages.get())
+        faults.reach(f"check {task.record.name}")
+        try:
+            answer = _to_json(check(task))
+        except Exception as error:  # noqa: BLE001 - the parent decides
+            answer = {"error": error_to_json(error)}
+        parent.send(pack(answer))
+
+
+def _run(
+    tasks: Iterable[ShardTask], workers: int, known: Container[str], lost: list[ShardTask]
+) -> Iterator[tuple[ShardTask, Findings]]:
+    """Does tasks; those whose process dies are `lost`."""
+    waiting, idle, busy = iter(tasks), list[Child](), dict[Child, ShardTask]()
+    with selectors.DefaultSelector() as selector:
+        try:
+            while True:
+                while len(busy) < workers and (task := next(waiting, None)) is not None:
+                    if not idle:
+                        idle.append(Child(_MODULE))
+                        selector.register(idle[-1].output, selectors.EVENT_READ, idle[-1])
+                    busy[idle[-1]] = task
+                    idle.pop().send(asdict(task))
+                if not busy:
+                    return
+                for key, _ in selector.select():
+                    child: Child = key.data
+                    try:
+                        found = [_findings(header, known) for header, _ in child.hear()]
+                        if len(found) > (child in busy):
+                            raise FormatError("the process replied to a task it was not given")
+                    except (EOFError, FormatError):
+                        selector.unregister(child.output)
+                        child.end()
+                        if child in busy:
+                            lost.append(busy.pop(child))
+                        else:
+                            idle.remove(child)
+                        continue
+                    for findings in found:
+                        if isinstance(findings, Exception):
+                            raise findings
+                        idle.append(child)
+                        yield busy.pop(child), findings
+        finally:
+            for child in (*busy, *idle):
+                child.end()
+
+
+def _task(record: Mapping[str, Any]) -> ShardTask:
+    rest = {"record": ShardRecord(**record["record"]), "streams": tuple(record["streams"])}
+    return ShardTask(**{**record, **rest, "rows": tuple(record["rows"])})
+
+
+def _to_json(findings: Findings) -> dict[str, Any]:
+    facts = [(int(row), key, source, int(frames)) for row, (key, source, frames) in findings.facts.items()]
+    return {"problems": findings.problems, "checked": findings.checked, "facts": facts, "samples": findings.samples}
+
+
+def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Exception:
+    """The findings behind `_to_json`'s result, or what the check raised.
+
+    Raises:
+        FormatError: It is something else.
+    """
+    try:
+        if "error" in header:
+            return error_from_json(header["error"])
+        problems = [Problem(*map(str, problem)) for problem in header["problems"]]
+        if any(problem.check not in known for problem in problems):
+            raise FormatError(f"findings name another check: {problems}")
+        checked = Counter({str(name): int(count) for name, count in header["checked"].items()})
+        facts = {int(row): (key, source, int(frames)) for row, key, source, frames in header["facts"]}
+        return Findings(problems, checked, facts, int(header["samples"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"findings do not parse: {error!r}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The one worker that makes clips, called as threads and processes call it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastvid.decode.request import Rgb
+from fastvid.errors import ChecksumError
+from fastvid.load.clips.augment import CenterCrop, Spatial
+from fastvid.load.clips.clip import Row
+from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.sampling import Segments
+from fastvid.load.workers.clip_worker import ClipWorker, Task
+from fastvid.load.workers.fetch import fetch_clip
+from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, fake, picture
+
+FRAMES = 3
+
+
+class Rows:
+    """A target: one array for each row."""
+
+    def __init__(self, rows):
+        self.data = np.zeros((rows, 3, FRAMES, 16, 16), np.uint8)
+
+    def output(self, row, kinds):
+        assert Rgb in kinds
+        return Rgb(self.data[row])
+
+
+@pytest.fixture
+def planner():
+    return ClipPlanner(Segments(FRAMES, jitter=False), Spatial.of(CenterCrop(16)), 0, 0, fake())
+
+
+def undecided(dataset, samples):
+    return [Row(n, dataset.key(s), dataset.shard(s // 16), s % 16, s, n) for n, s in enumerate(samples)]
+
+
+def tasks_of(sources):
+    rows = Rows(len(sources))
+    return [Task(number, source, rows) for number, source in enumerate(sources)], rows.data
+
+
+def always(which):
+    return True
+
+
+def test_rows_clips_and_packets_become_the_same_pictures(planner):
+    rows = undecided(FakeDataset(40), [3, 17, 39])
+    clips = [clip for row in rows for clip in planner.decide(row)]
+    packets = [fetch_clip(clip)[0] for clip in clips]
+    found = {}
+    for name, sources in (("rows", rows), ("clips", clips), ("packets", packets)):
+        tasks, pixels = tasks_of(sources)
+        made = list(ClipWorker(RgbDecoder()).make(tasks, always, planner))
+        assert [(one.number, one.error) for one in made] == [(0, None), (1, None), (2, None)]
+        assert sum(one.counters.clips for one in made) == 3
+        # Frames are told by whoever decided them, bytes are counted by whoever read them.
+        assert [one.frames is not None for one in made] == [name == "rows"] * 3
+        assert all((one.counters.bytes_read > 0) == (name != "packets") for one in made)
+        found[name] = pixels
+    assert (found["rows"] == found["clips"]).all()
+    assert (found["rows"] == found["packets"]).all()
+    request = clips[1].request
+    assert found["rows"][1, :, 2, 0, 0].tolist() == list(picture(17, int(request.frames[2]), request.box, False))
+
+
+def test_a_clip_that_fails_leaves_its_neighbours_alone(planner):
+    dataset = FakeDataset(40)
+    dataset.damage(17)
+    tasks, pixels = tasks_of(undecided(dataset, [3, 17, 39]))
+    made = {one.number: one for one in ClipWorker(RgbDecoder()).make(tasks, always, planner)}
+    assert isinstance(made[1].error, ChecksumError)
+    assert (made[1].frames, made[1].counters.clips) == (None, 0)
+    assert (made[0].error, made[2].error) == (None, None)
+    assert [bool(row.any()) for row in pixels] == [True, False, True]
+
+
+@pytest.mark.parametrize(("most", "groups"), [(None, [5, 2]), (1, [1] * 7)])
+def test_clips_are_decoded_in_groups_of_the_decoder_or_fewer(planner, most, groups):
+    GroupDecoder.groups.clear()
+    seen = []
+    tasks, _ = tasks_of(undecided(FakeDataset(40), range(7)))
+    list(ClipWorker(GroupDecoder(), most).make(tasks, lambda which: seen.append(list(which)) or True, planner))
+    assert GroupDecoder.groups == groups
+    # All are fetched first, one by one; then what is decoded is named.
+    assert seen[:7] == [[n] for n in range(7)]
+    assert [len(which) for which in seen[7:]] == groups
+
+
+def test_nothing_is_begun_once_nobody_wants_it(planner):
+    tasks, pixels = tasks_of(undecided(FakeDataset(40), range(4)))
+    left = iter([True] * 5)
+    made = list(ClipWorker(RgbDecoder()).make(tasks, lambda which: next(left, False), planner))
+    assert [one.number for one in made] == [0]  # four fetches, one decode
+    assert not pixels[1:].any()

@@ -1,0 +1,134 @@
+"""A worker process that answers what it should not: killed, its clip named, and nothing that it sent is run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from fastvid.decode.backends import Backend
+from fastvid.errors import ChecksumError, FormatError, WorkerError
+from fastvid.format.dataset import Dataset
+from fastvid.format.schema import Codec
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.load.loader import ClipLoader
+from fastvid.load.workers.clip_worker import Made
+from fastvid.load.workers.stats import Counters
+from fastvid.load.workers.worker_process import Answer
+from fastvid.runtime import messages
+from tests.datasets import make_clip, pack
+from tests.load import troubled
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Six clips; of the third a worker sends something else than an answer."""
+    path = tmp_path_factory.mktemp("answers")
+    data = make_clip(path / "clip.mp4", frames=20)
+    pack(path / "set", [[(key, data, 0) for key in ("a", "b", "sends", "c", "d", "e")]])
+    return path / "set"
+
+
+def make(folder, **options):
+    decoder = Backend("troubled", "tests.load.troubled:TroubledDecoder", "cpu", frozenset(Codec), "nothing")
+    standard = {"frames": Segments(4), "spatial": CenterCrop(32), "global_batch_size": 6, "shuffle": False}
+    standard |= {"num_threads": 1, "dtype": torch.uint8, "workers": "process", "rank": 0, "world_size": 1}
+    return ClipLoader(Dataset(str(folder)), decoder=decoder, **standard | options)
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def as_connections_send(data):
+    """The bytes by which `multiprocessing.connection.Connection.send` sends what was pickled as `data`."""
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        theirs.send_bytes(data)
+        return os.read(ours.fileno(), 1 << 16)
+
+
+def received_by_a_connection(data):
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        os.write(theirs.fileno(), data)
+        return ours.recv()
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "unwrapped"),
+    [
+        (as_connections_send, received_by_a_connection),
+        (lambda bomb: bomb + bytes(100), pickle.loads),
+        (
+            lambda bomb: messages.pack({"made": [], "costs": []}, bomb),
+            lambda piece: pickle.loads(messages.unpack(piece)[1]),
+        ),
+    ],
+    ids=["connection", "bare", "blob"],
+)
+def test_a_worker_that_sends_a_pickle_is_killed_and_nothing_is_unpickled(
+    folder, wrapped, unwrapped, tmp_path, monkeypatch, caplog
+):
+    sent = tmp_path / "sent"
+    sent.write_bytes(wrapped(pickle.dumps(Bomb(tmp_path / "exploded"))))
+    monkeypatch.setenv(troubled.SENDS, str(sent))
+    loader = make(folder, on_error="skip")
+    lost = [key for batch in loader for key, valid in zip(batch.key, batch.valid, strict=True) if not valid]
+    loader.close()
+    assert lost == ["sends"]
+    assert loader.stats.total.skips == {"WorkerError": 1}
+    assert "sent a malformed answer and was killed" in caplog.text
+    assert not (tmp_path / "exploded").exists()
+    unwrapped(sent.read_bytes())  # the control: a parent that unpickles these bytes runs what they say
+    assert (tmp_path / "exploded").exists()
+
+
+def test_a_worker_that_leaves_clips_out_of_its_answer_is_killed(folder, tmp_path, monkeypatch):
+    sent = tmp_path / "sent"
+    sent.write_bytes(Answer([], Counters()).to_bytes())
+    monkeypatch.setenv(troubled.SENDS, str(sent))
+    loader = make(folder)
+    with pytest.raises(WorkerError, match="did not answer for every clip and was killed"):
+        list(loader)
+    loader.close()
+
+
+def test_answers_come_back_as_they_went_and_others_are_refused():
+    frames = np.array([3, 1], dtype=np.int64)
+    made = [Made(1, None, frames, None), Made(0, ChecksumError("bad", key="x", packet=3), None, None)]
+    header, blobs = messages.unpack(Answer(made, Counters(clips=1, fetch_seconds=0.1)).to_bytes())
+    answer = Answer.from_parts(header, blobs, [2, 2], pid=7)
+    assert answer.costs == Counters(clips=1, fetch_seconds=0.1)
+    assert [one.number for one in answer.made] == [1, 0]
+    assert answer.made[0].frames.tolist() == [3, 1]
+    assert str(answer.made[1].error) == "bad [key=x, packet=3]"
+    (first, second), costs = header["made"], header["costs"]
+    for wrong in (
+        {"made": [first]},
+        {"made": [first, first], "costs": costs},
+        {"made": [[2, 0, None, ""]], "costs": costs},
+        {"made": [[True, 2.0, None, ""]], "costs": costs},
+        {"made": [[0, 0, None, ""]], "costs": costs},  # no frames where they were to be decided
+        {"made": [first, [0, 2, None, ""]], "costs": costs},  # more frames than were sent
+        {"made": [[0, 0, {**second[2], "kind": "SystemExit"}, ""]], "costs": costs},
+        {"made": [[0, 0, {**second[2], "kind": "open", "args": ["x"]}, ""]], "costs": costs},
+        {"made": [[0, 0, {**second[2], "message": 1}, ""]], "costs": costs},
+        {"made": [[0, 0, {**second[2], "where": {"hint": 1}}, ""]], "costs": costs},
+        {"made": 1, "costs": costs},
+        {"made": [first], "costs": costs[:-1]},
+        {"made": [first], "costs": [*costs[:-1], "1"]},
+    ):
+        with pytest.raises(FormatError):
+            Answer.from_parts(wrong, blobs, [2, 2], pid=7)
