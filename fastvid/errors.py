@@ -1,21 +1,21 @@
-"""Every error that fastvid raises on purpose.
+"""All errors that fastvid raises deliberately.
 
     FastvidError
-    ├── UsageError (ValueError)              an argument, a key or a configuration value is wrong
-    ├── MissingDependency (ImportError)      an optional package is absent, or present and does not load
+    ├── UsageError (ValueError)              an argument, key or configuration value is invalid
+    ├── MissingDependency (ImportError)      an optional package is missing or fails to import
     ├── StorageError (OSError)               bytes cannot be listed, read or written
-    │   └── ConflictError                    someone else has changed the dataset in the meantime
-    ├── FormatError                          what is on disk is not what the format promises
+    │   └── ConflictError                    another process changed the dataset in the meantime
+    ├── FormatError                          the data on disk violates the format
     │   ├── VersionError                     written by a newer major version of the format
-    │   └── ChecksumError                    bytes read differ from the bytes that were indexed
-    ├── DecodeError                          packets do not give the promised frames
+    │   └── ChecksumError                    the bytes read differ from the bytes that were indexed
+    ├── DecodeError                          the packets do not decode to the expected frames
     ├── SourceError                          a raw video cannot become a sample; has a reason code
-    ├── JobError                             a sharding job cannot start, go on or finish
+    ├── JobError                             a sharding job cannot start, resume or finish
     ├── StateError                           a loader or trainer state does not belong to this run
-    └── WorkerError                          a worker thread or process died or stopped answering
+    └── WorkerError                          a worker thread or process died or stopped responding
 
-A message says what is wrong, with which value, and where; `hint` says what to do about it.
-Errors of other libraries are translated in the one file that imports the library.
+A message states what happened, with which value, and where; `hint` states how to fix it.
+Exceptions of other libraries are translated in the one file that imports the library.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class FastvidError(Exception):
     """Base of all errors raised by fastvid.
 
     Args:
-        message: What is wrong, with the value that is wrong.
-        hint: What the user can do about it; printed on a line of its own.
+        message: What happened, including the offending value.
+        hint: How the user can fix it; printed on a separate line.
         **where: Where it happened, such as ``shard=``, ``key=``, ``file=``, ``frame=``. None values are dropped.
     """
 
@@ -42,7 +42,7 @@ class FastvidError(Exception):
         self.where: dict[str, object] = {name: value for name, value in where.items() if value is not None}
 
     def at(self, **where: object) -> FastvidError:
-        """Adds places that an outer layer knows; what an inner layer said is kept. Returns self."""
+        """Add places known to an outer layer, keeping those already set, and return self."""
         for name, value in where.items():
             if value is not None:
                 self.where.setdefault(name, value)
@@ -57,7 +57,7 @@ class FastvidError(Exception):
         return text
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments do not survive the default pickling of exceptions, and errors cross processes.
+        # Errors cross processes, and the default pickling of exceptions loses keyword-only arguments.
         return _rebuild, (type(self), self.message, self.hint, self.where, self._extra())
 
     def _extra(self) -> dict[str, object]:
@@ -65,14 +65,14 @@ class FastvidError(Exception):
 
 
 class UsageError(FastvidError, ValueError):
-    """An argument, a key or a configuration value is wrong."""
+    """An argument, key or configuration value is invalid."""
 
 
 class MissingDependency(FastvidError, ImportError):
-    """An optional package is absent, or is present and does not load."""
+    """An optional package is missing or fails to import."""
 
 
-# Packages that an extra brings, by the name under which they are imported.
+# The extra that installs each module, by import name.
 _EXTRAS = {
     "cv2": "flow",
     "obstore": "object-stores",
@@ -84,10 +84,10 @@ _EXTRAS = {
 
 @contextlib.contextmanager
 def naming_extras() -> Iterator[None]:
-    """Says which extra brings a module that the block cannot import.
+    """Name the extra to install when the block fails to import a module.
 
     Raises:
-        MissingDependency: The module is one of an extra.
+        MissingDependency: If the missing module belongs to an extra.
     """
     try:
         yield
@@ -103,36 +103,36 @@ def naming_extras() -> Iterator[None]:
 class StorageError(FastvidError, OSError):
     """Bytes cannot be listed, read or written."""
 
-    # OSError.__str__ reads errno and strerror; ours prints the message.
+    # OSError.__str__ would print errno and strerror instead of the message.
     __str__ = FastvidError.__str__
 
 
 class ConflictError(StorageError):
-    """Someone else has changed the dataset in the meantime; nothing was done."""
+    """Another process changed the dataset in the meantime; nothing was written."""
 
 
 class FormatError(FastvidError):
-    """What is on disk is not what the format promises."""
+    """The data on disk violates the format."""
 
 
 class VersionError(FormatError):
-    """Written by a newer major version of the format."""
+    """The data was written by a newer major version of the format."""
 
 
 class ChecksumError(FormatError):
-    """Bytes read differ from the bytes that were indexed."""
+    """The bytes read differ from the bytes that were indexed."""
 
 
 class DecodeError(FastvidError):
-    """Packets do not give the promised frames."""
+    """The packets do not decode to the expected frames."""
 
 
 class SourceError(FastvidError):
     """A raw video cannot become a sample.
 
     Args:
-        reason: A code of `fastvid.media.reasons`, stable across versions; the ledger is grouped by it.
-        transient: True when trying again may help (a time-out), False when it cannot.
+        reason: A code from `fastvid.media.reasons`, stable across versions; the ledger is grouped by it.
+        transient: Whether a retry may succeed, as after a time-out.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class SourceError(FastvidError):
 
 
 class JobError(FastvidError):
-    """A sharding job cannot start, go on or finish."""
+    """A sharding job cannot start, resume or finish."""
 
 
 class StateError(FastvidError):
@@ -155,7 +155,7 @@ class StateError(FastvidError):
 
 
 class WorkerError(FastvidError):
-    """A worker thread or process died or stopped answering."""
+    """A worker thread or process died or stopped responding."""
 
 
 def _rebuild(

@@ -1,4 +1,4 @@
-"""Local storage: exact ranges, whole or nothing writes, bounded handles."""
+"""Local storage: exact ranges, atomic writes, bounded handles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folder(tmp_path):
     return LocalStorage(tmp_path / "dataset")
 
 
-def test_ranges_are_exact_and_short_files_are_errors(folder):
+def test_ranges_are_exact_and_short_files_raise(folder):
     data = bytes(range(256)) * 4
     folder.write("a/b.bin", data)
     first, second = bytearray(10), bytearray(300)
@@ -31,7 +31,7 @@ def test_ranges_are_exact_and_short_files_are_errors(folder):
     assert folder.size("a/b.bin") == len(data)
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_rest(folder):
+def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(folder):
     folder.write("x", b"old")
 
     def write_half():
@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(folder):
     assert os.listdir(folder.root) == ["x"]
 
 
-def test_a_killed_write_is_not_listed_and_sweep_removes_it(folder):
+def test_killed_write_is_not_listed_and_sweep_removes_it(folder):
     folder.write("x", b"old")
     code = (
         "import os, signal, sys; from fastvid.storage import LocalStorage\n"
@@ -62,7 +62,7 @@ def test_a_killed_write_is_not_listed_and_sweep_removes_it(folder):
     assert os.listdir(folder.root) == ["x"]
 
 
-def test_a_replaced_file_is_read_anew_and_handles_stay_bounded(folder, monkeypatch):
+def test_replaced_file_is_reread_and_handles_stay_bounded(folder, monkeypatch):
     monkeypatch.setattr(local, "MAX_OPEN_FILES", 4)
     for number in range(20):
         folder.write(f"{number}", b"%02d" % number)
@@ -101,13 +101,13 @@ def test_many_threads_read_while_handles_are_evicted(folder, monkeypatch):
     assert not wrong
 
 
-def test_names_cannot_leave_the_folder(folder):
+def test_names_outside_the_folder_are_rejected(folder):
     for name in ("../x", "a/../../x", "/etc/passwd"):
-        with pytest.raises(UsageError, match="leaves its folder"):
+        with pytest.raises(UsageError, match="leads outside its folder"):
             folder.path(name)
 
 
-def test_missing_files_name_their_path(folder):
+def test_error_names_the_path_of_a_missing_file(folder):
     for call in (folder.read, folder.size, folder.map):
         with pytest.raises(StorageError, match=r"does not exist.*nothing"):
             call("nothing")
@@ -116,7 +116,7 @@ def test_missing_files_name_their_path(folder):
     folder.delete("nothing")
 
 
-def test_unknown_schemes_are_refused_and_local_ones_survive_pickling(tmp_path):
+def test_unknown_scheme_is_rejected_and_local_storage_is_picklable(tmp_path):
     with pytest.raises(UsageError, match="'gopher'"):
         open_storage("gopher://x/y")
     store = open_storage(tmp_path)

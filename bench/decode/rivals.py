@@ -57,7 +57,7 @@ class PyAvFilesJob:
 
 def spdl_io() -> Any:
     """SPDL's decoder, which brings no FFmpeg: over the system's, or PyAV's."""
-    libraries.share()
+    libraries.expose_ffmpeg()
     import spdl.io
 
     return spdl.io

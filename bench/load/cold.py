@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def reach(folder: str, number: int, dropped: bool) -> Answer:
     """Times one batch of the large dataset."""
-    from fastvid.decode.clips import Scratch, coalesce
+    from fastvid.decode.clips import PacketBuffer, coalesce
     from fastvid.decode.request import Box, ClipRequest
     from fastvid.format.shard import Shard
     from fastvid.load.clips.sampling import Segments
@@ -108,7 +108,7 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
         clips.append((shard, row, info, frames))
     found = time.perf_counter() - wall, time.process_time() - cpu
     grown = _memory() - before
-    scratch, total = Scratch(), 0
+    scratch, total = PacketBuffer(), 0
     for shard, row, info, frames in clips:
         request = ClipRequest(0, frames, Box(0, 0, 224, 224), (224, 224))
         total += fetch(shard, row, request, key="", info=info, scratch=scratch)[1].bytes_read

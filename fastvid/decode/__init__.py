@@ -1,1 +1,1 @@
-"""Planned packets to frames: requests, back-ends and pixels."""
+"""Decode planned packets to frames: requests, back-ends and pixels."""

@@ -1,6 +1,6 @@
-"""Which decoders exist: a lazy table of names, import strings and install hints.
+"""The registry of decoder back-ends: names, import strings and install hints.
 
-A back-end's module is imported when it is first used. Third parties add one by an entry point in the group
+A back-end's module is imported on first use. Third-party packages add a back-end through an entry point in the group
 ``fastvid.decoders`` whose value is a `Backend`.
 """
 
@@ -26,16 +26,16 @@ _OURS = "fastvid-toolkit"
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One way to decode.
+    """A decoder back-end.
 
     Attributes:
-        name: What users type.
+        name: The name that users type.
         target: ``module:class`` of the decoder, a `fastvid.decode.request.Decoder`. The class takes keyword options,
-            names its ``outputs``, and may define class methods: ``check()`` raises MissingDependency when this machine
-            cannot run it; ``lanes()`` says how many decoders serve the device best, by default one for each thread.
-        device: Where decoded frames are, "cpu" or "cuda".
-        codecs: What it decodes.
-        install: The pip requirement that brings it.
+            defines its ``outputs``, and may define class methods: ``check()`` raises MissingDependency if this machine
+            cannot run it; ``lanes()`` returns the best number of decoders for the device, by default one per thread.
+        device: Device of the decoded frames, "cpu" or "cuda".
+        codecs: The codecs that it decodes.
+        install: The pip requirement that installs it.
     """
 
     name: str
@@ -45,51 +45,51 @@ class Backend:
     install: str
 
     def load(self) -> Any:
-        """The decoder's class.
+        """Import and return the decoder's class.
 
         Raises:
-            MissingDependency: Its package is absent or does not load.
+            MissingDependency: If its package is missing or fails to import.
         """
         module, _, attribute = self.target.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
         except Exception as error:
-            how, hint = "is installed but does not load", error.hint if isinstance(error, FastvidError) else None
+            how, hint = "is installed but fails to import", error.hint if isinstance(error, FastvidError) else None
             if _lacks(error, self.install) or (_is_absent(error) and not _is_installed(self.install)):
-                how, hint = "does not load", hint or f"pip install {self.install!r}"
+                how, hint = "is not available", hint or f"pip install {self.install!r}"
             raise MissingDependency(f"decoder {self.name!r} {how}: {_reason(error)}", hint=hint) from error
 
     def open(self, **options: Any) -> Decoder:
-        """A new decoder, to be used by one thread at a time."""
+        """Create a decoder, to be used by one thread at a time."""
         decoder: Decoder = self.load()(**options)
         return decoder
 
     def lanes(self, num_threads: int) -> int:
-        """How many decoders to open where `num_threads` threads may decode."""
+        """Return how many decoders to open when `num_threads` threads may decode."""
         lanes = getattr(self.load(), "lanes", None)
         return num_threads if lanes is None else int(lanes())
 
     def why_unavailable(self) -> str | None:
-        """None when the decoder runs on this machine, else one sentence that says what is missing."""
+        """Return None if the decoder runs on this machine, else one sentence that names what is missing."""
         try:
             check = getattr(self.load(), "check", None)
             if check is not None:
                 check()
         except FastvidError as error:
             return str(error).replace("\n", ";")
-        except Exception as error:  # noqa: BLE001 - drivers and third parties raise anything
-            return f"decoder {self.name!r} cannot be checked: {_reason(error)}"
+        except Exception as error:  # noqa: BLE001 - drivers and third-party code may raise any exception
+            return f"check of decoder {self.name!r} failed: {_reason(error)}"
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Broken(Backend):
-    """A plug-in that cannot be used; `why` says why."""
+    """An invalid plug-in; `why` explains what is wrong."""
 
     why: str = ""
 
     def load(self) -> Any:
-        raise MissingDependency(self.why, hint="pip uninstall the package that registers it, or another version of it")
+        raise MissingDependency(self.why, hint="uninstall the package that registers it, or install another version")
 
 
 _BUILT_IN = (
@@ -133,9 +133,9 @@ _BUILT_IN = (
 
 @cache
 def backends() -> Mapping[str, Backend]:
-    """All known back-ends by name: the built-in ones and those of installed packages.
+    """Return all back-ends by name: the built-in ones and those of installed packages.
 
-    A package that registers what cannot be used is listed by its entry point's value, and fails when it is used.
+    An invalid plug-in is listed under its entry point's value and raises MissingDependency when it is used.
     """
     table = {backend.name: backend for backend in _BUILT_IN}
     for point in metadata.entry_points(group=ENTRY_POINTS):
@@ -149,9 +149,9 @@ def backends() -> Mapping[str, Backend]:
 def _registered(point: metadata.EntryPoint) -> Backend:
     try:
         one = point.load()
-    except Exception as error:  # noqa: BLE001 - one broken package must not take the others along
-        return _broken(point, f"it does not load: {_reason(error)}")
-    return one if isinstance(one, Backend) else _broken(point, f"it is a {type(one).__name__}, no Backend")
+    except Exception as error:  # noqa: BLE001 - one broken package must not disable the others
+        return _broken(point, f"import failed: {_reason(error)}")
+    return one if isinstance(one, Backend) else _broken(point, f"it is a {type(one).__name__}, not a Backend")
 
 
 def _broken(point: metadata.EntryPoint, why: str) -> Backend:
@@ -160,17 +160,17 @@ def _broken(point: metadata.EntryPoint, why: str) -> Backend:
 
 
 def _is_absent(error: BaseException | None) -> bool:
-    """Whether a module was not found, by the error or by what it was raised from."""
+    """Return whether the error, or one of its causes, is a ModuleNotFoundError."""
     return error is not None and (isinstance(error, ModuleNotFoundError) or _is_absent(error.__cause__))
 
 
 def _lacks(error: BaseException, package: str) -> bool:
-    """Whether it is the package itself that was not found."""
+    """Return whether the missing module is the package itself."""
     return isinstance(error, ModuleNotFoundError) and error.name == package
 
 
 def _is_installed(requirement: str) -> bool:
-    """Whether the distribution of a pip requirement is there; of an extra of ours, one of those that it brings."""
+    """Return whether a requirement is installed; for our own extras, any distribution of the extra."""
     matched = re.match(r"([\w.-]+)(?:\[([\w-]+)])?", requirement)
     names = [matched[1]] if matched else []
     if names == [_OURS]:
@@ -182,7 +182,7 @@ def _is_installed(requirement: str) -> bool:
 def _requirements() -> list[str]:
     try:
         return metadata.requires(_OURS) or []
-    except metadata.PackageNotFoundError:  # fastvid runs from its source
+    except metadata.PackageNotFoundError:  # fastvid runs from a source tree that is not installed
         return []
 
 
@@ -195,7 +195,7 @@ def _has(distribution: str) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says in one line, with its type where the text alone may not be understood."""
+    """Return an error's text on one line, with its type unless it is self-explanatory."""
     if isinstance(error, FastvidError):
         return error.message
     text = str(error).strip().partition("\n")[0]
@@ -203,12 +203,12 @@ def _reason(error: BaseException) -> str:
 
 
 def backend(name: str) -> Backend:
-    """The back-end of that name.
+    """Return the back-end with a name.
 
     Raises:
-        UsageError: No back-end has the name.
+        UsageError: If no back-end has the name.
     """
     try:
         return backends()[name]
     except KeyError:
-        raise UsageError(f"decoder {name!r} is not known", hint=f"known are {', '.join(backends())}") from None
+        raise UsageError(f"unknown decoder {name!r}", hint=f"use one of {', '.join(backends())}") from None

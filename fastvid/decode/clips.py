@@ -1,8 +1,7 @@
-"""Planned packets, read and checked: the one place where a request becomes an EncodedClip.
+"""Read and verify planned packets: the one place where a request becomes an EncodedClip.
 
-No container is opened and nothing is searched: the packet table says where the planned packets lie, close ones are
-read together, and every packet is compared with its checksum on every read. What was damaged or replaced is an error,
-never a wrong clip.
+No container is opened and nothing is searched: the packet table has the offsets, nearby packets are read together, and
+every packet's checksum is verified on every read. A damaged or replaced file is an error, never a wrong clip.
 """
 
 from __future__ import annotations
@@ -15,20 +14,23 @@ import numpy as np
 
 from fastvid.decode.request import ClipRequest, EncodedClip
 from fastvid.errors import ChecksumError, FormatError
-from fastvid.format.packets import PacketTable, Plan, StreamInfo
+from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo
 from fastvid.format.schema import INPUT_PADDING, PacketFlag
 from fastvid.runtime.arrays import IntArray
 
 Read = Callable[[Sequence[tuple[int, memoryview]]], None]
-"""Fills each writable view with the stream's bytes from the offset beside it."""
+"""Reads ranges of a stream, given as (byte offset, writable view to fill)."""
 
 _KEY: Final = np.uint32(PacketFlag.KEY)
 _PADDING: Final = bytes(INPUT_PADDING)
 
 
-class Scratch:
-    """Memory for the packets of one clip, used again for the next: new memory costs a page fault every 4 kB, a fifth
-    of the time of reading a clip. For one thread; a clip is valid until the next one is read into it."""
+class PacketBuffer:
+    """Reusable memory for the packets of one clip. Not thread-safe.
+
+    A clip is valid until the next one is read into the same buffer. Fresh memory would cost a page fault every 4 kB, a
+    fifth of the time to read a clip.
+    """
 
     __slots__ = ("_buffer",)
 
@@ -36,7 +38,7 @@ class Scratch:
         self._buffer = np.empty(0, dtype=np.uint8)
 
     def take(self, size: int) -> memoryview:
-        """Writable memory of `size` bytes."""
+        """Return writable memory of `size` bytes."""
         if len(self._buffer) < size:
             self._buffer = np.empty(size + size // 2, dtype=np.uint8)
         return self._buffer.data[:size]
@@ -50,36 +52,36 @@ def read_clip(
     *,
     gap: int = 0,
     limit: int | None = None,
-    plan: Plan | None = None,
-    scratch: Scratch | None = None,
+    plan: PacketPlan | None = None,
+    scratch: PacketBuffer | None = None,
     key: str = "",
     shard: str = "",
 ) -> EncodedClip:
-    """The planned packets of a request.
+    """Read and verify the planned packets of a request.
 
     Args:
-        request: What is wanted.
+        request: The frames and the crop.
         info: The stream.
         table: Its packets.
         read: Reads its bytes.
-        gap: Packets at most this many bytes apart are read together, with what lies between them.
-        limit: Bytes of the stream, where known; the table must not lead outside.
-        plan: As the table made it for the request, where the caller has it.
-        scratch: Memory to use; by default new memory.
+        gap: Packets at most this many bytes apart are read together, including the bytes between them.
+        limit: Size of the stream in bytes, if known; a packet outside is an error.
+        plan: The table's plan for the request, if already computed.
+        scratch: Memory to read into; by default newly allocated.
         key: The sample's key, for messages.
         shard: The shard's name, for messages.
 
     Raises:
-        UsageError: A frame or the crop lies outside the stream.
-        FormatError: The table leads outside the stream.
-        ChecksumError: A packet is not the one that was indexed.
+        UsageError: If a frame or the crop is outside the stream.
+        FormatError: If a packet is outside the stream.
+        ChecksumError: If a packet differs from the indexed one.
     """
     plan = plan or table.plan(request.frames)
     records = table.records[plan.packets]
     sizes = records["size"].tolist()
     starts, runs = coalesce(records["offset"].tolist(), sizes, gap)
     if limit is not None and sum(runs[-1]) > limit:
-        raise FormatError("packet table leads outside the sample's bytes", hint="rebuild it with `fastvid index`")
+        raise FormatError("packet table points outside the sample's bytes", hint="run `fastvid index` to rebuild it")
     total = sum(length for _, length in runs)
     size = total + INPUT_PADDING
     data = np.empty(size, dtype=np.uint8).data if scratch is None else scratch.take(size)
@@ -104,20 +106,20 @@ def read_clip(
 
 
 def coalesce(offsets: Sequence[int], sizes: Sequence[int], gap: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Puts packets that lie close together into one read.
+    """Merge nearby packets into single reads.
 
     Args:
         offsets: First byte of each packet, any order.
-        sizes: Bytes of each packet.
+        sizes: Size of each packet in bytes.
         gap: Packets at most this many bytes apart are read together.
 
     Returns:
-        Where each packet starts when the runs are laid end to end, in the order given; the runs as (first byte, bytes),
-        ascending and further apart than the gap.
+        The start of each packet, in the given order, in the concatenation of all reads; and the reads as (first byte,
+        number of bytes), ascending and more than `gap` bytes apart.
     """
     starts = [0] * len(offsets)
     runs: list[tuple[int, int]] = []
-    # A clip has 8 to 30 packets, for which a loop takes a third of the time of numpy.
+    # For the 8 to 30 packets of a clip this loop takes a third of the time of numpy.
     order = sorted(range(len(offsets)), key=offsets.__getitem__)
     begin = end = offsets[order[0]]
     base = 0
@@ -134,14 +136,14 @@ def coalesce(offsets: Sequence[int], sizes: Sequence[int], gap: int) -> tuple[li
 
 
 def reader_of(data: bytes | memoryview) -> Read:
-    """Reads a stream that is in memory, such as an MP4 just written."""
+    """Return a `Read` function for a stream in memory, such as an MP4 just written."""
     view = memoryview(data)
 
     def read(ranges: Sequence[tuple[int, memoryview]]) -> None:
         for offset, target in ranges:
             source = view[offset : offset + len(target)]
             if len(source) != len(target):
-                raise ChecksumError(f"bytes end at {len(view)}, a packet lies at {offset}+{len(target)}")
+                raise ChecksumError(f"packet at {offset}+{len(target)} is outside the {len(view)} bytes of the stream")
             target[:] = source
 
     return read
@@ -152,7 +154,7 @@ def _check(data: memoryview, starts: list[int], sizes: list[int], crc32: list[in
         found = zlib.crc32(data[start : start + size])
         if found != crc:
             raise ChecksumError(
-                f"packet has checksum {found:08x}, indexed was {crc:08x}",
-                hint="the shard was damaged or replaced; `fastvid verify` says how much of it",
+                f"packet has checksum {found:08x}, the index says {crc:08x}",
+                hint="run `fastvid verify`: the shard was damaged or replaced",
                 packet=int(packets[number]),
             )

@@ -1,4 +1,4 @@
-"""What fastvid's colours are: planes and their matrices on one side, what the model gets on the other."""
+"""Colour types: decoded YUV planes with their conversion matrices, and the pixel format of batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastvid.format.schema import Matrix, Range
 Layout = Literal["BCTHW", "BTCHW"]
 
 
-# Kr and Kb of each matrix, ITU-T H.273 table 4. Unknown is taken for BT.601, as FFmpeg and DALI take it.
+# Kr and Kb of each matrix, ITU-T H.273 table 4. Unknown is treated as BT.601, as in FFmpeg and DALI.
 _KR_KB: Final = {
     Matrix.BT709: (0.2126, 0.0722),
     Matrix.UNKNOWN: (0.299, 0.114),
@@ -35,11 +35,13 @@ IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """What the model gets: ``(rgb / 255 - mean) / std``, computed in float32, in a dtype and a layout.
+    """The pixel format of a batch: normalisation, dtype and layout.
+
+    Values are ``(rgb / 255 - mean) / std``, computed in float32.
 
     Attributes:
-        mean: Of R, G and B in [0, 1].
-        std: Of R, G and B in [0, 1]; none is zero.
+        mean: Mean of R, G and B in [0, 1].
+        std: Standard deviation of R, G and B in [0, 1], not zero.
         dtype: A floating dtype.
         layout: "BCTHW" or "BTCHW".
     """
@@ -51,31 +53,31 @@ class Pixels:
 
     def __post_init__(self) -> None:
         if len(self.mean) != 3 or len(self.std) != 3 or 0 in self.std:
-            raise UsageError(f"mean {self.mean} and std {self.std} must be three numbers each, std not zero")
+            raise UsageError(f"mean {self.mean} and std {self.std} must have three numbers each, and std no zero")
         if not self.dtype.is_floating_point:
             raise UsageError(f"dtype {self.dtype} is not a floating dtype")
         if self.layout not in ("BCTHW", "BTCHW"):
-            raise UsageError(f"layout {self.layout!r} is not known", hint="known are BCTHW and BTCHW")
+            raise UsageError(f"unknown layout {self.layout!r}", hint="use BCTHW or BTCHW")
 
     def empty(self, clips: int, frames: int, size: tuple[int, int], device: torch.device | str) -> Tensor:
-        """An uninitialised batch [B, C, T, H, W] or [B, T, C, H, W]."""
+        """Allocate an uninitialised batch [B, C, T, H, W] or [B, T, C, H, W]."""
         order = (3, frames) if self.layout == "BCTHW" else (frames, 3)
         return torch.empty((clips, *order, *size), dtype=self.dtype, device=device)
 
     def channels(self) -> list[tuple[float, float]]:
-        """Scale and bias of each channel: ``level * scale + bias``."""
+        """Return the scale and bias of each channel, for ``level * scale + bias``."""
         return [(1 / (255 * std), -mean / std) for mean, std in zip(self.mean, self.std, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipPlanes:
-    """One clip as a decoder leaves it on a device: cropped 4:2:0 planes, neither resized nor flipped.
+    """One decoded clip on a device: cropped 4:2:0 planes, neither resized nor flipped.
 
     Attributes:
         y: uint8 [T, h, w].
         u: uint8 [T, h/2, w/2].
         v: uint8 [T, h/2, w/2].
-        flip: Mirror left and right.
+        flip: Whether to mirror left and right.
         matrix: Luma coefficients.
         range: Sample range.
     """
@@ -99,7 +101,7 @@ class ClipPlanes:
         matrix: Matrix = Matrix.SMPTE170M,
         sample_range: Range = Range.LIMITED,
     ) -> ClipPlanes:
-        """Views of a flat uint8 buffer laid out as `fastvid.decode.request.Planes.packed` lays it out."""
+        """Return views of a flat uint8 buffer with the layout of `fastvid.decode.request.Planes.packed`."""
         luma, chroma = num_frames * height * width, num_frames * (height // 2) * (width // 2)
         half = (num_frames, height // 2, width // 2)
         return cls(
@@ -113,15 +115,16 @@ class ClipPlanes:
 
 
 def conversion(matrix: Matrix, sample_range: Range) -> tuple[float, float, float, float, float, float]:
-    """What turns samples into RGB levels: black, luma scale, and what V gives to red, U and V to green, U to blue.
+    """Return the coefficients of the YUV to RGB conversion.
 
-    With ``luma = (y - black) * scale``: ``r = luma + red_v * (v - 128)`` and so on (ITU-T H.273, equations 38 to 40).
+    They are black, luma scale, red of V, green of U, green of V and blue of U. With
+    ``luma = (y - black) * scale``: ``r = luma + red_v * (v - 128)`` and so on (ITU-T H.273, equations 38 to 40).
 
     Raises:
-        UsageError: The matrix is not one of YUV.
+        UsageError: If the matrix is not a YUV matrix.
     """
     if matrix not in _KR_KB:
-        raise UsageError(f"matrix {matrix.name} is not one of YUV")
+        raise UsageError(f"matrix {matrix.name} is not a YUV matrix")
     kr, kb = _KR_KB[matrix]
     kg = 1 - kr - kb
     full = sample_range is Range.FULL

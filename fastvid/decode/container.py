@@ -1,4 +1,4 @@
-"""A clip as decoders want it that only eat containers: a minimal MP4 and the positions of the wanted frames in it."""
+"""Wrap a clip in a minimal MP4 for decoders that only accept containers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fastvid.runtime.arrays import IntArray
 
 _BT601: Final = frozenset({Matrix.SMPTE170M, Matrix.BT470BG, Matrix.UNKNOWN})
 
-# Their packets say how large their pictures are; for the others the extradata does.
+# Codecs whose packets state the picture size; in the others the extradata does.
 _SELF_SIZED: Final = frozenset({Codec.VP9, Codec.MJPEG})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrappedClip:
-    """A clip in a container.
+    """A clip wrapped in a container.
 
     Attributes:
         clip: The clip.
         mp4: Its packets in a minimal MP4.
-        positions: Which of the container's frames are wanted, sorted and unique, int32 [U].
-        index: Which of those stands at each place of the output, int64 [T].
+        positions: Positions of the wanted frames in the container, sorted and unique, int32 [U].
+        index: For each output frame its index into `positions`, int64 [T].
     """
 
     clip: EncodedClip
@@ -46,60 +46,59 @@ class WrappedClip:
 
     @property
     def in_order(self) -> bool:
-        """Whether the output is the unique frames as they come."""
+        """Whether the output frames are the unique frames in container order."""
         return len(self.index) == len(self.positions) and bool((np.diff(self.index) > 0).all())
 
 
 def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
-    """Puts a clip into a container, after the checks that such decoders do not make.
+    """Wrap a clip in a container, after checks that such decoders do not make.
 
     Args:
         clip: The clip.
-        decoder: Who will decode it, for messages.
-        codecs: What that decoder decodes.
+        decoder: Name of the decoder, for messages.
+        codecs: Codecs that the decoder supports.
 
     Raises:
-        DecodeError: The decoder does not decode the stream, or would not decode it rightly; the packets and what is
-            said of them contradict each other.
-        FormatError: The stream does not fit into a minimal MP4.
+        DecodeError: If the decoder cannot decode the stream correctly, or the packets contradict their description.
+        FormatError: If a minimal MP4 cannot contain the stream.
     """
     info = clip.info
     if info.codec not in codecs:
         known = ", ".join(sorted(codec.label for codec in codecs))
         raise DecodeError(f"{decoder} decodes {known}, not {info.codec.label}", hint="use pyav")
-    # JPEG pictures say their range themselves.
+    # JPEG pictures signal their range themselves.
     if info.matrix not in _BT601 or (info.range is Range.FULL and info.codec is not Codec.MJPEG):
         colour = f"{info.matrix.name.lower()} {info.range.name.lower()}"
         raise DecodeError(f"{decoder} converts by limited BT.601, the stream is {colour}", hint="use pyav")
     if not clip.keys[0]:
-        raise DecodeError("the first packet of a plan must be a key packet")
+        raise DecodeError("first packet of the plan is not a key packet")
     for start, size in zip(clip.starts.tolist(), clip.sizes.tolist(), strict=True):
         if not size:
-            raise DecodeError("a packet is empty")
+            raise DecodeError("packet is empty")
         found = declared_size(info.codec, clip.data[start : start + size]) if info.codec in _SELF_SIZED else None
-        # DALI writes pictures into memory of the promised size, whatever theirs is.
+        # DALI allocates memory by the container's size and writes past it if the pictures are larger.
         if found not in (None, (info.width, info.height)):
-            raise DecodeError(f"a packet's pictures are {found}, the stream's {(info.width, info.height)}")
-    # For a repeated frame such decoders seek and decode again, so each is asked for once, in order.
+            raise DecodeError(f"packet has pictures of {found}, the stream of {(info.width, info.height)}")
+    # Such decoders seek and decode again for a repeated frame, so request each frame once, in order.
     wanted, index = np.unique(clip.request.frames, return_inverse=True)
     shown = np.sort(clip.shows)
     positions = np.searchsorted(shown, wanted)
     if positions[-1] >= len(shown) or (shown[positions] != wanted).any():
-        raise DecodeError("wanted frames are shown by no packet of the plan")
+        raise DecodeError("plan lacks the packets of some wanted frames")
     mp4 = minimal_mp4(info, clip.data, clip.starts, clip.sizes, clip.shows, clip.keys)
     return WrappedClip(clip, mp4, positions.astype(np.int32), index.astype(np.int64))
 
 
 def check_target(clip: EncodedClip, output: Output, allowed: Set[type]) -> Rgb | DeviceRgb:
-    """The output, when it is one that the decoder writes and fits the request.
+    """Return the output after checking its type and shape.
 
     Raises:
-        UsageError: It is of another kind or shape.
+        UsageError: If the decoder does not write this type, or the shape does not match the request.
     """
     if type(output) not in allowed or not isinstance(output, Rgb | DeviceRgb):
         names = " and ".join(sorted(kind.__name__ for kind in allowed))
         raise UsageError(f"the decoder writes {names}, not {type(output).__name__}")
     expected = (3, len(clip.request.frames), *clip.request.size)
     if tuple(output.data.shape) != expected:
-        raise UsageError(f"output has shape {tuple(output.data.shape)}, the request gives {expected}")
+        raise UsageError(f"output has shape {tuple(output.data.shape)}, the request requires {expected}")
     return output

@@ -1,15 +1,15 @@
-"""The DALI back-end: planned packets, wrapped in minimal MP4s, through ``fn.decoders.video``.
+"""The DALI back-end: decodes planned packets, wrapped in minimal MP4s, with ``fn.decoders.video``.
 
-On a GPU a decoder is one lane: a DALI pipeline of its own, which keeps one NVDEC engine busy, so there are as many
-lanes as engines (`fastvid.decode.nvdec`). The same graph runs on a CPU, where DALI 2.4 decodes VP8, VP9 and MJPEG;
-H.264 and HEVC need the GPU. Crop, resize, flip and the layout are done by DALI's operators in the same pipeline.
+On a GPU each decoder has its own DALI pipeline, which keeps one NVDEC engine busy, so there are as many decoders as
+engines (`fastvid.decode.nvdec`). The same graph runs on a CPU, where DALI 2.4 decodes VP8, VP9 and MJPEG; H.264 and
+HEVC need the GPU. DALI's operators crop, resize, flip and lay out in the same pipeline.
 
-Colours: DALI converts with BT.601 whatever the stream says, so streams with other coefficients are refused. Its chroma
-is interpolated: against the reference of `fastvid.decode.pixels` it is 2 levels off on average and 13 at most on a
-texture of smooth colours, more at sharp edges between colours.
+Colours: DALI always converts with BT.601, so streams with other coefficients are rejected. It interpolates chroma:
+compared with the reference in `fastvid.decode.pixels` it is 2 levels off on average and at most 13 on a texture of
+smooth colours, more at sharp edges between colours.
 
-One undecodable sample makes the pipeline that met it invalid. Then the pipeline is built anew (1 to 7 ms on a CPU, 50
-to 70 ms more for each NVDEC decoder) and the batch is repeated sample by sample, so that only the bad one fails.
+An undecodable sample invalidates its pipeline. The pipeline is then rebuilt (1 to 7 ms on a CPU, 50 to 70 ms more for
+each NVDEC decoder) and the batch repeated sample by sample, so that only the bad sample fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.schema import Codec
 
-# DALI's own stubs leave half of it out.
+# DALI's type stubs are incomplete.
 _fn: Any = nvidia.dali.fn
 _types: Any = nvidia.dali.types
 _Pipeline: Any = nvidia.dali.pipeline.Pipeline
@@ -39,8 +39,8 @@ class DaliCpuDecoder:
     """Decodes batches of clips with DALI on the CPU.
 
     Args:
-        max_clips: The most clips of one DALI batch. On one thread a batch is no faster than its clips one by one.
-        num_threads: Threads of each pipeline. One is right where every lane of a loader has a decoder of its own.
+        max_clips: Maximum number of clips per DALI batch. On one thread a batch is no faster than single clips.
+        num_threads: Threads of each pipeline. Use one if every thread of the loader has its own decoder.
     """
 
     outputs: ClassVar[frozenset[type]] = frozenset({Rgb})
@@ -60,21 +60,21 @@ class DaliCpuDecoder:
         """See `fastvid.decode.request.Decoder`.
 
         Raises:
-            UsageError: The decoder is closed or in use by another thread, or an output does not fit its request.
+            UsageError: If the decoder is closed or used by another thread, or an output does not match its request.
         """
         targets = [check_target(clip, output, self.outputs) for clip, output in zip(clips, outputs, strict=True)]
         if not self._lock.acquire(blocking=False):
-            raise UsageError("a DALI decoder serves one thread at a time", hint="open one for each thread")
+            raise UsageError("DALI decoder is in use by another thread", hint="open one decoder for each thread")
         try:
             if self._graphs is None:
-                raise UsageError("the decoder is closed")
+                raise UsageError("decoder is closed")
             results: list[FastvidError | None] = [None] * len(clips)
             wrapped: dict[int, WrappedClip] = {}
             for number, clip in enumerate(clips):
                 try:
                     wrapped[number] = wrap(clip, f"DALI on a {self.device}", self.codecs)
                 except FastvidError as error:
-                    results[number] = clip.fail(error.message, hint=error.hint)
+                    results[number] = clip.error(error.message, hint=error.hint)
             for resized in (False, True):
                 group = [number for number, sample in wrapped.items() if sample.resized is resized]
                 for first in range(0, len(group), self.max_clips):
@@ -84,7 +84,7 @@ class DaliCpuDecoder:
             self._lock.release()
 
     def close(self) -> None:
-        """Frees the pipelines. May be called twice."""
+        """Release the pipelines. May be called twice."""
         with self._lock:
             self._graphs = None
 
@@ -96,7 +96,7 @@ class DaliCpuDecoder:
         targets: Sequence[Rgb | DeviceRgb],
         results: list[FastvidError | None],
     ) -> None:
-        """Decodes some clips in one run; those of a run that fails again, one by one."""
+        """Decode some clips in one run; if the run fails, repeat it clip by clip."""
         assert self._graphs is not None
         graph = self._graphs.pop(resized, None)
         try:
@@ -105,25 +105,25 @@ class DaliCpuDecoder:
             errors = graph.run([wrapped[number] for number in numbers], [targets[number] for number in numbers])
         except RuntimeError as error:
             if len(numbers) == 1:
-                results[numbers[0]] = wrapped[numbers[0]].clip.fail(_reason(error))
+                results[numbers[0]] = wrapped[numbers[0]].clip.error(_reason(error))
                 return
             for number in numbers:
                 self._run(resized, [number], wrapped, targets, results)
             return
-        # Put back only after a run without an exception: the pipeline is invalid otherwise.
+        # Keep the graph only after a run without an exception: otherwise its pipeline is invalid.
         self._graphs[resized] = graph
         for number, message in zip(numbers, errors, strict=True):
             if message is not None:
-                results[number] = wrapped[number].clip.fail(message)
+                results[number] = wrapped[number].clip.error(message)
 
 
 class DaliGpuDecoder(DaliCpuDecoder):
-    """One lane of a GPU: decodes batches of clips with NVDEC, and leaves the frames on the GPU.
+    """Decodes batches of clips with NVDEC and leaves the frames on the GPU.
 
     Args:
-        max_clips: The most clips of one DALI batch.
+        max_clips: Maximum number of clips per DALI batch.
         num_threads: Threads of the pipeline, for parsing and demuxing.
-        device_id: Which GPU; by default torch's current one.
+        device_id: Index of the GPU; by default torch's current one.
     """
 
     outputs = frozenset({DeviceRgb})
@@ -136,23 +136,23 @@ class DaliGpuDecoder(DaliCpuDecoder):
 
     @staticmethod
     def check() -> None:
-        """Raises MissingDependency, with the reason, where no GPU can decode."""
+        """Raise MissingDependency, with the reason, if no GPU can decode."""
         nvdec.require(nvdec.current_device())
 
     @staticmethod
     def lanes() -> int:
-        """NVDEC engines of torch's current GPU: one decoder for each is right."""
+        """Return the number of NVDEC engines of torch's current GPU: each needs one decoder."""
         return nvdec.engines(nvdec.current_device())
 
 
 class _Graph:
-    """One DALI pipeline that stays open: encoded clips in, uint8 [3, U, H, W] out.
+    """One persistent DALI pipeline: encoded clips in, uint8 [3, U, H, W] out.
 
     Args:
-        resized: Whether crops are resized; a crop alone costs a third of that.
-        max_clips: The most samples of one run.
+        resized: Whether crops are resized; cropping alone costs a third of that.
+        max_clips: Maximum number of samples per run.
         num_threads: Threads of the pipeline.
-        device_id: GPU, or None for the CPU.
+        device_id: Index of the GPU, or None for the CPU.
     """
 
     def __init__(self, resized: bool, max_clips: int, num_threads: int, device_id: int | None) -> None:
@@ -168,7 +168,7 @@ class _Graph:
         with pipeline:
             mp4 = _fn.external_source(name="mp4", dtype=_types.UINT8, ndim=1)
             positions = _fn.external_source(name="positions", dtype=_types.INT32, ndim=1)
-            # Without pad_mode a missing frame would silently be black.
+            # Without pad_mode="none" a missing frame would silently be black.
             video = _fn.decoders.video(
                 mp4, frames=positions, device="cpu" if device_id is None else "mixed", pad_mode="none"
             )
@@ -193,13 +193,13 @@ class _Graph:
         self._pipeline = pipeline
 
     def run(self, samples: Sequence[WrappedClip], targets: Sequence[Rgb | DeviceRgb]) -> list[str | None]:
-        """Decodes samples into their targets.
+        """Decode samples into their targets.
 
         Returns:
-            For each sample None, or what is wrong with it.
+            For each sample None, or the error message.
 
         Raises:
-            RuntimeError: DALI failed; the graph cannot be used again.
+            RuntimeError: If DALI failed; the graph cannot be used again.
         """
         requests = [sample.clip.request for sample in samples]
         boxes = [request.box for request in requests]
@@ -218,7 +218,7 @@ class _Graph:
             decoded = tuple(np.asarray(shapes.at(place)).tolist())
             expected = (len(sample.positions), info.height, info.width, 3)
             if decoded != expected:
-                errors.append(f"decoded frames have shape {decoded}, the stream promises {expected}")
+                errors.append(f"decoded frames have shape {decoded}, expected {expected} for this stream")
                 continue
             if isinstance(target, Rgb):
                 frames = np.asarray(rgb.at(place))
@@ -227,12 +227,12 @@ class _Graph:
                 self._deliver(rgb.at(place), sample, target)
             errors.append(None)
         if self._device_id is not None:
-            # The pipeline writes over its outputs in the next run, and the consumer has a stream of its own.
+            # The next run overwrites the pipeline's outputs, and the consumer uses its own CUDA stream.
             nvdec.synchronize(self._device_id)
         return errors
 
     def _deliver(self, tensor: Any, sample: WrappedClip, target: DeviceRgb) -> None:
-        """Copies from DALI's tensor on a device to ours; the frames never see the host."""
+        """Copy from DALI's tensor to ours on the device, without passing through the host."""
         import torch
         from torch.utils.dlpack import from_dlpack
 
@@ -241,6 +241,6 @@ class _Graph:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The one line of DALI's message that says what happened."""
+    """Return the line of DALI's message that names the cause."""
     lines = str(error).partition("encountered:")[2].strip().splitlines() or str(error).splitlines()
     return f"DALI: {lines[0].strip()}"

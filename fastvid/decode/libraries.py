@@ -1,4 +1,4 @@
-"""FFmpeg's libraries as PyAV has loaded them: for what PyAV does not offer, and for packages that bring no FFmpeg."""
+"""Use the FFmpeg libraries that PyAV has loaded, here or in packages without their own FFmpeg."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import av
 
 from fastvid.errors import MissingDependency
 
-# All of FFmpeg's, each after those that it needs.
+# All FFmpeg libraries, each after its dependencies.
 _FFMPEG: Final = ("avutil", "swresample", "swscale", "avcodec", "avformat", "avfilter", "avdevice")
 
 
 @cache
 def library(name: str) -> Any:
-    """A library by its name without "lib", such as "swscale".
+    """Load one of PyAV's FFmpeg libraries, by its name without "lib", such as "swscale".
 
     Raises:
-        MissingDependency: The one that PyAV uses is not where its wheels have it, nor where the system has its own.
+        MissingDependency: If PyAV's library is neither in its wheel nor in the system's library path.
     """
     for path in filter(None, [*map(str, _in_wheel(name)), ctypes.util.find_library(name)]):
         try:
@@ -35,23 +35,22 @@ def library(name: str) -> Any:
             continue
         if getattr(found, f"{name}_version")() >> 16 == _major(name):
             return found
-    raise MissingDependency(f"lib{name} that PyAV uses is not found", hint="pip install --force-reinstall av")
+    raise MissingDependency(f"cannot find the lib{name} that PyAV uses", hint="pip install --force-reinstall av")
 
 
 @cache
-def share() -> None:
-    """Lets this process find PyAV's copies by the names that others ask for, such as ``libavcodec.so.62``.
+def expose_ffmpeg() -> None:
+    """Let this process find PyAV's FFmpeg libraries by their standard names, such as ``libavcodec.so.62``.
 
-    PyAV's wheels give their files names of their own, ``libavcodec-5e6b81c2.so.62.28.102``, so what was linked to
-    FFmpeg does not find them. Linux's loader adds a name to a library that it has loaded when a search for that name
-    leads to the same file. So it is given a library that holds nothing but a list of needed names, in a folder where
-    these names are links to PyAV's files. Both are deleted at once: the names stay for as long as the process runs,
-    and for processes forked from it.
+    PyAV's wheels rename their files (``libavcodec-5e6b81c2.so.62.28.102``), so libraries linked to FFmpeg do not find
+    them. Linux's loader adds a name to a loaded library when a search for that name leads to the same file. So this
+    loads an empty library that only needs the standard names, from a folder where these names are links to PyAV's
+    files. Both are deleted immediately: the names remain valid in this process and in processes forked from it.
 
-    Nothing happens where PyAV uses the system's FFmpeg, which everybody finds, and on other systems than Linux.
+    Does nothing if PyAV uses the system's FFmpeg, which has the standard names, or on systems other than Linux.
 
     Raises:
-        MissingDependency: A library of PyAV is not where its wheels have it, or the loader does not take the list.
+        MissingDependency: If one of PyAV's libraries is missing from its wheel, or the loader rejects the library.
     """
     if sys.platform != "linux" or not _in_wheel("avutil"):
         return
@@ -65,11 +64,11 @@ def share() -> None:
         try:
             ctypes.CDLL(str(path))
         except OSError as error:
-            raise MissingDependency(f"PyAV's FFmpeg libraries cannot be shared: {error}") from error
+            raise MissingDependency(f"cannot share PyAV's FFmpeg libraries: {error}") from error
 
 
 def _in_wheel(name: str) -> list[Path]:
-    """PyAV's own copies of a library: none where it was built against the system's FFmpeg."""
+    """Return the files of a library in PyAV's wheel; none if PyAV was built against the system's FFmpeg."""
     package = Path(av.__file__).parent
     # Linux wheels, macOS wheels.
     return [*(package.parent / "av.libs").glob(f"lib{name}-*"), *(package / ".dylibs").glob(f"lib{name}.*")]
@@ -79,7 +78,7 @@ def _major(name: str) -> int:
     return av.library_versions[f"lib{name}"][0]
 
 
-# ELF, 64 bits, little-endian: file header, segment, entry of the dynamic section, symbol.
+# 64-bit little-endian ELF: file header, program header, entry of the dynamic section, symbol.
 _HEADER: Final = struct.Struct("<16s2HI3QI6H")
 _SEGMENT: Final = struct.Struct("<2I6Q")
 _ENTRY: Final = struct.Struct("<2Q")
@@ -89,11 +88,11 @@ _LOAD, _DYNAMIC, _STACK = 1, 2, 0x6474E551
 
 
 def _list_of_needed(names: Sequence[str], like: bytes) -> bytes:
-    """A shared library that needs `names`, looks for them in its own folder, and holds neither code nor symbols.
+    """Build a shared library without code or symbols that depends on `names`, searched in its own folder.
 
     Args:
-        names: The libraries.
-        like: The file header of one for the same machine.
+        names: File names of the libraries.
+        like: The ELF header of a library for the same machine.
     """
     words = [word.encode() + b"\0" for word in ("", "$ORIGIN", *names)]
     text, starts = b"".join(words), list(accumulate(map(len, words), initial=0))
@@ -107,7 +106,7 @@ def _list_of_needed(names: Sequence[str], like: bytes) -> bytes:
     kind, _, machine, version, _, _, _, flags, *_ = _HEADER.unpack(like)
     sizes = (_HEADER.size, _SEGMENT.size, 3, 0, 0, 0)
     header = _HEADER.pack(kind, 3, machine, version, 0, segments_at, 0, flags, *sizes)
-    # Readable and writable, never executable: so it loads from a file system that is mounted noexec, too.
+    # Readable and writable but not executable, so that it also loads from a file system mounted noexec.
     segments = b"".join(
         _SEGMENT.pack(what, 6, at, at, at, length, length, align)
         for what, at, length, align in (

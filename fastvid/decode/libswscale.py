@@ -1,7 +1,7 @@
-"""libswscale by its C interface: the copy that PyAV has loaded, written into memory that we choose.
+"""Call PyAV's copy of libswscale through its C interface, to convert into memory of our choice.
 
-PyAV's own reformatter allocates the picture it writes, from which everything is then copied once more. The functions
-used here have not changed since libswscale 2 (2011).
+PyAV's own reformatter allocates its output, which costs another copy. The functions used here have not changed since
+libswscale 2 (2011).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Strides = ctypes.c_int * 4
 
 @cache
 def _functions() -> Any:
-    """libswscale, its functions declared."""
+    """Load libswscale and declare the signatures of its functions."""
     scale = library("swscale")
     scale.sws_getContext.restype = scale.sws_getCoefficients.restype = ctypes.c_void_p
     scale.sws_getContext.argtypes = [ctypes.c_int] * 7 + [ctypes.c_void_p] * 3
@@ -34,13 +34,13 @@ def _functions() -> Any:
 
 
 class Scaler:
-    """Converts 4:2:0 pictures of one size to planar RGB of one size. For one thread.
+    """Converts 4:2:0 pictures of one size to planar RGB of one size. Not thread-safe.
 
     Args:
-        source: Height and width of what comes.
-        target: Height and width of what is written.
-        colorspace: SWS_CS_* of the source.
-        full: Whether the source's samples use the full range.
+        source: Height and width of the input.
+        target: Height and width of the output.
+        colorspace: SWS_CS_* of the input.
+        full: Whether the input has full-range samples.
     """
 
     def __init__(self, source: tuple[int, int], target: tuple[int, int], colorspace: int, full: bool) -> None:
@@ -51,13 +51,13 @@ class Scaler:
             source[1], source[0], formats[0], target[1], target[0], formats[1], _BILINEAR, None, None, None
         )
         if not self._context:
-            raise DecodeError(f"libswscale does not convert {source} to {target}")
+            raise DecodeError(f"libswscale cannot convert {source} to {target}")
         table = scale.sws_getCoefficients(colorspace)
         scale.sws_setColorspaceDetails(self._context, table, int(full), table, 1, 0, _ONE, _ONE)
         self._scale, self._rows = scale.sws_scale, source[0]
 
     def __call__(self, source: Any, source_strides: Any, target: Any, target_strides: Any) -> None:
-        """Converts one picture; Y, U, V in, G, B, R out."""
+        """Convert one picture from Y, U, V planes to G, B, R planes."""
         self._scale(self._context, source, source_strides, 0, self._rows, target, target_strides)
 
     def __del__(self) -> None:

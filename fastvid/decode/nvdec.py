@@ -1,7 +1,7 @@
-"""What the video engines of an NVIDIA GPU are: how many, what they decode, and why they cannot be used.
+"""Query the NVDEC engines of an NVIDIA GPU: how many there are, and which codecs they decode.
 
-The count comes from the driver's own ``cuvidGetDecoderCaps`` (NVIDIA Video Codec SDK, ``cuviddec.h``), which answers
-for the device or MIG slice that this process sees: 7 on H100 and H200, 5 on A100, none on some slices.
+The driver's ``cuvidGetDecoderCaps`` (NVIDIA Video Codec SDK, ``cuviddec.h``) reports the engines of the device or MIG
+slice that this process sees: 7 on H100 and H200, 5 on A100, none on some slices.
 """
 
 from __future__ import annotations
@@ -41,29 +41,31 @@ class _Caps(ctypes.Structure):
 
 
 def current_device() -> int:
-    """Number of torch's current GPU.
+    """Return the index of torch's current GPU.
 
     Raises:
-        MissingDependency: torch is absent or sees none.
+        MissingDependency: If torch is missing or finds no GPU.
     """
     try:
         import torch
     except ImportError as error:
-        raise MissingDependency(f"torch does not load: {error}", hint="pip install torch") from error
+        raise MissingDependency(f"torch fails to import: {error}", hint="pip install torch") from error
     if not torch.cuda.is_available():
-        raise MissingDependency("torch sees no CUDA device", hint="needs an NVIDIA GPU, its driver, and torch for CUDA")
+        raise MissingDependency(
+            "torch finds no CUDA device", hint="use a machine with an NVIDIA GPU, its driver, and torch for CUDA"
+        )
     return torch.cuda.current_device()
 
 
 def synchronize(device_id: int) -> None:
-    """Waits until everything that was begun on a GPU by this process is done."""
+    """Wait for all work of this process on a GPU to finish."""
     import torch
 
     torch.cuda.synchronize(device_id)
 
 
 def require(device_id: int) -> None:
-    """Raises MissingDependency unless the GPU has engines that decode."""
+    """Raise MissingDependency if the GPU has no NVDEC engine."""
     if not engines(device_id):
         raise MissingDependency(
             f"GPU {device_id} has no NVDEC engine", hint="choose another GPU, or a MIG slice that has one"
@@ -71,18 +73,18 @@ def require(device_id: int) -> None:
 
 
 def engines(device_id: int, codec: Codec = Codec.H264) -> int:
-    """How many engines of a GPU decode a codec, 8 bits and 4:2:0.
+    """Return how many engines of a GPU decode a codec in 8-bit 4:2:0.
 
     Raises:
-        MissingDependency: The driver's decoding library is not there, as in a container without the ``video``
-            capability, or does not answer.
+        MissingDependency: If the driver's decoding library is missing, as in a container without the ``video``
+            capability, or reports an error.
     """
     return capabilities(device_id).get(codec, 0)
 
 
 @cache
 def capabilities(device_id: int) -> dict[Codec, int]:
-    """Engines for each codec that a GPU decodes.
+    """Return the number of engines for each codec that a GPU decodes.
 
     Raises:
         MissingDependency: See `engines`.
@@ -93,11 +95,11 @@ def capabilities(device_id: int) -> dict[Codec, int]:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise MissingDependency(
-            f"{_LIBRARY} of the NVIDIA driver does not load: {error}",
+            f"cannot load {_LIBRARY} of the NVIDIA driver: {error}",
             hint="give the container the `video` capability: NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
         ) from error
     with torch.cuda.device(device_id):
-        torch.cuda.synchronize()  # cuvidGetDecoderCaps needs a CUDA context, which torch makes at its first use
+        torch.cuda.synchronize()  # cuvidGetDecoderCaps needs a CUDA context, which torch creates on first use
         found = {}
         for codec, number in _CODECS.items():
             caps = _Caps(codec=number, chroma_format=_CHROMA_420)
@@ -105,6 +107,6 @@ def capabilities(device_id: int) -> dict[Codec, int]:
             if code:
                 raise MissingDependency(f"cuvidGetDecoderCaps failed with CUDA error {code}")
             if caps.is_supported:
-                # Drivers before 440 leave the count zero where there is at least one engine.
+                # Drivers before 440 report 0 even if there is an engine.
                 found[codec] = max(1, caps.num_engines)
     return found

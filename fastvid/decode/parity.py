@@ -1,4 +1,4 @@
-"""Do the back-ends of a machine agree? The same clips through each: which frames, how far in colour, how fast."""
+"""Compare a machine's back-ends on the same clips: frame accuracy, colour difference and speed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from fastvid.format.schema import StreamFlag
 from fastvid.runtime.arrays import IntArray, UInt8Array
 
 REFERENCE: Final = "pyav"
-"""Who the others are compared with: it decodes every codec, and tests compare it with ffmpeg bit by bit."""
+"""The back-end to compare with: it decodes every codec, and tests compare it with ffmpeg bit by bit."""
 
 _FRAMES: Final = 8
-# A frame passes when no neighbour of the one that was wanted is nearer by this many levels.
+# A frame is wrong if the previous or next reference frame is closer to it by more than this many levels.
 _NEARER: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """One back-end on one clip.
+    """The result of one back-end on one clip.
 
     Attributes:
         clip: The clip's name.
-        range: Its sample range, "limited" or "full".
+        range: The clip's sample range, "limited" or "full".
         backend: The back-end's name.
-        frames: Whether it gave the frames that were asked for; None when it failed.
+        frames: Whether it returned the requested frames; None if it failed.
         mean: Mean difference from the reference in levels.
-        most: Largest difference.
-        rate: Clips a second of one lane, open and warm.
+        most: Maximum difference from the reference in levels.
+        rate: Clips per second of one open, warm decoder.
         problem: Why it failed, or None.
     """
 
@@ -56,12 +56,12 @@ class SampleClip:
     """An MP4 in memory.
 
     Args:
-        name: What to call it.
-        data: The file.
-        indexed: Its stream and packets, where they are known; by default the file is indexed.
+        name: A name for reports.
+        data: The file's bytes.
+        indexed: Its stream and packets, if known; by default the file is indexed.
 
     Raises:
-        FormatError: It cannot be indexed.
+        FormatError: If the file cannot be indexed.
     """
 
     def __init__(self, name: str, data: bytes, indexed: tuple[StreamInfo, PacketTable] | None = None) -> None:
@@ -71,14 +71,14 @@ class SampleClip:
             indexed = info, PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
         self.info, self.table = indexed
         self._read = reader_of(data)
-        # One frame of each eighth, but not the first, so that a back-end that ignores the request is seen.
+        # One frame of each eighth of the clip, but not the first, to detect a back-end that ignores the request.
         self.frames = (np.arange(_FRAMES) * self.info.num_frames // _FRAMES + 1).astype(np.int64)
 
     def decode(self, decoder: Decoder, device: str, frames: IntArray) -> UInt8Array:
-        """Frames by a decoder, uint8 [3, T, H, W] on the host.
+        """Decode frames to uint8 [3, T, H, W] on the host.
 
         Raises:
-            FastvidError: It failed.
+            FastvidError: If decoding failed.
         """
         size = (self.info.height & ~1, self.info.width & ~1)
         request = ClipRequest(0, frames, Box(0, 0, *size), size)
@@ -99,11 +99,11 @@ class SampleClip:
 
 
 def compare(clips: Iterable[SampleClip], chosen: Iterable[Backend], *, seconds: float = 0.2) -> list[Parity]:
-    """Every back-end on every clip whose codec it names.
+    """Compare every back-end with the reference on every clip whose codec it supports.
 
     Args:
         clips: The clips.
-        chosen: Back-ends that run here, the reference among them.
+        chosen: Back-ends that run on this machine, including the reference.
         seconds: How long to measure the speed of each.
     """
     chosen = list(chosen)
@@ -134,7 +134,7 @@ def _one(clip: SampleClip, one: Backend, shifted: list[npt.NDArray[np.int16]], s
         decoder.close()
     except FastvidError as error:
         return Parity(clip.name, sample_range, one.name, None, 0.0, 0, 0.0, error.message)
-    except Exception as error:  # noqa: BLE001 - a third party's back-end may raise anything
+    except Exception as error:  # noqa: BLE001 - third-party back-ends may raise any exception
         return Parity(clip.name, sample_range, one.name, None, 0.0, 0, 0.0, f"{type(error).__name__}: {error}")
     most = int(np.abs(pictures - shifted[0]).max())
     return Parity(clip.name, sample_range, one.name, right, float(exact.mean()), most, rate)

@@ -1,8 +1,8 @@
-"""YUV planes, or finished RGB, to what the model gets: convert, resize, flip, normalise, lay out. On any device.
+"""Convert YUV planes or RGB to batches on any device: convert, resize, flip, normalise and lay out.
 
-This file defines what fastvid's colours are. The reference: nearest chroma, coefficients from the standards,
-antialiased bilinear resize over unrounded RGB, values rounded once to whole levels 0..255, then normalised. Every
-back-end states how far it is from that.
+This file is the colour reference of fastvid: nearest chroma, coefficients from the standards, antialiased bilinear
+resize of unrounded RGB, values rounded once to integer levels 0..255, then normalised. Every back-end documents its
+difference from it.
 
 Shape letters: B clips, T frames, h and w crop, H and W output.
 """
@@ -30,7 +30,7 @@ def yuv_to_rgb(
     sample_range: Range = Range.LIMITED,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Converts 4:2:0 planes with nearest chroma.
+    """Convert 4:2:0 planes to RGB with nearest chroma.
 
     Args:
         y: uint8 [..., T, h, w], h and w even.
@@ -38,13 +38,13 @@ def yuv_to_rgb(
         v: uint8 [..., T, h/2, w/2].
         matrix: Luma coefficients.
         sample_range: Range of the samples; unknown means limited.
-        dtype: Of the arithmetic and the result.
+        dtype: Dtype of the arithmetic and the result.
 
     Returns:
         RGB [..., 3, T, h, w], 0 to 255, not rounded.
 
     Raises:
-        UsageError: The matrix is not one of YUV.
+        UsageError: If the matrix is not a YUV matrix.
     """
     black, luma_scale, red_v, green_u, green_v, blue_u = conversion(matrix, sample_range)
     *lead, height, width = y.shape
@@ -60,7 +60,7 @@ def yuv_to_rgb(
 
 
 def resize(rgb: Tensor, size: tuple[int, int]) -> Tensor:
-    """Antialiased bilinear resize of floating [..., h, w] to [..., H, W]; the input itself when nothing changes."""
+    """Resize floating [..., h, w] to [..., H, W], antialiased bilinear; same size: return the input."""
     if tuple(rgb.shape[-2:]) == size:
         return rgb
     pictures = rgb.reshape(-1, 1, *rgb.shape[-2:])
@@ -69,7 +69,7 @@ def resize(rgb: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def clip_to_rgb(clip: ClipPlanes, size: tuple[int, int]) -> Tensor:
-    """The reference: uint8 [3, T, H, W] in double precision, converted, resized, rounded and flipped."""
+    """Convert, resize, round and flip a clip in double precision: the reference, uint8 [3, T, H, W]."""
     rgb = yuv_to_rgb(clip.y, clip.u, clip.v, matrix=clip.matrix, sample_range=clip.range, dtype=torch.float64)
     rgb = resize(rgb, size).round_().to(torch.uint8)
     return rgb.flip(-1) if clip.flip else rgb
@@ -78,13 +78,13 @@ def clip_to_rgb(clip: ClipPlanes, size: tuple[int, int]) -> Tensor:
 def finish_planes(
     clips: Sequence[ClipPlanes], size: tuple[int, int], pixels: Pixels, *, out: Tensor | None = None
 ) -> Tensor:
-    """Clips of planes to a batch. Clips whose crops have one size are done together.
+    """Convert decoded planes to a batch. Clips with the same crop size are converted together.
 
     Args:
         clips: All with T frames, on one device.
         size: H and W.
-        pixels: What the model gets.
-        out: Where to write; by default a new tensor.
+        pixels: The pixel format of the batch.
+        out: The output; by default a new tensor.
 
     Returns:
         The batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of `pixels.dtype`.
@@ -117,12 +117,12 @@ def finish_planes(
 
 
 def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Tensor:
-    """Finished uint8 RGB to a batch: normalise and lay out.
+    """Normalise finished uint8 RGB and lay it out as a batch.
 
     Args:
         rgb: uint8 [B, 3, T, H, W], cropped, resized and flipped.
-        pixels: What the model gets.
-        out: Where to write; by default a new tensor, which on a CPU costs six times the arithmetic (page faults).
+        pixels: The pixel format of the batch.
+        out: The output; by default a new tensor, whose page faults on a CPU cost six times as much as the arithmetic.
 
     Returns:
         The batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of `pixels.dtype`.
@@ -131,8 +131,8 @@ def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Ten
         out = pixels.empty(rgb.shape[0], rgb.shape[2], (rgb.shape[3], rgb.shape[4]), rgb.device)
     target = _channels_first(out, pixels)
     channels = pixels.channels()
-    # bias + scale * level in one pass over each channel of each clip, which stays in the cache: 0.3 ms for 8 frames of
-    # 224x224 in float32 on one core, against 8.7 ms for (rgb.float() / 255 - mean) / std.
+    # bias + scale * level in one pass per channel and clip, which fits in the cache: 0.3 ms for 8 frames of 224x224 in
+    # float32 on one core, instead of 8.7 ms for (rgb.float() / 255 - mean) / std.
     bias = torch.tensor([bias for _, bias in channels], dtype=torch.float32, device=rgb.device)
     for source, clip in zip(rgb, target, strict=True):
         for channel, (scale, _) in enumerate(channels):
@@ -142,7 +142,7 @@ def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Ten
 
 @cache
 def _fused() -> Any:
-    """The one-pass kernel, where Triton is installed, as it is with torch for CUDA; else None."""
+    """Return the module of the one-pass kernel if Triton is installed (as with torch for CUDA), else None."""
     try:
         from fastvid.decode import pixels_fused
     except ImportError:

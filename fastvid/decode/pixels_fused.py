@@ -1,11 +1,11 @@
-"""`fastvid.decode.pixels.finish_planes` in one pass over the planes, by one Triton kernel for a whole batch.
+"""`fastvid.decode.pixels.finish_planes` as one Triton kernel for a whole batch.
 
-Each thread makes one pixel of the output: it reads its luma and chroma samples (when resizing, those under the filter),
-converts, clamps, filters, rounds, mirrors, normalises and writes three values. Nothing in between goes to memory: 1.5
-bytes are read and 3 values written a pixel, where plain PyTorch moves about 100.
+Each thread computes one output pixel: it reads its luma and chroma samples (when resizing, all under the filter),
+converts, clamps, filters, rounds, mirrors, normalises and writes three values. No intermediate result goes to memory:
+per pixel 1.5 bytes are read and 3 values written, while plain PyTorch moves about 100 bytes.
 
 Filter weights are those of PyTorch's antialiased bilinear resize (``aten/src/ATen/native/cuda/UpSample.cuh``), computed
-in place.
+on the fly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK: Final = 256
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _weight(position: Any, centre: Any, scale: Any) -> Any:
-    """The triangle filter at a source sample, not normalised."""
+    """Return the unnormalised triangle filter weight of a source sample."""
     distance = tl.abs((position + 0.5 - centre) / scale)
     return tl.where(distance < 1.0, 1.0 - distance, 0.0)
 
@@ -35,8 +35,8 @@ def _weight(position: Any, centre: Any, scale: Any) -> Any:
 def _kernel(
     buffer: Any,  # uint8, all planes of all clips
     out: Any,
-    places: Any,  # int64 [B, 4]: where Y, U and V of a clip begin, and 1 when it is mirrored
-    sizes: Any,  # int32 [B, 2]: height and width of its crop
+    places: Any,  # int64 [B, 4]: offsets of a clip's Y, U and V, and 1 if it is mirrored
+    sizes: Any,  # int32 [B, 2]: height and width of a clip's crop
     colours: Any,  # float32 [B, 6]: black, luma scale, red of V, green of U, green of V, blue of U
     affine: Any,  # float32 [3, 2]: scale and bias of R, G and B
     frames: Any,
@@ -107,14 +107,14 @@ def _kernel(
 
 
 def fits(clips: Sequence[ClipPlanes]) -> bool:
-    """Whether the planes of all clips lie dense in one piece of memory, as a loader puts them."""
+    """Return whether all planes of all clips are contiguous views of one storage, as in a loader's batch."""
     storage = clips[0].y.untyped_storage().data_ptr()
     planes = [plane for clip in clips for plane in (clip.y, clip.u, clip.v)]
     return all(plane.is_contiguous() and plane.untyped_storage().data_ptr() == storage for plane in planes)
 
 
 def finish_planes_fused(clips: Sequence[ClipPlanes], size: tuple[int, int], pixels: Pixels, out: Tensor) -> Tensor:
-    """See `fastvid.decode.pixels.finish_planes`; the clips must fit (`fits`), and `out` be contiguous."""
+    """See `fastvid.decode.pixels.finish_planes`; requires `fits(clips)` and a contiguous `out`."""
     device = clips[0].y.device
     frames, (height, width) = len(clips[0].y), size
     sizes = [tuple(clip.y.shape[1:]) for clip in clips]
@@ -123,7 +123,7 @@ def finish_planes_fused(clips: Sequence[ClipPlanes], size: tuple[int, int], pixe
     resize = any(own != size for own in sizes)
     taps = [1, 1]
     if resize:
-        # A filter reaches as far as one output pixel, or one source pixel when enlarging, to each side.
+        # The filter's radius is one output pixel, or one source pixel when enlarging.
         taps = [max(ceil(2 * max(own[axis] / size[axis], 1.0)) + 1 for own in sizes) for axis in (0, 1)]
 
     def table(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:

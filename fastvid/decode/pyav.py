@@ -1,19 +1,19 @@
-"""The PyAV back-end: planned packets into libavcodec, cropped planes or finished RGB out.
+"""The PyAV back-end: decodes planned packets with libavcodec to cropped planes or finished RGB.
 
-Rules that keep it exact and fast; a test shows the harm without each of those that keep it exact:
+These rules keep it exact and fast; for each rule of exactness a test shows the harm without it:
 
-- A codec context stays open between clips, is drained and flushed after each, and is thrown away after any trouble:
-  the clip after a damaged one can otherwise come out wrong without an error.
-- `thread_count=1`: parallelism is across clips. `strict=1`: without it libavcodec guesses the reorder depth of streams
-  that do not state it, and drops pictures.
+- A codec context stays open between clips, is drained and flushed after each, and is discarded after any error:
+  otherwise the clip after a damaged one can be wrong without an error.
+- `thread_count=1`: parallelism is across clips. `strict=1`: otherwise libavcodec guesses the reorder depth of streams
+  that do not signal it, and drops pictures.
 - Extradata is set before a context opens, never after: libavcodec ignores a later change.
-- Packets are views into the clip's buffer, which has 64 spare bytes behind it: PyAV neither copies nor pads.
-- Frames are copied as they come: held until the end they are out of the cache, which costs 6 to 11 %.
-- Every frame that comes out must be one that went in, in display order, undamaged, and none may be missing.
+- Packets are views into the clip's buffer, which ends with 64 bytes of padding: PyAV neither copies nor pads them.
+- Frames are copied as soon as they are decoded: later they are no longer in the cache, which costs 6 to 11 %.
+- Every decoded frame must belong to a fed packet, in display order and undamaged, and none may be missing.
 
 CPU time of a clip of 8 frames, cropped to 224x224, mean over 48 real videos of 256 lines, one thread (milliseconds;
 all-intra H.264, and `compact` in brackets): libavcodec 1.78 (5.04); PyAV's objects 0.04 (0.06); checks, views and
-copies of planes 0.11 (0.24), or checks and RGB 0.17 (0.30). docs/decode-costs.md has every step, and what was tried.
+copies of planes 0.11 (0.24), or checks and RGB 0.17 (0.30). docs/decode-costs.md lists every step and what was tried.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
 from fastvid.runtime.arrays import UInt8Array
 
-# libavcodec's own "av1" decoder needs hardware.
+# libavcodec's native "av1" decoder requires hardware.
 _DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for codec in Codec}
 
-# Codecs whose decoders start at any packet and conceal what is missing, without an error.
+# Codecs whose decoders start at any packet and conceal missing references without an error.
 _CONCEALING: Final = frozenset({Codec.H264, Codec.HEVC})
 
 _FORMATS_420: Final = frozenset({"yuv420p", "yuvj420p"})
@@ -51,8 +51,8 @@ class PyAvDecoder:
     """Decodes one clip at a time on the calling thread.
 
     Args:
-        max_contexts: Codec contexts kept open, one for each combination of codec, extradata and size. One for
-            336x256 H.264 holds about 1 MB.
+        max_contexts: Codec contexts kept open, one for each combination of codec, extradata and size. A context for
+            336x256 H.264 takes about 1 MB.
     """
 
     max_clips: Final = 1
@@ -60,7 +60,7 @@ class PyAvDecoder:
 
     def __init__(self, *, max_contexts: int = 32) -> None:
         if max_contexts < 1:
-            raise UsageError(f"max_contexts is {max_contexts}, at least 1 is needed")
+            raise UsageError(f"max_contexts is {max_contexts}, must be at least 1")
         self._max_contexts = max_contexts
         self._contexts: OrderedDict[_ContextKey, VideoCodecContext] = OrderedDict()
         self._converter: RgbConverter | None = RgbConverter()
@@ -70,20 +70,20 @@ class PyAvDecoder:
         """See `fastvid.decode.request.Decoder`.
 
         Raises:
-            UsageError: The decoder is closed or in use by another thread, or an output has the wrong shape.
+            UsageError: If the decoder is closed or used by another thread, or an output has the wrong shape.
         """
-        # libavcodec crashes when two threads use one context.
+        # libavcodec crashes if two threads use one context.
         if not self._lock.acquire(blocking=False):
-            raise UsageError("a PyAvDecoder serves one thread at a time", hint="open one for each thread")
+            raise UsageError("PyAvDecoder is in use by another thread", hint="open one decoder for each thread")
         try:
             if self._converter is None:
-                raise UsageError("the decoder is closed")
+                raise UsageError("decoder is closed")
             return [self._decode(clip, output, self._converter) for clip, output in zip(clips, outputs, strict=True)]
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Frees the codec contexts. May be called twice."""
+        """Release the codec contexts. May be called twice."""
         with self._lock:
             self._contexts.clear()
             self._converter = None
@@ -98,11 +98,11 @@ class PyAvDecoder:
             if isinstance(output, Rgb):
                 _check_shape(output.data.shape, (3, len(frames), *request.size))
                 converter.begin(clip.info, request, output.data)
-                self._run(clip, _Sink(clip, places, converter, converter.write))
+                self._run(clip, _FrameWriter(clip, places, converter, converter.write))
                 written: tuple[UInt8Array, ...] = tuple(output.data)
             elif isinstance(output, Planes):
                 _check_shape(output.y.shape, (len(frames), request.box.height, request.box.width))
-                self._run(clip, _Sink(clip, places, converter, _planes_writer(output, request.box)))
+                self._run(clip, _FrameWriter(clip, places, converter, _planes_writer(output, request.box)))
                 written = (output.y, output.u, output.v)
             else:
                 raise UsageError(f"PyAV writes Planes and Rgb, not {type(output).__name__}")
@@ -116,12 +116,12 @@ class PyAvDecoder:
                         plane[place] = plane[places[frame]]
         return None
 
-    def _run(self, clip: EncodedClip, sink: _Sink) -> None:
-        """Feeds a clip's packets; its frames go to the sink."""
+    def _run(self, clip: EncodedClip, writer: _FrameWriter) -> None:
+        """Feed a clip's packets to libavcodec and its frames to the writer."""
         info = clip.info
         data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
         key = (info.codec, info.extradata, info.width, info.height)
-        # Taken out while in use, put back only after a clean clip.
+        # Remove the context while it is in use; put it back only after a clip without errors.
         context = self._contexts.pop(key, None)
         try:
             if context is None:
@@ -129,18 +129,18 @@ class PyAvDecoder:
             hidden = -1
             for start, size, show in zip(clip.starts.tolist(), clip.sizes.tolist(), clip.shows.tolist(), strict=True):
                 if not size:
-                    raise DecodeError("a packet is empty", frame=show)  # libavcodec would take it for the end
+                    raise DecodeError("packet is empty", frame=show)  # libavcodec would treat it as the end of stream
                 packet = av.Packet(data[start : start + size])
-                # Frames carry their packet's pts, so the index of a frame travels with it through any reordering.
+                # A frame inherits its packet's pts, so use the frame index as pts: it survives reordering.
                 if show < 0:
                     packet.pts, hidden = hidden, hidden - 1
                 else:
                     packet.pts = show
                 for frame in context.decode(packet):
-                    sink.take(frame)
+                    writer.take(frame)
             for frame in context.decode(None):
-                sink.take(frame)
-            sink.finish()
+                writer.take(frame)
+            writer.finish()
             context.flush_buffers()
         except (av.FFmpegError, ValueError) as error:
             raise DecodeError(f"{info.codec.label} decoder: {error}") from error
@@ -169,17 +169,17 @@ def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
 
 
 Write = Callable[[VideoFrame, int], None]
-"""Copies or converts an 8-bit 4:2:0 frame to a place of the output."""
+"""Copies or converts an 8-bit 4:2:0 frame to a position of the output."""
 
 
-class _Sink:
-    """Takes a clip's frames as they leave the decoder, checks each and writes the wanted ones to their places."""
+class _FrameWriter:
+    """Checks each decoded frame of a clip and writes the wanted ones to the output."""
 
     __slots__ = ("_convert", "_count", "_info", "_keys", "_last", "_places", "_shown", "_todo", "_write")
 
     def __init__(self, clip: EncodedClip, places: dict[int, int], converter: RgbConverter, write: Write) -> None:
         if not clip.keys[0]:
-            raise DecodeError("the first packet of a plan must be a key packet", frame=int(clip.shows[0]))
+            raise DecodeError("first packet of the plan is not a key packet", frame=int(clip.shows[0]))
         self._convert = converter.to_420
         self._write = write
         self._info = clip.info
@@ -194,23 +194,27 @@ class _Sink:
     def take(self, frame: VideoFrame) -> None:
         number = frame.pts
         if frame.is_corrupt:
-            raise DecodeError("the decoder calls a frame corrupt", frame=number)
+            raise DecodeError("decoder reports a corrupt frame", frame=number)
         if number is None:
-            raise DecodeError("the decoder gave more frames than packets")
+            raise DecodeError("decoder returned more frames than packets")
         if number < 0:
             return
         if number <= self._last:
-            raise DecodeError(f"frame {number} came out behind frame {self._last}", hint="the packet index is wrong")
+            raise DecodeError(
+                f"frame {number} was decoded after frame {self._last}",
+                hint="run `fastvid index`: the packet index is wrong",
+            )
         self._last = number
         self._count += 1
         if number in self._keys and not frame.key_frame:
             raise DecodeError(
-                f"frame {number} is indexed as a key frame, but is none", hint="the packet index is wrong"
+                f"frame {number} is indexed as a key frame, but is not one",
+                hint="run `fastvid index`: the packet index is wrong",
             )
         info = self._info
         if frame.width != info.width or frame.height != info.height:
             raise DecodeError(
-                f"frame {number} has {frame.width}x{frame.height} pixels, the stream {info.width}x{info.height}"
+                f"frame {number} has size {frame.width}x{frame.height}, the stream {info.width}x{info.height}"
             )
         place = self._places.get(number)
         if place is None:
@@ -222,9 +226,9 @@ class _Sink:
 
     def finish(self) -> None:
         if self._count != self._shown:
-            raise DecodeError(f"{self._shown} packets show a frame, {self._count} frames came out")
+            raise DecodeError(f"{self._count} frames were decoded from {self._shown} packets that show a frame")
         if self._todo:
-            raise DecodeError(f"{self._todo} of the wanted frames are shown by no packet of the plan")
+            raise DecodeError(f"plan lacks the packets of {self._todo} wanted frames")
 
 
 def _planes_writer(planes: Planes, box: Box) -> Write:
@@ -236,7 +240,7 @@ def _planes_writer(planes: Planes, box: Box) -> Write:
     )
 
     def write(frame: VideoFrame, place: int) -> None:
-        plane: Any  # a buffer to numpy, which the stubs do not know
+        plane: Any  # supports the buffer protocol, which the stubs omit
         for plane, (target, y, x, shape) in zip(frame.planes, copies, strict=True):
             pitch = plane.line_size
             target[place] = np.ndarray(shape, np.uint8, plane, y * pitch + x, (pitch, 1))
@@ -246,4 +250,4 @@ def _planes_writer(planes: Planes, box: Box) -> Write:
 
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
-        raise UsageError(f"output has shape {shape}, the request gives {expected}")
+        raise UsageError(f"output has shape {shape}, the request requires {expected}")

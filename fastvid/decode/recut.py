@@ -1,4 +1,4 @@
-"""Several clips out of frames that were decoded once, other crops and frames, each as if decoded alone."""
+"""Cut several clips from frames decoded once, each identical to decoding it by itself."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastvid.decode.swscale import COLORSPACE, RgbConverter
 from fastvid.format.packets import StreamInfo
 
 SLACK: Final = 64
-"""Spare bytes that must follow the planes: the converter's vectors may read past the last row."""
+"""Bytes of padding required after the planes: the converter's SIMD code may read past the last row."""
 
 
 class Recutter:
-    """Cuts clips out of decoded planes; for one thread."""
+    """Cuts clips out of decoded planes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._converter = RgbConverter()
@@ -31,15 +31,15 @@ class Recutter:
         request: ClipRequest,
         output: Output,
     ) -> None:
-        """Writes one clip.
+        """Write one clip.
 
         Args:
             info: The stream.
-            box: What `planes` show of it.
-            planes: Decoded frames, with SLACK bytes behind them.
-            index: Which of the planes' frames stands at each place of the clip, [T].
-            request: The clip; its crop lies inside `box`.
-            output: Where it goes.
+            box: The crop of the stream that `planes` contain.
+            planes: Decoded frames, followed by SLACK bytes.
+            index: For each frame of the clip its index in `planes`, [T].
+            request: The clip; its crop is inside `box`.
+            output: The output.
         """
         y, x = request.box.y - box.y, request.box.x - box.x
         inside = Box(y, x, request.box.height, request.box.width)
@@ -66,7 +66,7 @@ class Recutter:
 
 
 def can_cut(info: StreamInfo) -> bool:
-    """Whether a stream's frames can be converted once they are decoded; a decoder says what is wrong with others."""
+    """Return whether a stream's frames can be converted; for other streams the decoder raises an error."""
     return info.matrix in COLORSPACE
 
 

@@ -1,4 +1,4 @@
-"""What goes into a decoder and what comes out: value objects that check their own shapes.
+"""The decoder interface, and its inputs and outputs: value objects that check their own shapes.
 
 Shape letters: T frames of a clip, H and W output size, h and w crop size, P packets fed.
 """
@@ -19,7 +19,10 @@ from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray, UInt8Array
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A crop in pixels of the stream. All four are even, so that luma and chroma are cut at the same place."""
+    """A crop in pixels of the stream.
+
+    All four numbers are even, so that luma and chroma are cut at the same place.
+    """
 
     y: int
     x: int
@@ -30,20 +33,22 @@ class Box:
         if self.y < 0 or self.x < 0 or self.height <= 0 or self.width <= 0:
             raise UsageError(f"crop {self} has a negative corner or no area")
         if (self.y | self.x | self.height | self.width) & 1:
-            raise UsageError(f"crop {self} has an odd side or corner", hint="4:2:0 frames are cut at even pixels")
+            raise UsageError(
+                f"crop {self} has an odd side or corner", hint="use even numbers: 4:2:0 chroma has half the resolution"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipRequest:
-    """One clip, decided to the last pixel. Decoders are pure functions of it.
+    """A fully determined clip: frames, crop, size and flip. Decoders are pure functions of it.
 
     Attributes:
         sample: Row of the sample in its dataset.
-        frames: Frame indices in display order, int64 [T]; any order, repeats allowed.
-        box: Crop, inside the stream.
-        size: Output height and width in pixels; equal to the box when nothing is resized.
-        flip: Mirror left and right after the crop.
-        stream: Which video stream of the sample.
+        frames: Display-order frame indices, int64 [T]; in any order, repeats allowed.
+        box: Crop inside the stream.
+        size: Output height and width in pixels; equal to the box's if nothing is resized.
+        flip: Whether to mirror left and right after the crop.
+        stream: Name of the sample's video stream.
     """
 
     sample: int
@@ -62,16 +67,16 @@ class ClipRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedClip:
-    """A request with the packets that decode it, checked against their checksums.
+    """A request with the packets that decode it; their checksums have been verified.
 
     Attributes:
-        request: What is wanted.
+        request: The frames and the crop.
         info: The stream.
-        data: The planned packets' bytes, with at least 64 zero bytes behind the last packet; not to be written while
-            a decoder reads it, which it does until its `decode` returns.
-        starts: Where each packet starts in `data`, int64 [P], decode order.
-        sizes: Bytes of each packet, int64 [P].
-        shows: Frame index that each packet shows, -1 for none, int64 [P].
+        data: The planned packets' bytes, followed by at least 64 zero bytes. Must not change until the decoder's
+            `decode` returns.
+        starts: First byte of each packet in `data`, int64 [P], in decode order.
+        sizes: Size of each packet in bytes, int64 [P].
+        shows: Index of the frame that each packet shows, -1 for none, int64 [P].
         keys: Whether decoding may start at the packet, bool [P].
         key: The sample's key, for messages.
         shard: The shard's name, for messages.
@@ -90,19 +95,19 @@ class EncodedClip:
     def __post_init__(self) -> None:
         box, info = self.request.box, self.info
         if box.y + box.height > info.height or box.x + box.width > info.width:
-            raise UsageError(f"crop {box} leaves the {info.width}x{info.height} stream", key=self.key)
+            raise UsageError(f"crop {box} exceeds the {info.width}x{info.height} stream", key=self.key)
         if not len(self.starts) == len(self.sizes) == len(self.shows) == len(self.keys) > 0:
-            raise UsageError("starts, sizes, shows and keys must have one entry a packet", key=self.key)
+            raise UsageError("starts, sizes, shows and keys must have one entry per packet", key=self.key)
         if int(np.maximum.reduce(self.starts + self.sizes)) + INPUT_PADDING > len(self.data):
-            raise UsageError(f"packet data must end with {INPUT_PADDING} spare bytes", key=self.key)
+            raise UsageError(f"packet data must end with {INPUT_PADDING} bytes of padding", key=self.key)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Views of memory do not pickle, and clips travel to worker processes.
         parts = (self.starts, self.sizes, self.shows, self.keys, self.key, self.shard)
         return _from_bytes, (self.request, self.info, bytes(self.data), *parts)
 
-    def fail(self, message: str, *, hint: str | None = None, **where: object) -> DecodeError:
-        """A DecodeError that says which clip it is about."""
+    def error(self, message: str, *, hint: str | None = None, **where: object) -> DecodeError:
+        """Return a DecodeError that names this clip."""
         return DecodeError(message, hint=hint, shard=self.shard or None, key=self.key or None, **where)
 
 
@@ -112,7 +117,7 @@ def _from_bytes(request: ClipRequest, info: StreamInfo, data: bytes, *parts: Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planes:
-    """Where a decoder puts cropped YUV 4:2:0 frames: 1.5 bytes a pixel, neither resized nor flipped.
+    """Output for cropped YUV 4:2:0 frames: 1.5 bytes per pixel, neither resized nor flipped.
 
     Attributes:
         y: uint8 [T, h, w].
@@ -127,19 +132,19 @@ class Planes:
     def __post_init__(self) -> None:
         t, h, w = self.y.shape
         if self.u.shape != (t, h // 2, w // 2) or self.v.shape != self.u.shape:
-            raise UsageError(f"chroma planes {self.u.shape}, {self.v.shape} do not fit luma {self.y.shape}")
+            raise UsageError(f"chroma planes {self.u.shape}, {self.v.shape} do not match luma {self.y.shape}")
 
     def __repr__(self) -> str:
         return f"Planes(y={self.y.shape}, u={self.u.shape}, v={self.v.shape})"
 
     @staticmethod
     def nbytes(num_frames: int, box: Box) -> int:
-        """Bytes of a clip's planes, packed."""
+        """Return the size of a clip's packed planes in bytes."""
         return num_frames * box.height * box.width * 3 // 2
 
     @classmethod
     def packed(cls, buffer: UInt8Array, num_frames: int, box: Box) -> Planes:
-        """Views of a flat uint8 buffer: all luma planes, then all U, then all V."""
+        """Return views of a flat uint8 buffer: all luma planes, then all U, then all V."""
         luma, chroma = num_frames * box.height * box.width, num_frames * (box.height // 2) * (box.width // 2)
         half = (num_frames, box.height // 2, box.width // 2)
         return cls(
@@ -151,7 +156,7 @@ class Planes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rgb:
-    """Where a decoder puts finished frames: cropped, resized, flipped, converted.
+    """Output for finished frames on the host: cropped, resized, flipped and converted.
 
     Attributes:
         data: uint8 [3, T, H, W].
@@ -169,11 +174,10 @@ class Rgb:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRgb:
-    """Where a decoder puts finished frames that never leave its device: cropped, resized, flipped, converted.
+    """Output for finished frames on the decoder's device: cropped, resized, flipped and converted.
 
     Attributes:
-        data: torch uint8 [3, T, H, W] on the decoder's device. What is written is there for every stream of the device
-            when `decode` returns.
+        data: torch uint8 [3, T, H, W] on the decoder's device; visible to every CUDA stream when `decode` returns.
     """
 
     data: Any
@@ -187,38 +191,38 @@ Output = Planes | Rgb | DeviceRgb
 
 @runtime_checkable
 class Decoder(Protocol):
-    """One lane of a back-end, owned by one thread at a time: a codec context cache, or a pipeline.
+    """A decoder, used by one thread at a time.
 
-    Frames come out in the order of `request.frames`, repeats included. One bad clip never spoils another.
+    Frames are written in the order of `request.frames`, including repeats. A bad clip never affects another one.
     """
 
     max_clips: int
-    """The most clips of one call. Batch decoders want many, packet decoders one."""
+    """Maximum number of clips per call: many for batch decoders, one for packet decoders."""
 
     outputs: frozenset[type]
-    """Which of `Planes`, `Rgb` and `DeviceRgb` it can write."""
+    """The types among `Planes`, `Rgb` and `DeviceRgb` that it can write."""
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
-        """Decodes each clip into the output of the same index.
+        """Decode each clip into the output with the same index.
 
         Returns:
-            For each clip None, or the DecodeError that says why its output is not valid.
+            For each clip None, or the DecodeError that explains why its output is invalid.
         """
         ...
 
     def close(self) -> None:
-        """Frees everything. The decoder cannot be used afterwards."""
+        """Release all resources. The decoder cannot be used afterwards."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameBatch:
-    """Frames of one sample for people: a notebook, a page, a check.
+    """Frames of one sample for display and inspection, for example in a notebook.
 
     Attributes:
         data: uint8 [T, H, W, 3], RGB.
         frames: Frame indices, int64 [T].
-        seconds: Presentation time of each frame, float64 [T], exact to float64 rounding.
+        seconds: Presentation time of each frame in seconds, float64 [T], exact up to rounding.
     """
 
     data: UInt8Array

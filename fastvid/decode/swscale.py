@@ -1,10 +1,12 @@
-"""YUV 4:2:0 frames to RGB on the host, by libswscale: cropped before, from the decoder's frame straight to the output.
+"""Convert YUV 4:2:0 frames to RGB on the host with libswscale.
 
-Accuracy against the rounded float reference of `fastvid.decode.pixels`:
+Frames are cropped before the conversion, which writes directly to the output.
 
-- not resized: nearest chroma, at most 3 levels off, 1.2 on average (the converter truncates, so it is darker);
+Accuracy compared with the rounded float reference in `fastvid.decode.pixels`:
+
+- not resized: nearest chroma, at most 3 levels off, 1.2 on average (libswscale truncates, so it is darker);
 - resized: antialiased like the reference, but chroma is filtered instead of repeated: 0.2 to 0.7 levels off on average
-  over a real clip, a few dozen at its sharpest edges between colours.
+  over a real clip, a few dozen at the sharpest edges between colours.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Matrix, Range
 from fastvid.runtime.arrays import UInt8Array
 
-# Unknown is taken for BT.601: what FFmpeg and DALI do, and what `pixels` does.
+# Unknown is treated as BT.601, as in FFmpeg, DALI and `pixels`.
 COLORSPACE: Final = {
     Matrix.BT709: Colorspace.ITU709,
     Matrix.UNKNOWN: Colorspace.ITU601,
@@ -35,19 +37,19 @@ COLORSPACE: Final = {
 }
 COLOR_RANGE: Final = {Range.UNKNOWN: ColorRange.MPEG, Range.LIMITED: ColorRange.MPEG, Range.FULL: ColorRange.JPEG}
 
-# libswscale's 4:2:0 to planar RGB code leaves the last columns unwritten when the width modulo 16 is 1 to 8 (seen with
-# libswscale 9.5), and its vectors have up to 32 bytes: rows of other widths are converted as the next multiple.
+# libswscale's conversion from 4:2:0 to planar RGB does not write the last columns if the width modulo 16 is 1 to 8
+# (observed with libswscale 9.5), and its SIMD vectors have up to 32 bytes. So widths are rounded up to this multiple.
 _ROW: Final = 32
-# Vectors may read or write past the last row.
+# SIMD code may read or write this many bytes past the last row.
 _SLACK: Final = 64
-# A context costs 15 us, one that resizes 50 us. Random crops have thousands of sizes, so few are worth keeping.
+# A context costs 15 us, a resizing one 50 us. Random crops have thousands of sizes, so only a few are worth keeping.
 _MAX_SCALERS: Final = 8
-# Where R, G and B lie in FFmpeg's gbrp.
+# Plane indices of R, G and B in FFmpeg's gbrp.
 _PLANE_OF_RGB: Final = (2, 0, 1)
 
 
 class RgbConverter:
-    """Writes frames of one clip after the other. Keeps libswscale's contexts and its buffers; for one thread."""
+    """Converts the frames of one clip at a time; reuses libswscale contexts and buffers. Not thread-safe."""
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
@@ -58,21 +60,21 @@ class RgbConverter:
         self._picture: UInt8Array = np.empty(0, dtype=np.uint8)
 
     def begin(self, info: StreamInfo, request: ClipRequest, out: UInt8Array) -> None:
-        """Prepares for the frames of a clip.
+        """Prepare to convert the frames of a clip.
 
         Args:
-            info: The stream; says range and matrix.
-            request: Says crop, size and flip.
-            out: uint8 [3, T, H, W] to write.
+            info: The stream, with range and matrix.
+            request: The crop, size and flip.
+            out: The output, uint8 [3, T, H, W].
 
         Raises:
-            DecodeError: The matrix is not one of YUV.
+            DecodeError: If the matrix is not a YUV matrix.
         """
         box, (height, width) = request.box, request.size
         colorspace, color_range = _colour(info)
         self._resized = (box.height, box.width) != request.size
         padded = -(-width // _ROW) * _ROW
-        # Only what is resized has a source of the crop's true width: a filter must not see what lies beside it.
+        # A resize filter must not read beyond the crop, so only then is the source as narrow as the crop.
         self._width = box.width if self._resized else padded
         target = (height, width if self._resized else padded)
         key = (box.height, self._width, target, colorspace, color_range)
@@ -83,7 +85,7 @@ class RgbConverter:
         if len(self._scalers) > _MAX_SCALERS:
             self._scalers.popitem(last=False)
         self._box, self._flip, self._out = box, request.flip, out
-        # Rows that nothing has to be done to are written where they belong.
+        # Convert directly into the output if rows need neither padding nor mirroring.
         self._direct = padded == width and not request.flip and out.strides[3] == 1
         if self._direct:
             self._base, self._plane, self._step, pitch = out.ctypes.data, out.strides[0], out.strides[1], out.strides[2]
@@ -96,7 +98,7 @@ class RgbConverter:
             self._target_strides[number] = pitch
 
     def write(self, frame: VideoFrame, place: int) -> None:
-        """Converts an 8-bit 4:2:0 frame of the stream's size into ``out[:, place]``."""
+        """Convert an 8-bit 4:2:0 frame of the stream's size into ``out[:, place]``."""
         box, source, strides = self._box, self._source, self._source_strides
         planes: Any = frame.planes
         y, u, v = planes
@@ -117,10 +119,12 @@ class RgbConverter:
                 _copy(channel[:, : target.shape[1]], target, self._flip)
 
     def to_420(self, frame: VideoFrame, info: StreamInfo) -> VideoFrame:
-        """A frame in another YUV format (4:2:2, 4:4:4, 10 bits, grey) as 8-bit 4:2:0 of the same range and matrix.
+        """Convert a frame of another YUV format to 8-bit 4:2:0 of the same range and matrix.
+
+        Other formats are 4:2:2, 4:4:4, 10 bits and grey.
 
         Raises:
-            DecodeError: The frame is no YUV picture.
+            DecodeError: If the frame is not YUV.
         """
         if frame.format.is_rgb:
             raise DecodeError(f"pixel format {frame.format.name} is not YUV")
@@ -132,12 +136,12 @@ class RgbConverter:
             dst_colorspace=colorspace,
             src_color_range=color_range,
             dst_color_range=color_range,
-            # None would start a thread per core, which takes five times as long as converting.
+            # None would start one thread per core, which takes five times as long as the conversion.
             threads=1,
         )
 
     def _copy_out(self, planes: Any) -> None:
-        """Crops a frame whose rows end too close behind the crop into rows of our own."""
+        """Copy the crop into wider rows: the frame's rows end too soon after it for the padded width."""
         box, width = self._box, self._width
         size = box.height * width
         if len(self._stage) < size * 3 // 2 + _SLACK:
@@ -158,15 +162,15 @@ def _colour(info: StreamInfo) -> tuple[int, int]:
     try:
         return COLORSPACE[info.matrix], COLOR_RANGE[info.range]
     except KeyError:
-        raise DecodeError(f"matrix {info.matrix.name} is not one of YUV") from None
+        raise DecodeError(f"matrix {info.matrix.name} is not a YUV matrix") from None
 
 
 def _copy(source: UInt8Array, target: UInt8Array, flip: bool) -> None:
-    """Copies rows, mirrored or not; the source's rows are dense."""
+    """Copy rows, mirrored if `flip`; the source's rows are contiguous."""
     if not flip:
         target[...] = source
     elif source.shape[-1] % 8 == 0 and target.strides[-1] == 1:
-        # Reversing eight bytes at once, by byte order, is seven times as fast as a negative stride over bytes.
+        # Reversing eight bytes at once by byte order is seven times as fast as a negative stride over bytes.
         target.view(">u8")[...] = source.view("<u8")[..., ::-1]
     else:
         target[...] = source[..., ::-1]

@@ -1,10 +1,10 @@
-"""The torchcodec back-end: planned packets, wrapped in minimal MP4s, through ``VideoDecoder``.
+"""The torchcodec back-end: decodes planned packets, wrapped in minimal MP4s, with ``VideoDecoder``.
 
-For those who have torchcodec already, and as a rival in benchmarks: on a CPU it decodes with libavcodec as PyAV does,
-but opens a container for every clip and converts whole frames before they are cropped.
+For users who already have torchcodec, and as a rival in benchmarks: on a CPU it decodes with libavcodec like PyAV, but
+opens a container for every clip and converts whole frames before cropping.
 
-Colours: on a CPU libswscale converts, nearest chroma, as in `fastvid.decode.swscale`; the coefficients are those of the
-bitstream, so streams other than BT.601 are refused. On a GPU NVIDIA's converter interpolates.
+Colours: on a CPU libswscale converts with nearest chroma, as in `fastvid.decode.swscale`; the coefficients are those of
+the bitstream, so streams other than BT.601 are rejected. On a GPU NVIDIA's converter interpolates chroma.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
 from fastvid.errors import DecodeError, FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import Codec
 
-# What importing it raises where its libraries do not load.
+# Raised by the import of torchcodec if its libraries fail to load.
 _NOT_LOADED = (ImportError, OSError, RuntimeError)
-# Of FFmpeg and of torchcodec itself: missing where a library of torchcodec is for another version of FFmpeg.
+# The loader's message about a torchcodec library that is built for another version of FFmpeg.
 _OF_ANOTHER_FFMPEG = re.compile(r"lib(av|sw|torchcodec_)\w+\.so[.\d]*: cannot open")
 
 
 def _video_decoder() -> Any:
-    """torchcodec's ``VideoDecoder``, over the system's FFmpeg or, where no version there fits, over PyAV's.
+    """Import torchcodec's ``VideoDecoder``, with the system's FFmpeg or, if it does not fit, PyAV's.
 
     Raises:
-        ImportError: torchcodec is not installed.
-        MissingDependency: It is installed, and does not load.
+        ImportError: If torchcodec is not installed.
+        MissingDependency: If it is installed but fails to import.
     """
     spec = importlib.util.find_spec("torchcodec")
     if spec is None or spec.origin is None:
@@ -49,8 +49,8 @@ def _video_decoder() -> Any:
     try:
         return _imported()
     except _NOT_LOADED:
-        libraries.share()
-    # Since 0.16 it can be imported without FFmpeg, perhaps by others and long ago, and then never looks for it again.
+        libraries.expose_ffmpeg()
+    # Since 0.16 torchcodec can be imported without FFmpeg and then never searches for it again, so import it afresh.
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchcodec"]:
         del sys.modules[name]
     try:
@@ -64,22 +64,22 @@ def _imported() -> Any:
     from torchcodec.decoders import VideoDecoder
 
     if torchcodec.ffmpeg_major_version is None:
-        raise ImportError("torchcodec has found no FFmpeg")
+        raise ImportError("torchcodec found no FFmpeg")
     return VideoDecoder
 
 
 def _does_not_load(package: Path) -> MissingDependency:
-    """The error that says why in the loader's own words; torchcodec's message holds those of every attempt."""
+    """Return an error with the loader's own message; torchcodec's error lists all its attempts."""
     files = [path for kind in ("core", "custom_ops", "image") for path in sorted(package.glob(f"lib*_{kind}*.so"))]
     words = filter(None, map(_problem, files))
     reason = next((text for text in words if not _OF_ANOTHER_FFMPEG.match(text)), None)
     message = f"torchcodec {version('torchcodec')} is installed, but"
     if reason is not None:
-        return MissingDependency(f"{message} its libraries do not load: {reason}", hint=_fitting())
+        return MissingDependency(f"{message} its libraries fail to load: {reason}", hint=_fitting())
     versions = sorted(int(path.stem.removeprefix("libtorchcodec_core")) for path in package.glob("lib*_core*.so"))
     return MissingDependency(
-        f"{message} not built for FFmpeg {av.ffmpeg_version_info}, which PyAV brings",
-        hint=f"install the shared libraries of FFmpeg in a version among {', '.join(map(str, versions))}",
+        f"{message} not built for FFmpeg {av.ffmpeg_version_info}, the version that PyAV contains",
+        hint=f"install the shared libraries of one of these FFmpeg versions: {', '.join(map(str, versions))}",
     )
 
 
@@ -92,9 +92,9 @@ def _problem(library: Path) -> str | None:
 
 
 def _fitting() -> str:
-    """How to install a torchcodec that is built for this torch."""
+    """Return the hint to install a torchcodec that is built for this torch."""
     cuda = torch.version.cuda
-    # What the public index has since 0.14 is built for CUDA 13.
+    # Since 0.14 the wheels on PyPI are built for CUDA 13.
     build = "cpu" if cuda is None else f"cu{cuda.replace('.', '')}" if cuda.startswith("12.") else None
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     return f"install the one for torch {torch.__version__}: pip install --upgrade --force-reinstall torchcodec{index}"
@@ -102,7 +102,7 @@ def _fitting() -> str:
 
 VideoDecoder: Any = _video_decoder()
 
-# A frame's time may be off by this share of its duration: the container holds exact ticks, torchcodec float seconds.
+# Tolerated error of a frame's time, in frame durations: containers have exact ticks, torchcodec float seconds.
 _TIME_SLACK = 0.25
 
 
@@ -122,20 +122,20 @@ class TorchcodecCpuDecoder:
         """See `fastvid.decode.request.Decoder`.
 
         Raises:
-            UsageError: The decoder is closed or in use by another thread, or an output does not fit its request.
+            UsageError: If the decoder is closed or used by another thread, or an output does not match its request.
         """
         targets = [check_target(clip, output, self.outputs) for clip, output in zip(clips, outputs, strict=True)]
         if not self._lock.acquire(blocking=False):
-            raise UsageError("a torchcodec decoder serves one thread at a time", hint="open one for each thread")
+            raise UsageError("torchcodec decoder is in use by another thread", hint="open one decoder for each thread")
         try:
             if self._closed:
-                raise UsageError("the decoder is closed")
+                raise UsageError("decoder is closed")
             return [self._decode(clip, target) for clip, target in zip(clips, targets, strict=True)]
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Ends its use. May be called twice."""
+        """Close the decoder. May be called twice."""
         with self._lock:
             self._closed = True
 
@@ -144,7 +144,7 @@ class TorchcodecCpuDecoder:
             wrapped = wrap(clip, f"torchcodec on a {self.device}", self.codecs)
             frames = self._frames(wrapped)
         except FastvidError as error:
-            return clip.fail(error.message, hint=error.hint)
+            return clip.error(error.message, hint=error.hint)
         box, size = clip.request.box, clip.request.size
         rgb = frames[:, :, box.y : box.y + box.height, box.x : box.x + box.width].transpose(0, 1)
         if wrapped.resized:
@@ -160,14 +160,14 @@ class TorchcodecCpuDecoder:
         return None
 
     def _frames(self, wrapped: WrappedClip) -> torch.Tensor:
-        """The wanted frames, each once: uint8 [U, 3, h, w] of the stream's size.
+        """Decode each wanted frame once: uint8 [U, 3, h, w] of the stream's size.
 
         Raises:
-            DecodeError: torchcodec fails, or gives other frames than it was asked for.
+            DecodeError: If torchcodec fails, or returns other frames than requested.
         """
         info, positions = wrapped.clip.info, wrapped.positions
         try:
-            # The container's table of packets is exact, so there is nothing to scan.
+            # The container's packet table is exact, so "approximate" seeks, which skip the scan, are exact as well.
             decoder = VideoDecoder(
                 wrapped.mp4, num_ffmpeg_threads=1, device=self._torch_device(), seek_mode="approximate"
             )
@@ -177,10 +177,12 @@ class TorchcodecCpuDecoder:
         self._accept(decoder)
         expected = (len(positions), 3, info.height, info.width)
         if tuple(batch.data.shape) != expected:
-            raise DecodeError(f"decoded frames have shape {tuple(batch.data.shape)}, the stream promises {expected}")
+            raise DecodeError(
+                f"decoded frames have shape {tuple(batch.data.shape)}, expected {expected} for this stream"
+            )
         late = np.abs(batch.pts_seconds.cpu().numpy() * float(info.fps) - positions)
         if late.max() > _TIME_SLACK:
-            raise DecodeError("torchcodec gave frames of other times than those asked for")
+            raise DecodeError("torchcodec returned frames at other times than requested")
         frames: torch.Tensor = batch.data
         return frames
 
@@ -188,14 +190,14 @@ class TorchcodecCpuDecoder:
         return "cpu"
 
     def _accept(self, decoder: Any) -> None:
-        """Raises DecodeError when the decoder did something else than was asked."""
+        """Raise DecodeError if the decoder did not work as requested."""
 
 
 class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
-    """One lane of a GPU: decodes with NVDEC, and leaves the frames on the GPU.
+    """Decodes one clip at a time with NVDEC and leaves the frames on the GPU.
 
     Args:
-        device_id: Which GPU; by default torch's current one.
+        device_id: Index of the GPU; by default torch's current one.
     """
 
     outputs = frozenset({DeviceRgb})
@@ -207,7 +209,7 @@ class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
 
     @staticmethod
     def check() -> None:
-        """Raises MissingDependency, with the reason, where no GPU can decode or torchcodec has no CUDA."""
+        """Raise MissingDependency, with the reason, if no GPU can decode or torchcodec lacks CUDA."""
         nvdec.require(nvdec.current_device())
         from torchcodec import __version__
 
@@ -219,13 +221,13 @@ class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
 
     @staticmethod
     def lanes() -> int:
-        """NVDEC engines of torch's current GPU: one decoder for each is right."""
+        """Return the number of NVDEC engines of torch's current GPU: each needs one decoder."""
         return nvdec.engines(nvdec.current_device())
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
         """See `TorchcodecCpuDecoder.decode`."""
         results = super().decode(clips, outputs)
-        # What is written is there for every stream of the device.
+        # The output must be visible to every CUDA stream.
         nvdec.synchronize(self._device_id)
         return results
 
@@ -233,6 +235,6 @@ class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
         return f"cuda:{self._device_id}"
 
     def _accept(self, decoder: Any) -> None:
-        # A decoder that silently works on the CPU would be taken for a slow GPU.
+        # A silent fallback to the CPU would look like a slow GPU.
         if decoder.cpu_fallback:
-            raise DecodeError(f"torchcodec does not decode this stream on the GPU: {decoder.cpu_fallback}")
+            raise DecodeError(f"torchcodec cannot decode this stream on the GPU: {decoder.cpu_fallback}")

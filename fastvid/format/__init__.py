@@ -1,1 +1,1 @@
-"""What is on disk: constants, packet tables, bitstream facts, shards and datasets. No decoding happens here."""
+"""The on-disk format: constants, packet tables, bitstream headers, shards and datasets; no decoding."""

@@ -1,7 +1,7 @@
-"""Reads what the sample tables of an M4A say of its sound. No packet is decoded.
+"""Read the audio track's description from an M4A's sample tables. No packet is decoded.
 
-Sound has no rows in `.pkt`: an M4A is a few hundred kilobytes that lie in one piece, and holds its own packet tables.
-The facts say where it lies in the tar, so that a reader needs nothing else.
+Audio has no rows in `.pkt`: an M4A is one piece of a few hundred kilobytes with its own packet tables. The facts store
+its position in the tar, which is all that a reader needs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from fastvid.errors import FormatError
 from fastvid.format.demux import DECODER_CONFIG, DECODER_SPECIFIC, boxes, descriptor, find_box
 
-# An AudioSampleEntry's fixed fields end here and its boxes begin (ISO/IEC 14496-12, 12.2.3).
+# Bytes of fixed fields before the boxes of an AudioSampleEntry (ISO/IEC 14496-12, 12.2.3).
 _AUDIO_ENTRY: Final = 28
 _CODECS: Final = {b"mp4a": "aac", b"alac": "alac"}
 _OBJECT_AAC: Final = 0x40  # MP4 registration authority
@@ -20,14 +20,14 @@ _OBJECT_AAC: Final = 0x40  # MP4 registration authority
 
 @dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """The sound of a sample.
+    """The audio track of a sample.
 
     Attributes:
         codec: FFmpeg's name of the codec: "aac" or "alac".
-        sample_rate: Samples a second of each channel.
-        channels: Channels.
-        num_samples: Samples of each channel that the packets hold, those before the start (encoder delay) included.
-        num_packets: Packets.
+        sample_rate: Samples per second and channel.
+        channels: Number of channels.
+        num_samples: Samples per channel in all packets, including those before the start (encoder delay).
+        num_packets: Number of packets.
         extradata: The decoder's configuration record (AudioSpecificConfig, ALAC magic cookie).
     """
 
@@ -40,10 +40,10 @@ class AudioInfo:
 
 
 def index_m4a(data: memoryview | bytes) -> AudioInfo:
-    """The sound of an M4A.
+    """Read the audio track of an M4A.
 
     Raises:
-        FormatError: The file is no plain M4A with one audio track, or holds another codec.
+        FormatError: If the file is not a plain M4A with one audio track, or contains another codec.
     """
     view = memoryview(data)
     for name, trak in boxes(find_box(view, b"moov", "file")):
@@ -52,7 +52,7 @@ def index_m4a(data: memoryview | bytes) -> AudioInfo:
         mdia = find_box(trak, b"mdia", "trak")
         if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == b"soun":
             return _read_track(mdia)
-    raise FormatError("the M4A has no audio track")
+    raise FormatError("M4A has no audio track")
 
 
 def _read_track(mdia: memoryview) -> AudioInfo:
@@ -61,17 +61,17 @@ def _read_track(mdia: memoryview) -> AudioInfo:
     tables = dict(boxes(find_box(find_box(mdia, b"minf", "mdia"), b"stbl", "minf")))
     for required in (b"stsd", b"stts", b"stsz"):
         if required not in tables:
-            raise FormatError(f"the M4A lacks its {required.decode()} table")
+            raise FormatError(f"M4A has no {required.decode()} table")
     name, entry = next(iter(boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
     codec = _CODECS.get(name)
     if codec is None or not rate or len(entry) < _AUDIO_ENTRY:
-        raise FormatError(f"audio codec {name!r} at {rate} samples a second is not one that an M4A of fastvid holds")
+        raise FormatError(f"M4A has audio codec {name!r} at {rate} Hz; supported are mp4a (AAC) and alac")
     inner = dict(boxes(entry[_AUDIO_ENTRY:]))
     times = tables[b"stts"]
     runs = [(_number(times, 8 + 8 * run), _number(times, 12 + 8 * run)) for run in range(_number(times, 4))]
     if codec == "aac":
         if descriptor(inner.get(b"esds"), DECODER_CONFIG)[:1] != bytes([_OBJECT_AAC]):
-            raise FormatError("the M4A's elementary stream is not AAC")
+            raise FormatError("elementary stream of the M4A is not AAC")
         extradata = descriptor(inner.get(b"esds"), DECODER_SPECIFIC)
     else:
         extradata = bytes(inner.get(b"alac", b""))
@@ -87,5 +87,5 @@ def _read_track(mdia: memoryview) -> AudioInfo:
 
 def _number(view: memoryview, position: int) -> int:
     if position + 4 > len(view):
-        raise FormatError("an M4A box ends too early")
+        raise FormatError("M4A box ends too early")
     return int.from_bytes(view[position : position + 4], "big")

@@ -1,7 +1,8 @@
-"""What an AV1 temporal unit is to its neighbours, from its OBU headers (AV1 bitstream specification, section 5).
+"""Read the PacketFlags of AV1 temporal units from their OBU headers.
 
-A frame whose ``refresh_frame_flags`` are zero is stored in no reference slot, and everything that a later frame can
-inherit (pixels, probabilities, motion, segmentation) comes out of these slots. So nothing refers to it.
+Section numbers refer to the AV1 bitstream specification. A frame whose ``refresh_frame_flags`` are zero is stored in no
+reference slot. Everything that a later frame can inherit (pixels, probabilities, motion, segmentation) comes from these
+slots, so nothing refers to such a frame.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ Bytes = bytes | memoryview
 
 _SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
 _KEY_FRAME, _INTRA_ONLY, _SWITCH = 0, 2, 3
-_SELECT: Final = 2  # seq_force_screen_content_tools and seq_force_integer_mv: each frame says
-_AV1C_FIELDS: Final = 4  # bytes before the OBUs of an av1C record
+_SELECT: Final = 2  # seq_force_screen_content_tools and seq_force_integer_mv: signalled per frame
+_AV1C_FIELDS: Final = 4  # bytes before the OBUs in an av1C record
 
 
 def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    """PacketFlag of each temporal unit.
+    """Return the PacketFlag of each temporal unit.
 
     Raises:
-        FormatError: An OBU leaves its packet, or a packet holds no frame.
+        FormatError: If an OBU exceeds its packet, or a packet contains no frame.
     """
     sequence = None
     for kind, body in _units(extradata[_AV1C_FIELDS:]):
@@ -40,7 +41,7 @@ def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
             elif kind in (_FRAME_HEADER, _FRAME):
                 frames.append(_frame(body, sequence))
         if not frames:
-            raise FormatError(f"packet {number} holds no AV1 frame")
+            raise FormatError(f"packet {number} contains no AV1 frame")
         flag = 0
         if frames[0].key:
             flag |= PacketFlag.KEY
@@ -52,14 +53,14 @@ def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """What a frame header needs of the sequence header.
+    """The fields of the sequence header that a frame header depends on.
 
     Attributes:
-        simple: Whether frame headers can be read this far: no stills, no decoder model.
+        simple: Whether frame headers can be parsed up to refresh_frame_flags: no still pictures, no decoder model.
         screen_content_tools: seq_force_screen_content_tools.
         integer_mv: seq_force_integer_mv.
-        frame_id_bits: Of current_frame_id; 0 when there are none.
-        order_hint_bits: Of order_hint.
+        frame_id_bits: Bits of current_frame_id; 0 when it is absent.
+        order_hint_bits: Bits of order_hint.
     """
 
     simple: bool
@@ -76,7 +77,7 @@ class _Frame:
 
 
 def _units(data: Bytes) -> Iterator[tuple[int, memoryview]]:
-    """Type and payload of each OBU, section 5.3."""
+    """Yield the type and payload of each OBU, section 5.3."""
     view, position = memoryview(data), 0
     while position < len(view):
         header = view[position]
@@ -86,17 +87,17 @@ def _units(data: Bytes) -> Iterator[tuple[int, memoryview]]:
             size, shift, more = 0, 0, True
             while more:
                 if position >= len(view) or shift > 49:
-                    raise FormatError("an AV1 OBU ends in its size")
+                    raise FormatError("AV1 OBU ends inside its size field")
                 size |= (view[position] & 0x7F) << shift
                 more, shift, position = bool(view[position] & 0x80), shift + 7, position + 1
         if position + size > len(view):
-            raise FormatError(f"an AV1 OBU of {size} bytes leaves its packet of {len(view)} bytes")
+            raise FormatError(f"AV1 OBU of {size} bytes exceeds its packet of {len(view)} bytes")
         yield header >> 3 & 15, view[position : position + size]
         position += size
 
 
 def _sequence(body: memoryview) -> _Sequence:
-    """Section 5.5, as far as frame headers depend on it."""
+    """Parse a sequence header (section 5.5) as far as frame headers depend on it."""
     bits = Bits(body)
     bits.read(4)  # seq_profile, still_picture
     if bits.read(1):  # reduced_still_picture_header
@@ -131,11 +132,14 @@ def _sequence(body: memoryview) -> _Sequence:
 
 
 def _frame(body: memoryview, sequence: _Sequence | None) -> _Frame:
-    """Section 5.9.2 up to refresh_frame_flags. A frame that cannot be read this far counts as needed, and as no key."""
+    """Parse a frame header (section 5.9.2) up to refresh_frame_flags.
+
+    A frame that cannot be parsed this far counts as a reference and not as a key frame.
+    """
     if sequence is None or not sequence.simple:
         return _Frame(key=False, refreshes=True)
     bits = Bits(body)
-    if bits.read(1):  # show_existing_frame: of a key frame it refreshes every slot, and which it is stands elsewhere
+    if bits.read(1):  # show_existing_frame: if it shows a key frame, which only other headers tell, it refreshes slots
         return _Frame(key=False, refreshes=True)
     kind, shown = bits.read(2), bits.read(1)
     if kind == _KEY_FRAME and shown:
@@ -157,7 +161,7 @@ def _frame(body: memoryview, sequence: _Sequence | None) -> _Frame:
 
 
 class Bits:
-    """Reads a header bit by bit, most significant first."""
+    """Reads a header bit by bit, most significant bit first."""
 
     __slots__ = ("position", "view")
 
@@ -165,22 +169,22 @@ class Bits:
         self.view, self.position = view, 0
 
     def read(self, count: int) -> int:
-        """The next `count` bits as a number.
+        """Read the next `count` bits as an unsigned integer.
 
         Raises:
-            FormatError: The header ends before.
+            FormatError: If the header ends before that.
         """
         value = 0
         for _ in range(count):
             byte, bit = divmod(self.position, 8)
             if byte >= len(self.view):
-                raise FormatError("a frame header ends too early")
+                raise FormatError("frame header ends too early")
             value = value << 1 | self.view[byte] >> 7 - bit & 1
             self.position += 1
         return value
 
     def read_uvlc(self) -> int:
-        """A variable length number, section 4.10.3."""
+        """Read a variable-length unsigned integer, section 4.10.3."""
         zeros = 0
         while not self.read(1):
             zeros += 1

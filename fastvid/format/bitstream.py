@@ -1,7 +1,7 @@
-"""What a packet is to its neighbours, read from its own headers: key, droppable, hidden.
+"""Read from each packet's own headers whether it is a key packet, droppable or hidden.
 
-Container flags do not tell which packets nothing refers to (the MP4 demuxer sets no such flag), and a wrong "droppable"
-gives wrong pixels without an error. So every rule here errs towards "needed".
+Containers do not mark the packets that nothing refers to (the MP4 demuxer sets no such flag), and a wrong "droppable"
+produces wrong pixels without an error. So when in doubt, every rule here treats a packet as a reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastvid.runtime.arrays import UInt32Array
 
 Bytes = bytes | memoryview
 
-# Plain numbers: members of a Flag take microseconds to put together, and this is done for every packet.
+# Plain integers: combining members of a Flag takes microseconds, and this runs for every packet.
 _KEY: Final = int(PacketFlag.KEY)
 _DROPPABLE: Final = int(PacketFlag.DROPPABLE)
 _HIDDEN: Final = int(PacketFlag.HIDDEN)
@@ -36,24 +36,24 @@ _HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
 
 
 def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UInt32Array:
-    """PacketFlag of every packet of a stream.
+    """Return the PacketFlag of every packet of a stream.
 
     Args:
         codec: The stream's codec.
-        extradata: Its configuration record; says how NAL units are delimited.
+        extradata: Its configuration record, which defines how NAL units are delimited.
         packets: Packets in decode order.
 
     Returns:
         uint32 [P]. The first packet is KEY only if its own header says so.
 
     Raises:
-        FormatError: A packet's structure is broken.
+        FormatError: If a packet is malformed.
     """
     return np.asarray(_RULES[codec](extradata, packets), dtype=np.uint32)
 
 
 def nal_units(packet: Bytes, length_size: int | None) -> Iterator[Bytes]:
-    """The NAL units of an access unit, by their length prefixes or, when `length_size` is None, by start codes."""
+    """Yield the NAL units of an access unit, split by length prefixes or, with None, by start codes."""
     view = memoryview(packet)
     if length_size is None:
         yield from _annex_b(view)
@@ -65,13 +65,13 @@ def nal_units(packet: Bytes, length_size: int | None) -> Iterator[Bytes]:
         if not size:
             continue
         if position + size > len(view):
-            raise FormatError(f"a NAL unit of {size} bytes leaves its packet of {len(view)} bytes")
+            raise FormatError(f"NAL unit of {size} bytes exceeds its packet of {len(view)} bytes")
         yield view[position : position + size]
         position += size
 
 
 def nal_length_size(codec: Codec, extradata: bytes) -> int | None:
-    """Bytes of a NAL unit's length prefix, or None for Annex B (start codes), as AVI and MPEG-TS hold it."""
+    """Return the size of NAL length prefixes, or None for Annex B (start codes), as in AVI and MPEG-TS."""
     if len(extradata) < 7 or extradata[0] != 1:
         return None
     return (extradata[4 if codec is Codec.H264 else 21] & 3) + 1
@@ -83,7 +83,7 @@ def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     for number, packet in enumerate(packets):
         slices = [unit[0] for unit in nal_units(packet, length_size) if unit[0] & 31 in _H264_SLICE]
         if not slices:
-            raise FormatError(f"packet {number} holds no H.264 slice")
+            raise FormatError(f"packet {number} contains no H.264 slice")
         flag = 0
         if all(header & 31 == _H264_IDR for header in slices):
             flag |= _KEY
@@ -97,10 +97,10 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     length_size = nal_length_size(Codec.HEVC, extradata)
     types, layers = [], []
     for number, packet in enumerate(packets):
-        # A unit may be a single byte in a damaged stream; its header has two.
+        # A NAL unit header has two bytes, but a unit of a damaged stream may have only one.
         units = [u for u in nal_units(packet, length_size) if len(u) > 1 and u[0] >> 1 & 63 in _HEVC_VCL]
         if not units:
-            raise FormatError(f"packet {number} holds no HEVC slice")
+            raise FormatError(f"packet {number} contains no HEVC slice")
         types.append({unit[0] >> 1 & 63 for unit in units})
         layers.append(min((unit[1] & 7) - 1 for unit in units))
     highest = max(layers)
@@ -109,7 +109,7 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
         flag = 0
         if kinds <= _HEVC_IDR or (kinds <= set(_HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
             flag |= _KEY
-        # A picture that its own sub-layer does not refer to may still serve higher ones.
+        # A picture that its own sub-layer does not refer to may still be a reference of higher sub-layers.
         if kinds <= _HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
             flag |= _DROPPABLE
         flags.append(flag)
@@ -117,7 +117,7 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 
 def _has_leading(types: Sequence[set[int]], number: int) -> bool:
-    """Whether pictures behind a clean random access point are shown before it, and so need the GOP before."""
+    """Return whether leading pictures follow a clean random access point, and so need the previous GOP."""
     return number + 1 < len(types) and bool(types[number + 1] & _HEVC_LEADING)
 
 
@@ -126,14 +126,14 @@ def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     flags = []
     for number, packet_frames in enumerate(frames):
         if not packet_frames:
-            raise FormatError(f"packet {number} holds no VP9 frame")
+            raise FormatError(f"packet {number} contains no VP9 frame")
         flag = 0
         if packet_frames[0].key and not packet_frames[0].show_existing:
             flag |= _KEY
         if not any(frame.shown for frame in packet_frames):
             flag |= _HIDDEN
-        # Motion vectors, probabilities and segmentation are inherited from the frame decoded last, whether or not it
-        # is a reference; only a frame that resets them (key or error-resilient) cuts that bond.
+        # A frame inherits motion vectors, probabilities and segmentation from the previously decoded frame, reference
+        # or not. Only a frame that resets them (key or error-resilient) does not depend on its predecessor.
         following = frames[number + 1][0] if number + 1 < len(frames) else None
         if not any(frame.refreshes for frame in packet_frames) and (following is None or following.independent):
             flag |= _DROPPABLE
@@ -142,7 +142,7 @@ def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 
 def vp9_superframe(packet: memoryview) -> list[memoryview]:
-    """The frames of a VP9 packet, annex B of the bitstream specification."""
+    """Split a VP9 packet into its frames, annex B of the bitstream specification."""
     if not len(packet):
         return []
     marker = packet[-1]
@@ -157,7 +157,7 @@ def vp9_superframe(packet: memoryview) -> list[memoryview]:
         start = len(packet) - index + 1 + number * width
         size = int.from_bytes(packet[start : start + width], "little")
         if position + size > len(packet) - index:
-            raise FormatError(f"VP9 frame of {size} bytes leaves its packet of {len(packet)} bytes")
+            raise FormatError(f"VP9 frame of {size} bytes exceeds its packet of {len(packet)} bytes")
         if size:
             frames.append(packet[position : position + size])
         position += size
@@ -172,7 +172,7 @@ class _Vp9Frame:
     def __init__(self, frame: memoryview) -> None:
         bits = Bits(frame)
         if bits.read(2) != 2:
-            raise FormatError("a VP9 frame has no frame marker")
+            raise FormatError("VP9 frame has no frame marker")
         profile = bits.read(1) | bits.read(1) << 1
         if profile == 3:
             bits.read(1)
@@ -193,7 +193,7 @@ class _Vp9Frame:
         if intra_only:
             bits.read(24)  # frame_sync_code
             if profile:
-                # Bit depth and chroma of profiles 1 to 3 stand here; such frames are kept as references unread.
+                # Bit depth and chroma format follow in profiles 1 to 3; treat such frames as references unparsed.
                 self.refreshes = True
                 return
         self.refreshes = bits.read(8) != 0
@@ -204,8 +204,8 @@ def _intra(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 
 def _vp8(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    # RFC 6386 section 9.1: bit 0 clear marks a key frame, bit 4 a shown one. Which references a frame updates is
-    # arithmetic-coded, so every frame counts as needed.
+    # RFC 6386 section 9.1: bit 0 is clear in a key frame, bit 4 set in a shown one. The references that a frame updates
+    # are arithmetic-coded, so every frame counts as a reference.
     flags = []
     for number, packet in enumerate(packets):
         if not len(packet):
@@ -237,5 +237,5 @@ _RULES: Final[dict[Codec, Callable[[bytes, Sequence[Bytes]], list[int]]]] = {
 
 
 def can_plan(codec: Codec) -> bool:
-    """Whether this module reads the codec; streams of others are fed whole."""
+    """Return whether this module parses the codec; streams of other codecs are fed whole."""
     return codec in _RULES

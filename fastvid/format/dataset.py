@@ -1,10 +1,10 @@
-"""A dataset: the commit record, its generations, and the samples that one of them shows.
+"""A dataset: the commit record, its generations, and a selection of one generation's samples.
 
-    dataset.json                 which generation is current; swapped atomically, last
+    dataset.json                 names the current generation; swapped atomically, last
     generations/000001.json      shards, streams, classes; never changed
-    annotations-000001.parquet   one row a sample, in the order of the shards; never changed
+    annotations-000001.parquet   one row per sample, in the order of the shards; never changed
 
-A sample's number is its row in the annotations. Rows of a shard are consecutive, so (shard, row) follows by arithmetic.
+A sample's number is its row in the annotations. Rows of a shard are consecutive, so (shard, row) is computed from it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import FormatError, UsageError
+from fastvid.format.filters import parse_filter
 from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
 from fastvid.format.generations import read_annotations, read_generation
 from fastvid.format.schema import ANNOTATION_FIELDS
 from fastvid.format.shard import Shard
-from fastvid.format.where import parse_where
 from fastvid.runtime.arrays import IntArray
 from fastvid.storage import open_storage
 
@@ -33,20 +33,20 @@ _SPLIT: Final = "split"
 
 
 class Dataset:
-    """The samples that a generation, a split and a filter show.
+    """The samples of a generation, optionally restricted to a split and a filter.
 
     Sample numbers 0..len-1 are positions in the selection, in the order of the shards.
 
     Args:
         url: Folder of the dataset.
         split: Value of the column ``split``, or ``column:value`` for another split column such as ``split2:test``.
-        where: Filter over the annotations' columns, see `parse_where`.
-        generation: Which one; the current one by default. A job that pins it sees no later change.
+        where: Filter over the annotations' columns, see `parse_filter`.
+        generation: Number of the generation; the current one by default. A job that pins it sees no later change.
 
     Raises:
-        StorageError: There is no dataset.
-        VersionError: It is of a newer major version.
-        UsageError: The split, the filter or its result is wrong; nothing matches.
+        StorageError: If there is no dataset.
+        VersionError: If the dataset has a newer major version.
+        UsageError: If the split or the filter is invalid, or no sample matches.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Dataset:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names; a label is an index into them."""
+        """Class names; a label is an index into this tuple."""
         return self.generation.classes
 
     @property
@@ -80,30 +80,30 @@ class Dataset:
 
     @cached_property
     def annotations(self) -> pa.Table:
-        """All rows of the generation's annotations, whatever is selected."""
+        """All rows of the generation's annotations, selected or not."""
         return read_annotations(self.storage, self.generation.number)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """A column of the selected rows.
+        """Return a column of the selected rows.
 
         Raises:
-            UsageError: There is no such column.
+            UsageError: If there is no such column.
         """
         if name not in self.annotations.column_names:
             raise UsageError(
-                f"dataset has no column {name!r}", hint=f"columns are {', '.join(self.annotations.column_names)}"
+                f"dataset has no column {name!r}", hint=f"use one of {', '.join(self.annotations.column_names)}"
             )
         column = self.annotations[name]
         return column if len(self.rows) == len(column) else column.take(pa.array(self.rows))
 
     @cached_property
     def labels(self) -> IntArray:
-        """Label of each selected sample, int64 [N]; -1 where it has none."""
+        """Label of each selected sample, int64 [N]; -1 for a sample without a label."""
         return np.asarray(self.column("label").fill_null(-1).to_numpy(), dtype=np.int64)
 
     @cached_property
     def num_frames(self) -> IntArray:
-        """Frames of each selected sample's first video stream, int64 [N]."""
+        """Number of frames of each selected sample's first video stream, int64 [N]."""
         return np.asarray(self.column("num_frames").to_numpy(), dtype=np.int64)
 
     @cached_property
@@ -112,14 +112,14 @@ class Dataset:
         return self.column("key")
 
     def key(self, sample: int) -> str:
-        """Key of a selected sample."""
+        """Return the key of a selected sample."""
         return str(self.keys[sample])
 
     def find(self, key: str) -> int:
-        """Number of the selected sample with that key.
+        """Return the number of the selected sample with a key.
 
         Raises:
-            UsageError: No selected sample has it.
+            UsageError: If no selected sample has the key.
         """
         number = self._by_key.get(key)
         if number is None:
@@ -127,7 +127,7 @@ class Dataset:
         return number
 
     def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
-        """Shard index and row inside the shard of selected samples, both int64 [N]."""
+        """Return the shard index and the row inside the shard of selected samples, both int64 [N]."""
         rows = self.rows[np.asarray(samples, dtype=np.int64)]
         shards = np.searchsorted(self._ends, rows, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])[shards]
@@ -135,31 +135,31 @@ class Dataset:
 
     @cached_property
     def shard_sizes(self) -> IntArray:
-        """Selected samples of each shard of the generation, int64 [S]."""
+        """Number of selected samples in each shard of the generation, int64 [S]."""
         return np.diff(np.searchsorted(self.rows, self._ends), prepend=0)
 
     def shard_name(self, index: int) -> str:
-        """Stem of a shard's files."""
+        """Return the stem of a shard's file names."""
         return self.generation.shards[index].name
 
     def shard(self, index: int) -> Shard:
-        """A shard of the generation, mapped on first use and kept."""
+        """Return a shard of the generation, mapping it on first use."""
         shard = self._shards.get(index)
         if shard is None:
             record = self.generation.shards[index]
-            # Opened without the lock, so that several can be at once; of two of one shard the first is kept.
+            # No lock, so that threads can open shards concurrently; if two open the same one, the first is kept.
             shard = Shard(self.storage, record.name)
             if shard.num_samples != record.samples:
                 raise FormatError(
-                    f"sidecar holds {shard.num_samples} samples, the generation {record.samples}",
+                    f"sidecar contains {shard.num_samples} samples, the generation record says {record.samples}",
                     shard=record.name,
-                    hint="rebuild it with `fastvid index`",
+                    hint="run `fastvid index` to rebuild it",
                 )
             shard = self._shards.setdefault(index, shard)
         return shard
 
     def is_open(self, index: int) -> bool:
-        """Whether a shard was used before."""
+        """Return whether a shard has been opened."""
         return index in self._shards
 
     @cached_property
@@ -176,12 +176,12 @@ class Dataset:
         if self.split is not None:
             keep &= self._split_expression(self.split)
         if self.where is not None:
-            keep &= parse_where(self.where, table.column_names)
+            keep &= parse_filter(self.where, table.column_names)
         numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
         try:
             selected = numbered.filter(keep)["__row"]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise UsageError(f"filter {self.where!r} does not fit the columns: {error}") from error
+            raise UsageError(f"filter {self.where!r} does not match the column types: {error}") from error
         rows = np.asarray(selected.to_numpy(), dtype=np.int64)
         if not len(rows):
             raise UsageError("no sample matches", split=self.split, where=self.where, file=self.storage.url)
@@ -193,17 +193,17 @@ class Dataset:
         names = self.annotations.column_names
         if column not in names:
             known = [name for name in names if name.startswith(_SPLIT)]
-            hint = f"split columns are {', '.join(known)}" if known else "its samples carry no split"
+            hint = f"use one of {', '.join(known)}" if known else "omit `split`: the samples have none"
             raise UsageError(f"dataset has no split column {column!r}", file=self.storage.url, hint=hint)
         values = pc.unique(self.annotations[column]).to_pylist()
         if value not in values:
             present = ", ".join(sorted(str(v) for v in values if v is not None))
-            raise UsageError(f"no sample has {column} {value!r}", file=self.storage.url, hint=f"known are {present}")
+            raise UsageError(f"no sample has {column} {value!r}", file=self.storage.url, hint=f"use one of {present}")
         return pc.field(column) == value
 
 
 def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Annotations from rows: the fixed columns with their types, then every other column in the order first seen."""
+    """Build annotations: the fixed columns with their types, then all others as first encountered."""
     extra = list(dict.fromkeys(name for row in rows for name in row if name not in ANNOTATION_FIELDS))
     columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in ANNOTATION_FIELDS.items()}
     for name in extra:
@@ -211,6 +211,6 @@ def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         try:
             columns[name] = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError):
-            # A column of mixed types is kept as text: a filter on it then needs quotes, but nothing is lost.
+            # Store a column of mixed types as strings: nothing is lost, but a filter on it must quote its values.
             columns[name] = pa.array([None if value is None else str(value) for value in values], pa.string())
     return pa.table(columns)

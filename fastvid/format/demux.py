@@ -1,7 +1,7 @@
-"""Reads the sample tables of an MP4: where its packets lie and when they are shown. No packet is decoded.
+"""Read the position and presentation time of each packet from an MP4's sample tables.
 
-Covers what muxers write into plain files (ISO/IEC 14496-12): one `moov`, no fragments. A fragmented file is refused;
-the indexer for tars of other tools goes through a full demuxer instead.
+Supports the plain files that muxers write by default (ISO/IEC 14496-12): one `moov`, no fragments. Fragmented files are
+rejected; the indexer for tars of other tools uses a full demuxer instead.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CODECS: Final = {
     b"mp4v": Codec.MPEG4,
 }
 _EXTRADATA_BOXES: Final = (b"avcC", b"hvcC", b"av1C")
-# A VisualSampleEntry's fixed fields end here and its boxes begin (ISO/IEC 14496-12, 12.1.3).
+# Bytes of fixed fields before the boxes of a VisualSampleEntry (ISO/IEC 14496-12, 12.1.3).
 _VISUAL_ENTRY: Final = 78
-# Object types of an elementary stream descriptor (MP4 registration authority): JPEG is 0x6C.
+# Object type of JPEG in an elementary stream descriptor (MP4 registration authority).
 _ESDS_JPEG: Final = 0x6C
-# Tags of ISO/IEC 14496-1 table 1, and the bytes of fields before the descriptors inside.
+# Descriptor tags of ISO/IEC 14496-1 table 1, and the bytes of fields before nested descriptors.
 DECODER_CONFIG: Final = 0x04
 DECODER_SPECIFIC: Final = 0x05
 _DESCRIPTOR_FIELDS: Final = {0x03: 3, DECODER_CONFIG: 13}
@@ -50,14 +50,14 @@ class Track:
         width: Coded width in pixels.
         height: Coded height in pixels.
         extradata: The decoder's configuration record, may be empty.
-        range: Sample range by the `colr` box.
-        matrix: Luma coefficients by the `colr` box.
-        timescale: Ticks a second.
+        range: Sample range from the `colr` box.
+        matrix: Luma coefficients from the `colr` box.
+        timescale: Ticks per second.
         offsets: First byte of each packet in the file, int64 [P].
-        sizes: Bytes of each packet, int64 [P].
+        sizes: Size of each packet in bytes, int64 [P].
         dts: Decode time in ticks, int64 [P].
-        pts: Presentation time in ticks after the edit list, int64 [P].
-        shown: Whether the edit list lets the packet be seen, bool [P].
+        pts: Presentation time in ticks, with the edit list applied, int64 [P].
+        shown: Whether the edit list shows the packet's frame, bool [P].
     """
 
     codec: Codec
@@ -77,19 +77,19 @@ class Track:
 def index_mp4(
     data: memoryview | bytes, *, conforms: bool = False, whole: bool = False
 ) -> tuple[StreamInfo, RecordArray]:
-    """The packet records of an MP4's video track.
+    """Index the packets of an MP4's video track.
 
     Args:
         data: The whole file.
-        conforms: Set `StreamFlag.CONFORMS`: the file comes from a fastvid profile.
-        whole: It is known that the stream is decoded whole: packets whose headers are not understood are no error.
+        conforms: Set `StreamFlag.CONFORMS`: the file was written by a fastvid profile.
+        whole: Always decode the stream from its first packet: unparsable packet headers are then no error.
 
     Returns:
-        The stream, and its PACKET_DTYPE records [P] in decode order, frames numbered in display order over the shown
-        packets.
+        The stream, and its PACKET_DTYPE records [P] in decode order; frames are the shown packets, numbered in display
+        order.
 
     Raises:
-        FormatError: The file is no plain MP4 with a video track, or its tables contradict its size.
+        FormatError: If the file is not a plain MP4 with a video track, or its tables exceed the file.
     """
     view = memoryview(data)
     track = read_track(view)
@@ -108,11 +108,11 @@ def index_mp4(
     flags[0] |= np.uint32(PacketFlag.KEY)
     shown = np.flatnonzero((flags & PacketFlag.HIDDEN) == 0)
     if not len(shown):
-        raise FormatError("the video track shows no frame")
+        raise FormatError("video track shows no frame")
     order = shown[np.argsort(track.pts[shown], kind="stable")]
     pts = track.pts[order]
     if (np.diff(pts) <= 0).any():
-        raise FormatError("two packets are shown at the same time")
+        raise FormatError("two packets have the same presentation time")
     frames = np.full(len(packets), -1, dtype=np.int64)
     frames[order] = np.arange(len(order))
     records = packet_records(
@@ -133,7 +133,7 @@ def index_mp4(
 
 
 def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
-    """Mean frames a second over sorted presentation times; `last` is the duration of the last frame in ticks."""
+    """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks."""
     ticks = int(pts[-1] - pts[0]) + last if len(pts) else 0
     if ticks <= 0:
         return Fraction(25)
@@ -141,14 +141,14 @@ def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
 
 
 def read_track(view: memoryview) -> Track:
-    """The first video track of an MP4.
+    """Read the first video track of an MP4.
 
     Raises:
-        FormatError: There is none, it is fragmented, or its tables are broken.
+        FormatError: If the MP4 has no video track, is fragmented, or has malformed tables.
     """
     moov = find_box(view, b"moov", "file")
     if any(name == b"mvex" for name, _ in boxes(moov)):
-        raise FormatError("the MP4 is fragmented")
+        raise FormatError("MP4 is fragmented")
     header = find_box(moov, b"mvhd", "moov")
     movie_scale = _u32(header, 20 if header[0] else 12)
     for name, trak in boxes(moov):
@@ -157,23 +157,23 @@ def read_track(view: memoryview) -> Track:
         mdia = find_box(trak, b"mdia", "trak")
         if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == b"vide":
             return _read_trak(trak, mdia, movie_scale, len(view))
-    raise FormatError("the MP4 has no video track")
+    raise FormatError("MP4 has no video track")
 
 
 def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: int) -> Track:
     mdhd = find_box(mdia, b"mdhd", "mdia")
     timescale = _u32(mdhd, 20 if mdhd[0] else 12)
     if not timescale:
-        raise FormatError("the video track has no time scale")
+        raise FormatError("video track has no time scale")
     stbl = find_box(find_box(mdia, b"minf", "mdia"), b"stbl", "minf")
     tables = dict(boxes(stbl))
     for required in (b"stsd", b"stts", b"stsc", b"stsz"):
         if required not in tables:
-            raise FormatError(f"the MP4 lacks its {required.decode()} table")
+            raise FormatError(f"MP4 has no {required.decode()} table")
     entry_name, entry = next(iter(boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
     codec = _CODECS.get(entry_name)
     if codec is None:
-        raise FormatError(f"codec {entry_name!r} is not known")
+        raise FormatError(f"unknown codec {entry_name!r}")
     inner = dict(boxes(entry[_VISUAL_ENTRY:]))
     if codec is Codec.MPEG4 and descriptor(inner.get(b"esds"), DECODER_CONFIG)[:1] == bytes([_ESDS_JPEG]):
         codec = Codec.MJPEG
@@ -183,7 +183,7 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
     count = len(sizes)
     offsets = _offsets(tables, sizes)
     if count and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
-        raise FormatError("the sample table points outside the file")
+        raise FormatError("MP4 sample table points outside the file")
     dts = _decode_times(tables[b"stts"], count)
     pts = dts + _composition_offsets(tables.get(b"ctts"), count)
     start, duration = _edit(trak, movie_scale, timescale)
@@ -207,10 +207,10 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
 
 
 def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Name and body of each box of a container box.
+    """Yield the name and body of each box inside a container box.
 
     Raises:
-        FormatError: A box leaves its parent.
+        FormatError: If a box exceeds its parent.
     """
     position = 0
     while position + 8 <= len(view):
@@ -220,21 +220,21 @@ def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         elif size == 0:
             size = len(view) - position
         if size < header or position + size > len(view):
-            raise FormatError(f"MP4 box {name!r} of {size} bytes leaves its parent")
+            raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds its parent")
         yield name, view[position + header : position + size]
         position += size
 
 
 def find_box(view: memoryview, wanted: bytes, parent: str) -> memoryview:
-    """The body of the first box of a name.
+    """Return the body of the first box with a name.
 
     Raises:
-        FormatError: There is none.
+        FormatError: If there is no such box.
     """
     for name, body in boxes(view):
         if name == wanted:
             return body
-    raise FormatError(f"the MP4's {parent} holds no {wanted.decode()} box")
+    raise FormatError(f"MP4 has no {wanted.decode()} box in {parent}")
 
 
 def _u16(view: memoryview, position: int) -> int:
@@ -243,14 +243,14 @@ def _u16(view: memoryview, position: int) -> int:
 
 def _u32(view: memoryview, position: int) -> int:
     if position + 4 > len(view):
-        raise FormatError("an MP4 box ends too early")
+        raise FormatError("MP4 box ends too early")
     return int.from_bytes(view[position : position + 4], "big")
 
 
 def _table(view: memoryview, position: int, count: int, columns: int, dtype: str = ">u4") -> IntArray:
     width = np.dtype(dtype).itemsize
     if position + count * columns * width > len(view):
-        raise FormatError(f"an MP4 table of {count} entries is longer than its box")
+        raise FormatError(f"MP4 table of {count} entries is longer than its box")
     table = np.frombuffer(view, dtype=dtype, count=count * columns, offset=position)
     return table.astype(np.int64).reshape(count, columns)
 
@@ -259,7 +259,7 @@ def _sizes(stsz: memoryview) -> IntArray:
     fixed, count = _u32(stsz, 4), _u32(stsz, 8)
     if fixed:
         if fixed * count > 2**40:
-            raise FormatError(f"the MP4 claims {count} packets of {fixed} bytes")
+            raise FormatError(f"MP4 claims {count} packets of {fixed} bytes")
         return np.full(count, fixed, dtype=np.int64)
     return _table(stsz, 12, count, 1)[:, 0]
 
@@ -270,7 +270,7 @@ def _offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
     elif b"co64" in tables:
         chunks = _table(tables[b"co64"], 8, _u32(tables[b"co64"], 4), 1, ">i8")[:, 0]
     else:
-        raise FormatError("the MP4 lacks its stco table")
+        raise FormatError("MP4 has no stco table")
     runs = _table(tables[b"stsc"], 8, _u32(tables[b"stsc"], 4), 3)
     offsets = np.zeros(len(sizes), dtype=np.int64)
     done = 0
@@ -280,20 +280,20 @@ def _offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
             if done >= len(sizes):
                 break
             if not 0 <= chunk < len(chunks):
-                raise FormatError(f"the MP4's chunk {chunk} does not exist")
+                raise FormatError(f"MP4 has no chunk {chunk}")
             stop = min(done + per_chunk, len(sizes))
             ends = np.cumsum(sizes[done:stop])
             offsets[done:stop] = chunks[chunk] + ends - sizes[done:stop]
             done = stop
     if done < len(sizes):
-        raise FormatError(f"the MP4's chunks hold {done} of {len(sizes)} packets")
+        raise FormatError(f"MP4 chunks contain {done} of {len(sizes)} packets")
     return offsets
 
 
 def _decode_times(stts: memoryview, count: int) -> IntArray:
     runs = _table(stts, 8, _u32(stts, 4), 2)
     if runs[:, 0].sum() < count or runs[:, 0].max(initial=0) > 2**31:
-        raise FormatError(f"the MP4 times {int(runs[:, 0].sum())} of {count} packets")
+        raise FormatError(f"MP4 has decode times for {int(runs[:, 0].sum())} of {count} packets")
     deltas = np.repeat(runs[:, 1], np.minimum(runs[:, 0], count))[:count]
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(deltas)])[:count]
 
@@ -301,14 +301,14 @@ def _decode_times(stts: memoryview, count: int) -> IntArray:
 def _composition_offsets(ctts: memoryview | None, count: int) -> IntArray:
     if ctts is None:
         return np.zeros(count, dtype=np.int64)
-    # Version 1 is signed; version 0 files with huge values mean negative ones too, as FFmpeg reads them.
+    # Version 1 is signed. Huge values in version 0 also mean negative ones: FFmpeg reads them so.
     runs = _table(ctts, 8, _u32(ctts, 4), 2, ">i4")
     offsets = np.repeat(runs[:, 1], np.clip(runs[:, 0], 0, count))[:count]
     return np.concatenate([offsets, np.zeros(count - len(offsets), np.int64)])
 
 
 def _edit(trak: memoryview, movie_scale: int, timescale: int) -> tuple[int, int | None]:
-    """Start and length, in media ticks, of the one edit that shows media; (0, None) without an edit list."""
+    """Return the start and length, in media ticks, of the only media edit; (0, None) without edits."""
     edts = next((body for name, body in boxes(trak) if name == b"edts"), None)
     if edts is None:
         return 0, None
@@ -325,11 +325,11 @@ def _edit(trak: memoryview, movie_scale: int, timescale: int) -> tuple[int, int 
     if not entries:
         return 0, None
     if len(entries) > 1:
-        raise FormatError(f"the MP4's edit list shows {len(entries)} pieces")
+        raise FormatError(f"MP4 edit list has {len(entries)} segments, more than 1 is not supported")
     start, duration = entries[0]
     if not duration or not movie_scale:
         return start, None
-    # Movie ticks are coarser than media ticks: half a movie tick of slack keeps the last frame.
+    # Movie ticks are coarser than media ticks, so add half a movie tick to keep the last frame.
     return start, (duration * 2 + 1) * timescale // (2 * movie_scale)
 
 
@@ -349,7 +349,7 @@ def _matrix(code: int) -> Matrix:
 
 
 def descriptor(esds: memoryview | None, tag: int) -> bytes:
-    """Body of a descriptor of an elementary stream (ISO/IEC 14496-1, 7.2.6); empty when it is not there."""
+    """Return the body of a descriptor in an `esds` box (ISO/IEC 14496-1, 7.2.6); empty if it is missing."""
     data, position = b"" if esds is None else bytes(esds[4:]), 0
     while position + 2 <= len(data):
         found, size, position = data[position], 0, position + 1
@@ -359,13 +359,13 @@ def descriptor(esds: memoryview | None, tag: int) -> bytes:
             position += 1
         if found == tag:
             return data[position : position + size]
-        # The first two hold others behind their own fields.
+        # Descriptors in _DESCRIPTOR_FIELDS contain others after their own fields; skip the rest entirely.
         position += _DESCRIPTOR_FIELDS.get(found, size)
     return b""
 
 
 def _decoder_setup(codec: Codec, inner: dict[bytes, memoryview]) -> bytes:
-    """The decoder's configuration record."""
+    """Return the decoder's configuration record; empty if there is none."""
     if codec is Codec.MPEG4:
         return descriptor(inner.get(b"esds"), DECODER_SPECIFIC)
     return next((bytes(inner[name]) for name in _EXTRADATA_BOXES if name in inner), b"")

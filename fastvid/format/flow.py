@@ -1,12 +1,12 @@
-"""How optical flow lies in a video of 8-bit luma: numbers to levels and back.
+"""Convert optical flow to 8-bit luma levels and back, for storage as video.
 
-Flow number f of a video says where each pixel of frame f is in frame f + 1: pixels to the right (x) and down (y). The
-last frame has no next one; it repeats the flow before it, so that both streams have the same frame indices. A video of
-one frame has no motion.
+Flow f of a video is the displacement of each pixel from frame f to frame f + 1, in pixels to the right (x) and down
+(y). The last frame has no next one; it repeats the previous flow, so that both streams have the same frame indices. The
+flow of a one-frame video is zero.
 
-A stream of height H is stored as pictures of height 2H: x above, y below, both in luma, chroma neutral. So neither
-loses resolution to 4:2:0, and both are cut and decoded like any video. Levels are full range, so that any player shows
-what is stored: 128 is no motion, 128 + 127 the bound, and what is beyond the bound is cut to it. Negation is exact:
+Flow of height H is stored as pictures of height 2H: x on top, y below, both in luma, with neutral chroma. So neither
+loses resolution to 4:2:0, and both are cropped and decoded like any video. Levels are full range, so that every player
+shows the stored values: 128 is no motion, 128 + 127 the bound; flow beyond the bound is clipped. Negation is exact:
 256 - level.
 """
 
@@ -26,23 +26,23 @@ STEPS: Final = 127
 """Levels from no motion to the bound, in either direction."""
 
 BOUND: Final = 20.0
-"""Largest motion that is kept, in pixels a frame, unless asked otherwise: that of the TSN code (Wang et al. 2016)."""
+"""Default bound in pixels per frame, as in the code of TSN (Wang et al. 2016); larger motion is clipped."""
 
 
 def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: UInt8Array | None = None) -> UInt8Array:
-    """Flow of one frame as a stacked picture.
+    """Convert the flow of one frame to a stacked picture.
 
     Args:
-        flow: float32 [H, W, 2], x and y in pixels a frame.
-        bound: Pixels a frame at the outermost level.
-        out: Where to write, uint8 [2H, W].
+        flow: float32 [H, W, 2], x and y in pixels per frame.
+        bound: Pixels per frame at the outermost level.
+        out: Output, uint8 [2H, W]; by default a new array.
 
     Returns:
         uint8 [2H, W].
     """
     height, width, _ = flow.shape
     out = np.empty((2 * height, width), np.uint8) if out is None else out
-    # Every step is exactly rounded (IEEE 754), so the levels are the same on every machine.
+    # IEEE 754 rounds each of these operations correctly, so the levels are the same on every machine.
     scaled = np.rint(flow * np.float32(STEPS / bound))
     np.clip(scaled, -STEPS, STEPS, out=scaled)
     scaled += ZERO
@@ -51,14 +51,14 @@ def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: UInt8Array
 
 
 def to_pixels(levels: UInt8Array, bound: float) -> Float32Array:
-    """Stacked pictures as flow.
+    """Convert stacked pictures to flow.
 
     Args:
         levels: uint8 [..., 2H, W].
-        bound: Of the stream.
+        bound: The stream's bound in pixels per frame.
 
     Returns:
-        float32 [..., H, W, 2], pixels a frame.
+        float32 [..., H, W, 2], pixels per frame.
     """
     height = levels.shape[-2] // 2
     parts = (levels[..., :height, :], levels[..., height:, :])

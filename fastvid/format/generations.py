@@ -1,14 +1,14 @@
-"""Generations of a dataset: the commit record, what a generation holds, and how a new one becomes the current one.
+"""Generations of a dataset: read them, and commit a new one atomically.
 
-A change is made in four steps, and only the last one shows:
+A commit has four steps, and readers see only the last one:
 
-1. its shards are written, under names that no other change uses;
-2. ``generations/000007.json`` is created, which claims the number: creating fails when the file exists;
-3. ``annotations-000007.parquet`` is written;
-4. ``dataset.json`` is swapped, if it still is what the change started from. Of two changes that start from the same
-   record, one wins, and the other raises ConflictError with nothing done.
+1. write the new shards, under names that no other commit uses;
+2. create ``generations/000007.json``, which claims the number: creating it fails if it exists;
+3. write ``annotations-000007.parquet``;
+4. swap ``dataset.json``, if it is still the record that the change started from. Of two changes that start from the
+   same record, one wins, and the other raises ConflictError and changes nothing.
 
-A process that dies on the way leaves files that no generation refers to; `fastvid gc` deletes them.
+A process that dies in between leaves files that no generation refers to; `fastvid gc` deletes them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from fastvid.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """One shard as a generation records it.
+    """One shard's entry in a generation's record.
 
     Attributes:
-        name: Stem of its files, such as ``data-000000``.
-        bytes: Size of the tar.
-        sha256: Of the tar, hex.
-        samples: Samples in the tar.
+        name: Stem of its file names, such as ``data-000000``.
+        bytes: Size of the tar in bytes.
+        sha256: SHA-256 of the tar, hex.
+        samples: Number of samples in the tar.
         profile: The encode profile with its parameters.
-        encoder: Build of the encoder that wrote it.
+        encoder: The build of the encoder that wrote it.
     """
 
     name: str
@@ -63,15 +63,15 @@ class Generation:
     """An immutable state of a dataset.
 
     Attributes:
-        number: Counts from 1; a number whose commit was interrupted is left out.
+        number: Counts from 1; numbers of interrupted commits are skipped.
         shards: In the order of the annotations' rows.
         streams: Video streams of every sample.
-        classes: Class names; a label is an index into them.
-        note: What made the generation, such as the command.
-        parent: The generation before; 0 for the first.
-        revision: Of the commit record that the change started from; 0 for the first.
-        annotations_sha256: Of the annotations' file, hex; empty where it was not recorded.
-        extras: How sound and optical flow were made, by stream; empty where there is neither.
+        classes: Class names; a label is an index into this tuple.
+        note: What created the generation, such as the command.
+        parent: Number of the previous generation; 0 for the first.
+        revision: Revision of the commit record that the change started from; 0 for the first.
+        annotations_sha256: SHA-256 of the annotations file, hex; empty if it was not recorded.
+        extras: How audio and optical flow were created, by stream; empty if there is neither.
     """
 
     number: int
@@ -86,7 +86,7 @@ class Generation:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all shards, removed ones included."""
+        """Number of samples in all shards, including removed ones."""
         return sum(shard.samples for shard in self.shards)
 
 
@@ -95,10 +95,10 @@ class Head:
     """The commit record, ``dataset.json``.
 
     Attributes:
-        dataset_id: Stays the same over generations.
+        dataset_id: The same for all generations.
         generation: Number of the current generation.
         revision: Counts the swaps of the record.
-        content: The record's bytes as they were read; a swap succeeds only while they are there.
+        content: The record's bytes as read; a swap succeeds only while the file still contains them.
     """
 
     dataset_id: str
@@ -108,18 +108,18 @@ class Head:
 
 
 def read_head(storage: Storage) -> Head:
-    """The commit record of a dataset.
+    """Read the commit record of a dataset.
 
     Raises:
-        StorageError: There is no dataset here.
-        VersionError: It is of a newer major version.
-        FormatError: The record is broken.
+        StorageError: If the folder contains no dataset.
+        VersionError: If the dataset has a newer major version.
+        FormatError: If the record is malformed.
     """
     if not storage.exists(DATASET_JSON):
         raise StorageError(
-            f"there is no dataset: no {DATASET_JSON}",
+            f"there is no dataset: {DATASET_JSON} is missing",
             file=storage.url,
-            hint="make one with `fastvid shard`; a job that was interrupted goes on when run again",
+            hint="create one with `fastvid shard`; to resume an interrupted job, run its command again",
         )
     content = storage.read(DATASET_JSON)
     try:
@@ -131,14 +131,14 @@ def read_head(storage: Storage) -> Head:
             str(record["dataset_id"]), int(record["generation"]), int(record.get("revision", 0)), bytes(content)
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{DATASET_JSON} is broken: {error!r}", file=storage.url) from error
+        raise FormatError(f"{DATASET_JSON} is malformed: {error!r}", file=storage.url) from error
 
 
 def swap_head(storage: Storage, head: Head | None, *, dataset_id: str, generation: int) -> Head:
-    """Replaces the commit record, if it still is `head`; None stands for a folder without a dataset.
+    """Replace the commit record if it is still `head`; None means a folder without a dataset.
 
     Raises:
-        ConflictError: It is another one.
+        ConflictError: If the record is no longer `head`.
     """
     revision = head.revision + 1 if head else 1
     content = _json(
@@ -152,7 +152,7 @@ def swap_head(storage: Storage, head: Head | None, *, dataset_id: str, generatio
     )
     if not storage.swap(DATASET_JSON, content, head.content if head else None):
         raise ConflictError(
-            "the dataset was changed by someone else in the meantime; nothing was done",
+            "another process changed the dataset in the meantime; nothing was written",
             file=storage.url,
             hint="run the command again",
         )
@@ -162,23 +162,23 @@ def swap_head(storage: Storage, head: Head | None, *, dataset_id: str, generatio
 def commit_generation(
     storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table, *, head: Head | None = None
 ) -> Generation:
-    """Makes `generation` the current one. Until the last write, readers see the one before.
+    """Make `generation` the current one. Until the last write, readers see the previous one.
 
     Args:
         storage: The dataset's folder.
-        dataset_id: Stays the same over generations.
-        generation: The record to add; its number is one more than that of the generation it was made from.
-        annotations: One row a sample in the order of the shards, with the columns of ANNOTATION_FIELDS.
-        head: The commit record that the change was made from. Without it, the one there is now; what changed between
-            reading the generation before and this call then goes unnoticed if it left the number as it was.
+        dataset_id: The same for all generations.
+        generation: The record to add; its number is one more than that of the generation it was derived from.
+        annotations: One row per sample in the order of the shards, with the columns of ANNOTATION_FIELDS.
+        head: The commit record that the change started from; by default the current one, which does not detect a
+            change between reading the previous generation and this call that kept its number.
 
     Returns:
-        The generation as it was recorded. Its number is higher than asked for when an interrupted commit has left the
-        one asked for behind.
+        The generation as recorded. Its number is higher than requested if an interrupted commit has used the requested
+        one.
 
     Raises:
-        FormatError: Rows and shards disagree, a column is missing, or a key comes twice.
-        ConflictError: Someone else has committed a generation in the meantime.
+        FormatError: If rows and shards disagree, a column is missing, or a key is duplicated.
+        ConflictError: If another process committed a generation in the meantime.
     """
     check_annotations(generation, annotations)
     if head is None and storage.exists(DATASET_JSON):
@@ -186,9 +186,9 @@ def commit_generation(
     current = head.generation if head else 0
     if current >= generation.number:
         raise ConflictError(
-            f"generation {generation.number} exists already; nothing was done",
+            f"generation {generation.number} already exists; nothing was written",
             file=storage.url,
-            hint=f"the current one is {current}; run the command again",
+            hint=f"run the command again: the current generation is {current}",
         )
     table = to_parquet(annotations)
     generation = replace(
@@ -206,61 +206,63 @@ def commit_generation(
 
 
 def check_annotations(generation: Generation, annotations: pa.Table) -> None:
-    """Checks that annotations fit a generation.
+    """Check that annotations match a generation.
 
     Raises:
-        FormatError: Rows and shards disagree, a column is missing or of another type, or a key comes twice.
+        FormatError: If rows and shards disagree, a column is missing or has another type, or a key is duplicated.
     """
     if annotations.num_rows != generation.num_samples:
         raise FormatError(f"{annotations.num_rows} annotations for {generation.num_samples} samples")
     missing = [name for name in ANNOTATION_FIELDS if name not in annotations.column_names]
     if missing:
-        raise FormatError(f"annotations lack the columns {', '.join(missing)}")
+        raise FormatError(f"annotations have no columns {', '.join(missing)}")
     keys = annotations["key"]
     if pc.count_distinct(keys).as_py() != len(keys):
         counts = pc.value_counts(keys)
-        twice = next(c["values"] for c in counts.to_pylist() if c["counts"] > 1)
-        raise FormatError("key stands in the annotations twice", key=twice)
+        duplicate = next(c["values"] for c in counts.to_pylist() if c["counts"] > 1)
+        raise FormatError("duplicate key in the annotations", key=duplicate)
     for name, kind in ANNOTATION_FIELDS.items():
         if annotations.schema.field(name).type != kind:
-            raise FormatError(f"column {name!r} is {annotations.schema.field(name).type}, expected {kind}")
+            raise FormatError(f"column {name!r} has type {annotations.schema.field(name).type}, expected {kind}")
 
 
 def read_generation(storage: Storage, number: int | None = None) -> tuple[str, Generation]:
-    """The dataset's id and a generation, the current one by default.
+    """Read the dataset's id and a generation, the current one by default.
 
     Raises:
-        StorageError: There is no dataset here, or no such generation.
-        VersionError: It is of a newer major version.
-        FormatError: A record is broken.
+        StorageError: If there is no dataset or no such generation.
+        VersionError: If the dataset has a newer major version.
+        FormatError: If a record is malformed.
     """
     head = read_head(storage)
     number = head.generation if number is None else number
-    # Numbers above the current one belong to commits that are under way or were interrupted.
+    # Numbers above the current one belong to unfinished or interrupted commits.
     if number > head.generation or not storage.exists(generation_file(number)):
         raise StorageError(
-            f"dataset has no generation {number}", file=storage.url, hint=f"the current one is {head.generation}"
+            f"dataset has no generation {number}",
+            file=storage.url,
+            hint=f"use a number up to {head.generation}, the current one",
         )
     return head.dataset_id, _read_record(storage, number)
 
 
 def read_annotations(storage: Storage, number: int) -> pa.Table:
-    """All rows of a generation's annotations, in the order of its shards.
+    """Read all rows of a generation's annotations, in the order of its shards.
 
     Raises:
-        StorageError: The file is missing.
-        FormatError: It is no Parquet file.
+        StorageError: If the file is missing.
+        FormatError: If it is not a Parquet file.
     """
     name = annotations_file(number)
     return from_parquet(storage.read(name), file=name)
 
 
 def history(storage: Storage, head: Head) -> Iterator[Generation]:
-    """The generations that were committed and are still there, from the current one back.
+    """Yield the committed generations that still exist, from the current one back.
 
     Raises:
-        StorageError: The current generation is missing.
-        FormatError: A record is broken.
+        StorageError: If the current generation is missing.
+        FormatError: If a record is malformed.
     """
     generation = _read_record(storage, head.generation)
     yield generation
@@ -270,10 +272,10 @@ def history(storage: Storage, head: Head) -> Iterator[Generation]:
 
 
 def _claim(storage: Storage, generation: Generation) -> Generation:
-    """Creates the generation's record under its number, or under the next one that is free."""
+    """Create the generation's record under its number, or under the next free one."""
     while not storage.swap(generation_file(generation.number), _json(asdict(generation)), None):
-        # The very same record is the same change to the same state: its interrupted commit is taken up where it was
-        # left. What another change has claimed may be about to be deleted, so its number is left alone.
+        # An identical record is an interrupted commit of the same change: resume it. Do not reuse the number of a
+        # different record, whose files may be about to be deleted.
         if storage.read(generation_file(generation.number)) == _json(asdict(generation)):
             return generation
         generation = replace(generation, number=generation.number + 1)
@@ -296,7 +298,7 @@ def _read_record(storage: Storage, number: int) -> Generation:
             extras=record.get("extras", {}),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"generation record is broken: {error!r}", file=name) from error
+        raise FormatError(f"generation record is malformed: {error!r}", file=name) from error
 
 
 def _known(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an index finds of a sample, before it is written into the sidecars."""
+"""The indexed form of a sample: the input of the sidecars."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 
 from fastvid.format.audio import AudioInfo
 from fastvid.format.packets import StreamInfo
-from fastvid.format.tar import Member
+from fastvid.format.tar import TarMember
 from fastvid.runtime.arrays import RecordArray
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedStream:
-    """A video stream of a sample as the index found it."""
+    """A video stream of an indexed sample."""
 
     name: str
-    member: Member
+    member: TarMember
     info: StreamInfo
     records: RecordArray
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedAudio:
-    """The sound of a sample as the index found it."""
+    """The audio track of an indexed sample."""
 
-    member: Member
+    member: TarMember
     info: AudioInfo
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedSample:
-    """A sample as the index found it: its key, its JSON, its video streams, and its sound if it has any."""
+    """A sample's key, parsed JSON, video streams and, if it has one, audio track."""
 
     key: str
     meta: Mapping[str, Any]

@@ -1,11 +1,11 @@
-"""A minimal MP4 around chosen packets, for decoders that only eat containers.
+"""Write a minimal MP4 around chosen packets, for decoders that only accept containers.
 
-One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC 14496-12 and 14496-15). Packets stand in decode order;
+One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC 14496-12 and 14496-15). Packets are in decode order;
 the frame with the n-th lowest index among those given is shown n-th, at n frame times.
 
-What readers demand, each point seen to break one of them: unique presentation times from 0 (DALI leaves earlier frames
-out of its index), signed composition offsets (version 1, no edit list), every key packet in ``stss`` (a seek lands
-elsewhere otherwise), and the true size in ``stsd`` (DALI decodes frames to find it otherwise).
+Readers require the following; each point, when missing, broke one of them: unique presentation times from 0 (DALI omits
+earlier frames from its index), signed composition offsets (version 1, no edit list), every key packet in ``stss``
+(otherwise seeks go wrong), and the true size in ``stsd`` (otherwise DALI decodes frames to find it).
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ def minimal_mp4(
     shows: IntArray,
     keys: BoolArray,
 ) -> bytes:
-    """Puts packets into an MP4.
+    """Return an MP4 of the given packets.
 
     Args:
-        info: The stream that they come from.
-        data: Their bytes.
-        starts: First byte of each in `data`, int64 [P], P > 0.
-        sizes: Bytes of each, int64 [P].
-        shows: Frame index that each shows, int64 [P], in decode order.
-        keys: Whether each is a key packet, bool [P].
+        info: The packets' stream.
+        data: The packets' bytes.
+        starts: First byte of each packet in `data`, int64 [P], P > 0.
+        sizes: Size of each packet in bytes, int64 [P].
+        shows: Index of the frame that each packet shows, int64 [P], in decode order.
+        keys: Whether each packet is a key packet, bool [P].
 
     Raises:
-        FormatError: The codec or its extradata does not fit, a packet shows no frame, or two show the same.
+        FormatError: If the codec or its extradata is unsupported, a packet shows no frame, or two show the same one.
     """
     count = len(shows)
     order = np.argsort(shows, kind="stable")
     if shows[order[0]] < 0:
-        raise FormatError("a minimal MP4 cannot hold packets that show no frame")
+        raise FormatError("minimal MP4 cannot contain packets that show no frame")
     if (np.diff(shows[order]) == 0).any():
         raise FormatError(f"two packets show frame {int(shows[order][np.argmin(np.diff(shows[order]))])}")
     ranks = np.empty(count, dtype=np.int64)
@@ -85,7 +85,7 @@ def minimal_mp4(
     return b"".join(
         (
             ftyp,
-            # The chunk's offset stands last in moov; the chunk begins behind mdat's own header.
+            # The last field of moov is the chunk's offset: the chunk starts after the 8-byte header of mdat.
             moov[:-4],
             struct.pack(">I", len(ftyp) + len(moov) + 8),
             struct.pack(">I4s", 8 + int(sizes.sum()), b"mdat"),
@@ -105,9 +105,9 @@ def _full(name: bytes, *parts: bytes, version: int = 0, flags: int = 0) -> bytes
 
 @lru_cache(maxsize=256)
 def _constant(info: StreamInfo) -> tuple[bytes, bytes, bytes]:
-    """What depends on the stream alone: ftyp, stsd and the size fields of tkhd."""
+    """Return the parts that depend only on the stream: ftyp, stsd and the size fields of tkhd."""
     if info.codec not in _ENTRIES:
-        raise FormatError(f"a minimal MP4 cannot hold {info.codec.label}")
+        raise FormatError(f"minimal MP4 cannot contain {info.codec.label}")
     entry, configuration = _ENTRIES[info.codec]
     if info.codec is Codec.VP9:
         config = _full(configuration, _vpcc(info), version=1)
@@ -115,9 +115,9 @@ def _constant(info: StreamInfo) -> tuple[bytes, bytes, bytes]:
         config = _full(configuration, _esds())
     else:
         if info.extradata[:1] != b"\x01":
-            raise FormatError(f"extradata of {info.codec.label} is no {configuration.decode()} record")
+            raise FormatError(f"extradata of {info.codec.label} is not a {configuration.decode()} record")
         config = _box(configuration, info.extradata)
-    # Reserved, data reference 1; pre-defined and reserved; size; 72 dpi twice; one frame a sample; no name; depth 24.
+    # Reserved, data reference 1; pre-defined and reserved; size; 72 dpi twice; one frame per sample; no name; depth 24.
     visual = (
         struct.pack(">6xH16xHHIIIH", 1, info.width, info.height, 0x480000, 0x480000, 0, 1)
         + bytes(32)
@@ -130,13 +130,13 @@ def _constant(info: StreamInfo) -> tuple[bytes, bytes, bytes]:
 
 
 def _colour(info: StreamInfo) -> tuple[int, int, int]:
-    """Primaries, transfer and matrix as in ITU-T H.273; the first two follow the matrix, since nothing reads them."""
+    """Return H.273 primaries, transfer and matrix; the first two, which nothing reads, follow the matrix."""
     known = info.matrix if info.matrix in (Matrix.BT709, Matrix.SMPTE170M, Matrix.SMPTE240M) else Matrix.UNKNOWN
     return int(known), int(known), int(info.matrix)
 
 
 def _vpcc(info: StreamInfo) -> bytes:
-    # Profile 0, level 3, 8 bits, 4:2:0 with chroma beside luma.
+    # Profile 0, level 3, 8 bits, 4:2:0 with chroma collocated with luma.
     return struct.pack(">BBBBBBH", 0, 30, 8 << 4 | 1 << 1 | (info.range is Range.FULL), *_colour(info), 0)
 
 

@@ -1,12 +1,12 @@
-"""PacketTable and its plan: which packets decode the frames that are wanted, and no others.
+"""Plan the smallest set of packets that decodes the wanted frames.
 
-Pure functions of arrays; the heart of fastvid. The rule, for a wanted frame shown by packet `t`:
+Pure functions of arrays; the core of fastvid. A wanted frame shown by packet `t` needs:
 
     the last key packet `k` at or before `t` in decode order, every packet between `k` and `t` that others may refer
     to, and `t` itself.
 
-A packet that nothing refers to is fed only when its own frame is wanted. The rule is exact for chains of references
-(I, P) and sufficient for every structure in which a packet refers only to packets before it in decode order.
+A packet that nothing refers to is fed only if its own frame is wanted. The rule is minimal for reference chains (I, P)
+and sufficient for every structure in which a packet refers only to packets before it in decode order.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
 
-# Flags as bytes: those of key packets, and those of packets that show a frame; and tables by which flags become 1 where
-# a packet is a key, and where others may refer to it.
+# Flags as bytes: all values of key packets, and of packets that show a frame. Then translation tables from flags to 1
+# for key packets, and for packets that others may refer to.
 _KEYS: Final = bytes(flags for flags in range(256) if flags & PacketFlag.KEY)
 _SHOWN: Final = bytes(flags for flags in range(256) if not flags & PacketFlag.HIDDEN)
 _IS_KEY: Final = bytes(bool(flags & PacketFlag.KEY) for flags in range(256))
 _IS_REFERRED_TO: Final = bytes(not flags & PacketFlag.DROPPABLE for flags in range(256))
-# How the column of frame indices begins in streams that show their packets in decode order.
+# The column of frame indices of a stream that shows its packets in decode order.
 _IN_ORDER: Final = np.arange(2**15, dtype="<i4").tobytes()
 _HIDDEN: Final = np.uint8(PacketFlag.HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a decoder must know of a stream besides its packets.
+    """What a decoder must know about a stream besides its packets.
 
     Attributes:
         codec: The codec.
         width: Width in pixels.
         height: Height in pixels.
-        num_frames: Frames shown.
+        num_frames: Number of shown frames.
         fps: Frames per second, exact.
         extradata: The decoder's configuration record (avcC, hvcC, ...); may be empty.
         range: Sample range.
         matrix: Luma coefficients.
-        flags: What is known of the stream as a whole.
-        flow_bound: Of optical flow, pixels a frame at the outermost level (`fastvid.format.flow`); 0 for pictures.
+        flags: Properties of the whole stream.
+        flow_bound: For optical flow, pixels per frame at the outermost level (`fastvid.format.flow`); 0 for pictures.
     """
 
     codec: Codec
@@ -64,13 +64,14 @@ class StreamInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The packets to feed for some frames.
+class PacketPlan:
+    """The packets to feed for the wanted frames.
 
     Attributes:
         packets: Rows of the packet table in decode order, int64 [P], unique.
         frames: The wanted frames, sorted and unique, int64 [F].
-        packets_from_keys: Packets that a decoder without a plan feeds: all from each key to the last target in its GOP.
+        packets_from_keys: Number of packets that a decoder without a plan would feed: all packets from each key packet
+            to the last wanted one of its GOP.
     """
 
     packets: IntArray
@@ -82,11 +83,11 @@ class PacketTable:
     """The packets of one stream in decode order.
 
     Args:
-        records: Array of PACKET_DTYPE [P]; kept, not copied, and never written.
+        records: PACKET_DTYPE [P]; referenced, not copied, and never modified.
         whole: Plan every packet from the first (`StreamFlag.WHOLE`).
 
     Raises:
-        FormatError: The first packet is no key packet, or the shown frames are not 0..N-1, each once.
+        FormatError: If the first packet is not a key packet, or the shown frames are not 0..N-1, each once.
     """
 
     __slots__ = ("_alone", "_kinds", "_packet_of", "num_frames", "records", "whole")
@@ -94,8 +95,8 @@ class PacketTable:
     def __init__(self, records: RecordArray, *, whole: bool = False) -> None:
         if records.dtype != PACKET_DTYPE or records.ndim != 1:
             raise FormatError(f"packet records are {records.dtype} {records.shape}, expected {PACKET_DTYPE} [P]")
-        # A table is made for every clip, after a decoder has filled the caches with its own code, so that few and small
-        # functions count: bytes where numpy would need several calls, its reductions instead of the array's methods.
+        # A table is created for every clip, right after a decoder has evicted this code from the caches, so fewer and
+        # smaller functions are faster: bytes methods replace several numpy calls, ufunc reductions array methods.
         flags = records["flags"].astype(np.uint8)
         kinds = flags.tobytes()
         if not kinds or not kinds[0] & PacketFlag.KEY:
@@ -103,7 +104,7 @@ class PacketTable:
         self.records = records
         self.whole = whole
         self._kinds = kinds
-        # Every packet decodes alone, as in all-intra streams: there is nothing to plan.
+        # If every packet is a key packet, as in all-intra streams, each frame needs only its own packet.
         self._alone = not kinds.translate(None, _KEYS)
         if _IN_ORDER.startswith(records["frame"].tobytes()) and not kinds.translate(None, _SHOWN):
             self.num_frames, self._packet_of = len(kinds), None
@@ -119,38 +120,38 @@ class PacketTable:
         droppable = int(np.count_nonzero(self.records["flags"] & PacketFlag.DROPPABLE))
         return f"PacketTable({len(self)} packets, {self.num_frames} frames, {keys} keys, {droppable} droppable)"
 
-    def plan(self, frames: Sequence[int] | npt.ArrayLike) -> Plan:
-        """The smallest set of packets that decodes `frames`.
+    def plan(self, frames: Sequence[int] | npt.ArrayLike) -> PacketPlan:
+        """Return the smallest set of packets that decodes `frames`.
 
         Args:
-            frames: Indices in display order, 0 <= f < num_frames; any order, repeats allowed.
+            frames: Frame indices in display order, 0 <= f < num_frames; in any order, repeats allowed.
 
         Raises:
-            UsageError: No frame is asked for, or one lies outside the stream.
+            UsageError: If no frame is requested, or one is outside the stream.
         """
         unique = sorted(set(np.asarray(frames, dtype=np.int64).tolist()))
         if not unique:
-            raise UsageError("a plan needs at least one frame")
+            raise UsageError("no frame requested, at least one is required")
         if unique[0] < 0 or unique[-1] >= self.num_frames:
             outside = unique[0] if unique[0] < 0 else unique[-1]
             raise UsageError(f"frame {outside} is outside the stream", num_frames=self.num_frames)
         wanted = np.array(unique, dtype=np.int64)
         targets = unique if self._packet_of is None else self._packet_of[wanted].tolist()
         if self._alone and not self.whole:
-            return Plan(np.array(sorted(targets), dtype=np.int64), wanted, len(targets))
+            return PacketPlan(np.array(sorted(targets), dtype=np.int64), wanted, len(targets))
         spans = self._spans(targets)
         from_keys = sum(stop + 1 - start for start, stop in spans)
         if self.whole:
-            return Plan(np.arange(max(targets) + 1, dtype=np.int64), wanted, from_keys)
+            return PacketPlan(np.arange(max(targets) + 1, dtype=np.int64), wanted, from_keys)
         feed, referred_to = bytearray(len(self._kinds)), self._kinds.translate(_IS_REFERRED_TO)
         for start, stop in spans:
             feed[start:stop] = referred_to[start:stop]
         for target in targets:
             feed[target] = 1
-        return Plan(np.frombuffer(feed, dtype=np.bool_).nonzero()[0], wanted, from_keys)
+        return PacketPlan(np.frombuffer(feed, dtype=np.bool_).nonzero()[0], wanted, from_keys)
 
     def _spans(self, targets: list[int]) -> list[tuple[int, int]]:
-        """For each GOP with a target its key packet and its last target, ascending."""
+        """Return, for each GOP with a target, its key packet and its last target, ascending."""
         keys = self._kinds.translate(_IS_KEY)
         last: dict[int, int] = {}
         for target in targets:
@@ -161,22 +162,22 @@ class PacketTable:
 
 
 def _packet_of(frames: IntArray, flags: UInt8Array, kinds: bytes) -> IntArray:
-    """Which packet shows each frame, int64 [N].
+    """Return the packet that shows each frame, int64 [N].
 
     Raises:
-        FormatError: The shown frames are not 0..N-1, each once.
+        FormatError: If the shown frames are not 0..N-1, each once.
     """
     shown = np.flatnonzero((flags & _HIDDEN) == 0) if kinds.translate(None, _SHOWN) else None
     indices = frames if shown is None else frames[shown]
     count = len(indices)
-    # Read as unsigned, a negative index is a huge one: one comparison finds both.
+    # As unsigned, negative indices are huge, so one comparison finds both kinds of invalid ones.
     if count and np.maximum.reduce(indices.view(np.uint64)) >= count:
         outside = indices[(indices < 0) | (indices >= count)][0]
-        raise FormatError(f"frame index {outside} among {count} packets that show a frame")
+        raise FormatError(f"frame index {outside} is outside 0..{count - 1}: {count} packets show a frame")
     packet_of = np.full(count, -1, dtype=np.int64)
     packet_of[indices] = np.arange(count) if shown is None else shown
     if count and np.minimum.reduce(packet_of) < 0:
-        raise FormatError(f"frame {int(np.argmax(packet_of < 0))} is shown by no packet")
+        raise FormatError(f"no packet shows frame {int(np.argmax(packet_of < 0))}")
     return packet_of
 
 
@@ -187,11 +188,11 @@ def packet_records(
     frames: npt.ArrayLike,
     flags: npt.ArrayLike,
 ) -> RecordArray:
-    """Builds records of PACKET_DTYPE from columns of equal length."""
+    """Build PACKET_DTYPE records from columns of equal length."""
     offsets = np.asarray(offsets, dtype=np.uint64)
     if len(offsets) and int(offsets.max()) >= 2**32:
         raise FormatError(
-            f"a packet starts {int(offsets.max())} bytes into its member, 4 GiB at most",
+            f"packet starts {int(offsets.max())} bytes into its member, at most 4 GiB is allowed",
             hint="split long videos into shorter samples (--max-seconds)",
         )
     records = np.zeros(len(offsets), dtype=PACKET_DTYPE)

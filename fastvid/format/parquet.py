@@ -1,4 +1,4 @@
-"""Parquet files as bytes, and back."""
+"""Convert Arrow tables to Parquet bytes and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastvid.errors import FormatError
 
 
 def to_parquet(table: pa.Table, *, row_group: int | None = None) -> bytes:
-    """A table as the bytes of a zstd-compressed Parquet file."""
+    """Return a table as the bytes of a zstd-compressed Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=row_group)
     data: bytes = sink.getvalue().to_pybytes()
@@ -19,18 +19,18 @@ def to_parquet(table: pa.Table, *, row_group: int | None = None) -> bytes:
 
 
 def from_parquet(data: bytes, *, file: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table of a Parquet file.
+    """Read a table from the bytes of a Parquet file.
 
-    Arrow's threads are left out: one that still holds a Python object when the interpreter ends asks for the GIL, and
-    the process aborts ("terminate called without an active exception") after all its work was done.
+    Arrow's thread pool is not used: a thread that still references a Python object at interpreter exit requests the
+    GIL, and the process aborts ("terminate called without an active exception").
 
     Args:
         data: The file's bytes.
         file: Its name, for messages.
-        columns: Those to read; all by default.
+        columns: Columns to read; all by default.
 
     Raises:
-        FormatError: It is no Parquet file, or lacks a column.
+        FormatError: If the bytes are not a Parquet file, or a column is missing.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as found:
@@ -39,4 +39,4 @@ def from_parquet(data: bytes, *, file: str, columns: Sequence[str] | None = None
                 raise FormatError(f"table has no column {missing[0]!r}", file=file)
             return found.read(columns=columns if columns is None else list(columns), use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FormatError(f"table does not parse: {error}", file=file) from error
+        raise FormatError(f"cannot parse the Parquet file: {error}", file=file) from error

@@ -1,6 +1,6 @@
-"""Every constant of the on-disk format: version, names, key grammar, columns with their units.
+"""All constants of the on-disk format: version, names, key grammar, columns with their units.
 
-All integers in binary files are little-endian: x86-64 and the usual arm64 systems map them without a copy.
+All integers in binary files are little-endian: x86-64 and common arm64 systems map them without a copy.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ GENERATIONS: Final = "generations"
 LEDGER: Final = "ledger.parquet"
 LEDGER_PARTS: Final = "ledger-parts"
 
-# A key is the stem of a tar member. webdataset splits a member's name at its first dot, so a dot inside a key would
-# merge samples; ustar stores names of up to 100 bytes without an extension header, and ".flow.mp4" takes nine.
+# A key is the stem of a tar member. webdataset splits a member's name at its first dot, so a key must not contain one.
+# ustar stores names of up to 100 bytes without an extension header, and ".flow.mp4" takes nine of them.
 KEY_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_/-]*")
 MAX_KEY_BYTES: Final = 90
 
 MEMBER_SUFFIX: Final = {"rgb": "mp4", "flow": "flow.mp4", "audio": "m4a"}
 VIDEO_STREAMS: Final = ("rgb", "flow")
 
-# FFmpeg's bitstream readers may read this far past a packet's end (AV_INPUT_BUFFER_PADDING_SIZE in libavcodec/defs.h).
+# Bytes that FFmpeg may read past a packet's end (AV_INPUT_BUFFER_PADDING_SIZE in libavcodec/defs.h).
 INPUT_PADDING: Final = 64
 
 
 class Codec(IntEnum):
-    """Video codecs by the number that stands in a `.pkt` file."""
+    """Video codecs by their number in a `.pkt` file."""
 
     H264 = 1
     HEVC = 2
@@ -73,19 +73,19 @@ class Matrix(IntEnum):
 
 
 class PacketFlag(IntFlag):
-    """What a packet is to the packets around it."""
+    """How a packet relates to the packets around it."""
 
-    KEY = 1  # decoding may start here, and nothing after it in decode order needs anything before it
+    KEY = 1  # decoding may start here: no later packet in decode order needs an earlier one
     DROPPABLE = 2  # no other packet refers to it
     HIDDEN = 4  # must be decoded but shows no frame of the sample (edit lists, alternate references)
 
 
 class StreamFlag(IntFlag):
-    """What is known of a stream as a whole."""
+    """Properties of a whole stream."""
 
     NONE = 0
     CONFORMS = 1  # written by a fastvid profile: constant frame rate, multiple-of-16 sides, 4:2:0, BT.601 limited
-    WHOLE = 2  # a part of the stream cannot be decoded alone safely: feed every packet from the first
+    WHOLE = 2  # parts of the stream cannot be decoded safely by themselves: feed every packet from the first
 
 
 # One packet, in decode order. `offset` counts from the first byte of the stream's tar member.
@@ -93,20 +93,20 @@ PACKET_DTYPE: Final = np.dtype(
     [
         ("offset", "<u4"),  # bytes
         ("size", "<u4"),  # bytes
-        ("crc32", "<u4"),  # zlib's CRC-32 (IEEE 802.3) of the packet's bytes: in the standard library, 5 GB/s here
-        ("frame", "<i4"),  # index in display order of the frame it shows; -1 with HIDDEN
+        ("crc32", "<u4"),  # zlib's CRC-32 (IEEE 802.3) of the packet's bytes: in the standard library, 5 GB/s measured
+        ("frame", "<i4"),  # index, in display order, of the frame that it shows; -1 with HIDDEN
         ("flags", "<u4"),  # PacketFlag
     ]
 )
 
-# One stream of one sample. Fixed size, so that row n of a shard is found by arithmetic.
+# One stream of one sample. Of fixed size, so that the offset of row n is computed.
 STREAM_DTYPE: Final = np.dtype(
     [
         ("member_offset", "<u8"),  # bytes from the start of the tar to the member's first data byte
         ("member_size", "<u8"),  # bytes
         ("first_packet", "<u8"),  # row in the packet section
         ("num_packets", "<u4"),
-        ("num_frames", "<u4"),  # frames shown
+        ("num_frames", "<u4"),  # shown frames
         ("extradata_offset", "<u4"),  # bytes from the start of the extradata section
         ("extradata_size", "<u4"),
         ("fps_num", "<u4"),
@@ -117,7 +117,7 @@ STREAM_DTYPE: Final = np.dtype(
         ("range", "u1"),  # Range
         ("matrix", "u1"),  # Matrix
         ("flags", "u1"),  # StreamFlag
-        ("flow_bound", "<f4"),  # of optical flow: pixels a frame at the outermost level; 0 for pictures
+        ("flow_bound", "<f4"),  # optical flow: pixels per frame at the outermost level; 0 for pictures
         ("reserved", "<u4"),
     ]
 )
@@ -134,7 +134,7 @@ PKT_HEADER_DTYPE: Final = np.dtype(
         ("packet_bytes", "<u4"),  # itemsize of PACKET_DTYPE
         ("extradata_bytes", "<u4"),  # size of the extradata section
         ("num_packets", "<u8"),
-        ("body_crc32", "<u4"),  # CRC-32 of everything behind the header
+        ("body_crc32", "<u4"),  # CRC-32 of everything after the header
         ("reserved", "<u4"),
     ]
 )
@@ -145,8 +145,8 @@ FACTS_SCHEMA: Final = pa.schema(
         pa.field("stream", pa.string(), nullable=False),
         pa.field("source_id", pa.string(), nullable=False),
         pa.field("source_sha256", pa.string()),
-        pa.field("parent", pa.string()),  # source_id of the long video that this sample is a part of
-        pa.field("start_seconds", pa.float64()),  # where in the parent the sample starts
+        pa.field("parent", pa.string()),  # source_id of the long video that contains this sample
+        pa.field("start_seconds", pa.float64()),  # start of the sample in the parent
         pa.field("num_frames", pa.int32(), nullable=False),
         pa.field("fps_num", pa.int32(), nullable=False),
         pa.field("fps_den", pa.int32(), nullable=False),
@@ -166,13 +166,13 @@ FACTS_SCHEMA: Final = pa.schema(
         pa.field("num_packets", pa.int32(), nullable=False),
         pa.field("num_keys", pa.int32(), nullable=False),
         pa.field("num_droppable", pa.int32(), nullable=False),
-        pa.field("flow_bound", pa.float64()),  # pixels a frame at the outermost level; of optical flow only
-        # Of sound only. Its num_frames are samples of each channel, and its fps is the sample rate.
+        pa.field("flow_bound", pa.float64()),  # optical flow only: pixels per frame at the outermost level
+        # Audio only. In audio rows num_frames counts samples per channel, and fps is the sample rate.
         pa.field("channels", pa.int32()),
     ]
 )
 
-# The columns of annotations that fastvid itself reads; a source's other columns stand beside them untouched.
+# The annotation columns that fastvid itself reads; other columns of the source are stored unchanged.
 ANNOTATION_FIELDS: Final = {
     "key": pa.string(),
     "source_id": pa.string(),
@@ -186,7 +186,7 @@ LEDGER_SCHEMA: Final = pa.schema(
         pa.field("source_id", pa.string(), nullable=False),
         pa.field("path", pa.string(), nullable=False),
         pa.field("status", pa.string(), nullable=False),  # "packed" or "rejected"
-        pa.field("reason", pa.string()),  # a code of fastvid.media.reasons when rejected
+        pa.field("reason", pa.string()),  # a code from fastvid.media.reasons if rejected
         pa.field("message", pa.string()),
         pa.field("key", pa.string()),
         pa.field("shard", pa.string()),
@@ -200,39 +200,39 @@ LEDGER_SCHEMA: Final = pa.schema(
 
 
 def shard_stem(index: int) -> str:
-    """Name of shard `index` without a suffix, such as ``data-000012``."""
+    """Return the name of shard `index` without a suffix, such as ``data-000012``."""
     return f"data-{index:06d}"
 
 
 def generation_file(generation: int) -> str:
-    """Path of a generation's record inside a dataset."""
+    """Return the path of a generation's record inside a dataset."""
     return f"{GENERATIONS}/{generation:06d}.json"
 
 
 def annotations_file(generation: int) -> str:
-    """Path of a generation's annotations inside a dataset."""
+    """Return the path of a generation's annotations inside a dataset."""
     return f"annotations-{generation:06d}.parquet"
 
 
 def check_key(key: str) -> str:
-    """Returns `key` when it fits the key grammar.
+    """Return `key` after checking it against the key grammar.
 
     Raises:
-        UsageError: The key holds a character outside the grammar, or is longer than 90 bytes.
+        UsageError: If the key contains a character outside the grammar, or is longer than 90 bytes.
     """
     if not KEY_PATTERN.fullmatch(key):
-        raise UsageError(f"key {key!r} does not match {KEY_PATTERN.pattern}", hint="dots and spaces split tar members")
+        raise UsageError(f"key {key!r} does not match {KEY_PATTERN.pattern}", hint="remove dots and spaces")
     if len(key.encode()) > MAX_KEY_BYTES:
-        raise UsageError(f"key {key!r} has {len(key.encode())} bytes, {MAX_KEY_BYTES} at most")
+        raise UsageError(f"key {key!r} has {len(key.encode())} bytes, at most {MAX_KEY_BYTES} are allowed")
     return key
 
 
 def check_version(text: str, *, file: str) -> tuple[int, int]:
-    """Parses a ``major.minor`` version and refuses newer majors.
+    """Parse a ``major.minor`` version and reject newer major versions.
 
     Raises:
-        VersionError: The major version is newer than this fastvid reads.
-        FormatError: The text is not a version.
+        VersionError: If the major version is newer than this fastvid supports.
+        FormatError: If the text is not a version.
     """
     found = re.fullmatch(r"(\d+)\.(\d+)", text) if isinstance(text, str) else None
     if found is None:
@@ -240,8 +240,8 @@ def check_version(text: str, *, file: str) -> tuple[int, int]:
     major, minor = int(found[1]), int(found[2])
     if major > FORMAT_VERSION[0]:
         raise VersionError(
-            f"format version {major}.{minor} is newer than {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}, which this fastvid"
-            " reads",
+            f"format version {major}.{minor} is newer than {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}, the newest that"
+            " this fastvid reads",
             file=file,
             hint="upgrade fastvid",
         )

@@ -1,12 +1,11 @@
-"""One shard: a tar and the three sidecars that are computed from it.
+"""One shard: a tar and its three sidecars, which are derived from it.
 
-    data-000000.tar       the only original
-    data-000000.idx       for DALI's webdataset reader
+    data-000000.tar       the samples; the only file that is not derived
+    data-000000.idx       index for DALI's webdataset reader
     data-000000.parquet   facts for people and queries
-    data-000000.pkt       what the loader needs, memory-mapped: header, streams, extradata, packets
+    data-000000.pkt       index for the loader, memory-mapped: header, streams, extradata, packets
 
-Sidecars are always derived from the tar by `index_shard`, when it is written and when it is repaired, so they cannot
-disagree about how.
+`index_shard` is the only function that derives sidecars, for new shards as for repaired ones.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from fastvid.format.demux import index_mp4
 from fastvid.format.facts import facts_parquet
 from fastvid.format.indexed import IndexedAudio, IndexedSample, IndexedStream
 from fastvid.format.packets import PacketTable, StreamInfo
-from fastvid.format.records import Records
+from fastvid.format.records import RecordReader
 from fastvid.format.schema import (
     FORMAT_VERSION,
     MEMBER_SUFFIX,
@@ -42,29 +41,29 @@ from fastvid.format.schema import (
     StreamFlag,
 )
 from fastvid.format.stream_reader import StreamReader
-from fastvid.format.tar import Member, TarDigest, read_members, sample_groups, to_json, wds2idx, write_tar
+from fastvid.format.tar import TarDigest, TarMember, read_members, sample_groups, to_json, wds2idx, write_tar
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import RecordArray
 from fastvid.storage import Storage
 from fastvid.storage.protocol import advise_sparse
 from fastvid.storage.transfer import copy_file
 
-_HEADERS: Final = Records(PKT_HEADER_DTYPE, "Header")
-_STREAMS: Final = Records(STREAM_DTYPE, "Stream")
+_HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
+_STREAMS: Final = RecordReader(STREAM_DTYPE, "Stream")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
 _WHOLE: Final = int(StreamFlag.WHOLE)
 
 SHARD_SUFFIXES: Final = ("tar", "idx", "parquet", "pkt")
-"""Files of a shard, the original first."""
+"""Suffixes of a shard's files, the tar first."""
 
 
-Indexer = Callable[[memoryview, str, Sequence[Member], tuple[str, ...]], IndexedSample | None]
-"""Finds the video streams of one sample: called with the tar, the sample's key, its members and the streams that are
-wanted. None leaves the sample out of the sidecars; it stays in the tar."""
+Indexer = Callable[[memoryview, str, Sequence[TarMember], tuple[str, ...]], IndexedSample | None]
+"""Indexes one sample, given the tar, the sample's key, its members and the wanted streams. None omits the sample from
+the sidecars; it stays in the tar."""
 
 
 def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The tar members of a sample by suffix: its JSON first, then its streams in their fixed order."""
+    """Return the tar members of a sample by suffix: its JSON first, then its streams in their fixed order."""
     return {"json": to_json(meta)} | {MEMBER_SUFFIX[name]: streams[name] for name in MEMBER_SUFFIX if name in streams}
 
 
@@ -76,19 +75,19 @@ def write_shard(
     streams: tuple[str, ...] = ("rgb",),
     scratch: Storage | None = None,
 ) -> TarDigest:
-    """Writes a tar and its sidecars. The tar appears whole, and before its sidecars.
+    """Write a tar and its sidecars. The tar appears whole, before its sidecars.
 
     Args:
         storage: The dataset's folder.
-        stem: Such as ``data-000000``.
-        samples: Keys with members by suffix, as `sample_members` builds them; read once, in order.
+        stem: Stem of the file names, such as ``data-000000``.
+        samples: Keys with members by suffix, as built by `sample_members`; read once, in order.
         streams: The video streams that every sample has.
-        scratch: A local folder in which the shard is made first, for a storage from which it would have to be read
-            back to be indexed; nothing stays there.
+        scratch: A local folder in which to build the shard before uploading it, for a remote storage, which would have
+            to be read back for indexing. Its files are deleted afterwards.
 
     Raises:
-        UsageError: A key breaks the grammar or comes twice.
-        FormatError: A member that should be a video cannot be indexed.
+        UsageError: If a key violates the grammar or is duplicated.
+        FormatError: If a video member cannot be indexed.
     """
     place = storage if scratch is None else scratch
     with place.create(f"{stem}.tar") as file:
@@ -107,16 +106,16 @@ def write_shard(
 def index_shard(
     storage: Storage, stem: str, *, streams: tuple[str, ...] = ("rgb",), indexer: Indexer | None = None
 ) -> list[IndexedSample]:
-    """Computes the sidecars of a tar from its bytes and writes them.
+    """Derive the sidecars of a tar from its bytes and write them.
 
     Args:
         storage: The dataset's folder.
-        stem: Such as ``data-000000``.
+        stem: Stem of the file names, such as ``data-000000``.
         streams: The video streams that every sample has.
-        indexer: Finds packets in tars that other tools wrote; by default `index_sample`, for fastvid's own.
+        indexer: Indexes samples of tars that other tools wrote; by default `index_sample`, for fastvid's own.
 
     Raises:
-        FormatError: The tar is broken, or a sample lacks its JSON or a stream.
+        FormatError: If the tar is malformed, or a sample has no JSON or no video of a stream.
     """
     view = storage.map(f"{stem}.tar")
     members = list(read_members(view))
@@ -137,21 +136,21 @@ def index_shard(
 
 
 def has_sidecars(storage: Storage, stem: str) -> bool:
-    """Whether all sidecars of a shard are there."""
+    """Return whether all sidecars of a shard exist."""
     return all(storage.exists(f"{stem}.{suffix}") for suffix in ("idx", "parquet", "pkt"))
 
 
 class Shard:
-    """The packet sidecar of one shard, mapped; finding a clip's packets reads one stream row and its packets.
+    """The memory-mapped packet sidecar of one shard; a look-up reads one stream record and its packets.
 
     Args:
         storage: The dataset's folder.
-        stem: Such as ``data-000000``.
+        stem: Stem of the file names, such as ``data-000000``.
 
     Raises:
-        StorageError: The sidecar is missing.
-        VersionError: It is of a newer major version.
-        FormatError: It is no packet sidecar, or its size contradicts its header.
+        StorageError: If the sidecar is missing.
+        VersionError: If it has a newer major version.
+        FormatError: If the file is not a packet sidecar, or its size contradicts its header.
     """
 
     __slots__ = ("_extradata", "_packets", "_view", "num_samples", "num_streams", "stem", "storage", "tar")
@@ -163,7 +162,7 @@ class Shard:
         advise_sparse(view)
         header = _HEADERS.read(view, 0) if len(view) >= PKT_HEADER_DTYPE.itemsize else None
         if header is None or header.magic != PKT_MAGIC:
-            raise FormatError("file is no packet sidecar", file=name, hint="rebuild it with `fastvid index`")
+            raise FormatError("file is not a packet sidecar", file=name, hint="run `fastvid index` to rebuild it")
         if header.major > FORMAT_VERSION[0]:
             raise VersionError(
                 f"packet sidecar version {header.major}.{header.minor} is newer than {FORMAT_VERSION[0]}",
@@ -171,16 +170,16 @@ class Shard:
                 hint="upgrade fastvid",
             )
         if header.stream_bytes != STREAM_DTYPE.itemsize or header.packet_bytes != PACKET_DTYPE.itemsize:
-            raise FormatError("packet sidecar has records of another size", file=name)
+            raise FormatError("packet sidecar has records of an unknown size", file=name)
         self.num_samples, self.num_streams = header.num_samples, header.num_streams
         extradata = _STREAMS_AT + self.num_samples * self.num_streams * STREAM_DTYPE.itemsize
         packets = extradata + header.extradata_bytes
         size = packets + header.num_packets * PACKET_DTYPE.itemsize
         if size != len(view):
             raise FormatError(
-                f"packet sidecar has {len(view)} bytes, its header promises {size}",
+                f"packet sidecar has {len(view)} bytes, its header says {size}",
                 file=name,
-                hint="rebuild it with `fastvid index`",
+                hint="run `fastvid index` to rebuild it",
             )
         self._view, self._extradata = view, extradata
         self._packets = np.frombuffer(view, PACKET_DTYPE, count=header.num_packets, offset=packets)
@@ -189,17 +188,17 @@ class Shard:
         return f"Shard({self.stem!r}, {self.num_samples} samples)"
 
     def check(self) -> None:
-        """Compares the sidecar with its own checksum.
+        """Verify the sidecar's own checksum.
 
         Raises:
-            FormatError: They differ.
+            FormatError: If the checksum differs.
         """
         view = self.storage.map(f"{self.stem}.pkt")
         if zlib.crc32(view[_STREAMS_AT:]) != _HEADERS.read(view, 0).body_crc32:
             raise FormatError("packet sidecar does not match its checksum", file=f"{self.stem}.pkt")
 
     def info(self, row: int, stream: str = "rgb") -> StreamInfo:
-        """What a decoder must know of a stream."""
+        """Return the description of a stream of the sample at `row`."""
         record = self._record(row, stream)
         start = self._extradata + record.extradata_offset
         return _stream_info(
@@ -217,7 +216,7 @@ class Shard:
         )
 
     def table(self, row: int, stream: str = "rgb") -> PacketTable:
-        """The packets of a stream, a view of the map."""
+        """Return the packets of a stream, as a view of the memory map."""
         record = self._record(row, stream)
         records = self._packets[record.first_packet : record.first_packet + record.num_packets]
         try:
@@ -226,7 +225,7 @@ class Shard:
             raise error.at(shard=self.stem, row=row, stream=stream) from error
 
     def member(self, row: int, stream: str = "rgb") -> tuple[int, int]:
-        """First byte and bytes of the stream's member inside the tar."""
+        """Return the offset and size, in bytes, of a stream's member in the tar."""
         record = self._record(row, stream)
         return record.member_offset, record.member_size
 
@@ -237,11 +236,11 @@ class Shard:
     def _record(self, row: int, stream: str) -> Any:
         number = VIDEO_STREAMS.index(stream)
         if not 0 <= row < self.num_samples or number >= self.num_streams:
-            raise FormatError(f"shard has no stream {stream!r} of sample {row}", shard=self.stem)
+            raise FormatError(f"shard has no stream {stream!r} for sample {row}", shard=self.stem)
         return _STREAMS.read(self._view, _STREAMS_AT + (row * self.num_streams + number) * STREAM_DTYPE.itemsize)
 
 
-# Streams of a dataset differ in few of these, and each enumeration costs as much as the look-up.
+# Cached: few combinations occur in a dataset, and each conversion to an enum costs as much as a cache look-up.
 @functools.lru_cache(maxsize=4096)
 def _stream_info(
     codec: int,
@@ -270,11 +269,11 @@ def _stream_info(
     )
 
 
-def index_sample(view: memoryview, key: str, members: Sequence[Member], streams: tuple[str, ...]) -> IndexedSample:
-    """Reads a sample that fastvid wrote: its JSON, and the packets of its MP4s.
+def index_sample(view: memoryview, key: str, members: Sequence[TarMember], streams: tuple[str, ...]) -> IndexedSample:
+    """Index a sample that fastvid wrote: its JSON, and the packets of its MP4s.
 
     Raises:
-        FormatError: It lacks its JSON or a stream, or an MP4 cannot be indexed.
+        FormatError: If the sample has no JSON or no video of a stream, or an MP4 cannot be indexed.
     """
     by_suffix = {member.suffix: member for member in members}
     if "json" not in by_suffix:
@@ -283,7 +282,7 @@ def index_sample(view: memoryview, key: str, members: Sequence[Member], streams:
     try:
         meta = json.loads(bytes(view[at.offset : at.offset + at.size]))
     except ValueError as error:
-        raise FormatError(f"the sample's JSON does not parse: {error}") from error
+        raise FormatError(f"cannot parse the sample's JSON: {error}") from error
     indexed = []
     for name in streams:
         member = by_suffix.get(MEMBER_SUFFIX[name])
@@ -296,7 +295,7 @@ def index_sample(view: memoryview, key: str, members: Sequence[Member], streams:
             whole=isinstance(proved, dict) and proved.get("whole") is True,
         )
         if "fps" in meta:
-            # The profile set the rate; a mean over rounded container ticks could only come near it.
+            # Use the profile's exact rate: the mean over rounded container ticks only approximates it.
             info = replace(info, fps=Fraction(meta["fps"]))
         if name == "flow":
             info = replace(info, flow_bound=_flow_bound(meta))
@@ -312,21 +311,21 @@ def index_sample(view: memoryview, key: str, members: Sequence[Member], streams:
 
 def _flow_bound(meta: Mapping[str, Any]) -> float:
     try:
-        # As float32, which is what the sidecar holds.
+        # Round to float32, the type in the sidecar.
         return float(np.float32(meta["flow"]["bound"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError("the sample's JSON does not say what its flow is bounded by") from error
+        raise FormatError("the sample's JSON has no valid flow bound (flow.bound)") from error
 
 
 def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
-    """A stream with what decoding it has shown, where an MP4's tables say less.
+    """Update a stream's description with facts found by decoding it, which the MP4's tables cannot tell.
 
     Args:
-        info: What the tables say.
-        proved: ``width``, ``height``, ``color_range``, ``color_matrix`` and ``whole``, as a sample's JSON has them.
+        info: The description from the tables.
+        proved: ``width``, ``height``, ``color_range``, ``color_matrix`` and ``whole``, from the sample's JSON.
 
     Raises:
-        FormatError: One is missing or cannot be.
+        FormatError: If one of them is missing or invalid.
     """
     try:
         return replace(
@@ -338,7 +337,7 @@ def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
             flags=info.flags | (StreamFlag.WHOLE if proved["whole"] else StreamFlag.NONE),
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise FormatError(f"what the sample's JSON says of its stream does not parse: {error!r}") from error
+        raise FormatError(f"invalid stream facts (proved) in the sample's JSON: {error!r}") from error
 
 
 def _pack(samples: list[IndexedSample], streams: tuple[str, ...]) -> tuple[bytes, RecordArray]:

@@ -1,4 +1,4 @@
-"""Plain WebDataset tars: deterministic headers out, member offsets in."""
+"""Write WebDataset tars deterministically, and read the offsets of their members."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _DIGITS: Final = re.compile(rb"[0-7]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """One file inside a tar.
 
     Attributes:
         name: Its path in the tar.
-        key: The path up to the first dot of its last part, as webdataset splits it.
-        suffix: What is behind that dot.
+        key: The path up to the first dot of its last component, as webdataset splits it.
+        suffix: The part of the name after that dot.
         offset: First byte of its data in the tar.
-        size: Bytes.
+        size: Size of its data in bytes.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class TarDigest:
-    """What a generation records of a tar: its size in bytes, its SHA-256 in hex, and how many samples it holds."""
+    """A tar's size in bytes, SHA-256 in hex, and number of samples, as recorded in a generation."""
 
     bytes: int
     sha256: str
@@ -47,14 +47,14 @@ class TarDigest:
 
 
 def write_tar(file: IO[bytes], samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> TarDigest:
-    """Writes samples as a plain ustar archive that is a pure function of its contents.
+    """Write samples as a plain ustar archive whose bytes depend only on the samples.
 
     Args:
-        file: Where to write, from the start.
+        file: An empty writable file.
         samples: For each sample its key and its members by suffix, such as ``{"json": ..., "mp4": ...}``.
 
     Raises:
-        UsageError: A key breaks the grammar or comes twice.
+        UsageError: If a key violates the grammar or is duplicated.
     """
     digest, written, seen = hashlib.sha256(), 0, set()
 
@@ -66,10 +66,10 @@ def write_tar(file: IO[bytes], samples: Iterable[tuple[str, Mapping[str, bytes]]
 
     for key, members in samples:
         if check_key(key) in seen:
-            raise UsageError("key comes twice in one shard", key=key)
+            raise UsageError("duplicate key in one shard", key=key)
         seen.add(key)
         for suffix, data in members.items():
-            # Everything but name and size is constant: two writes of the same samples are the same bytes.
+            # Everything except name and size is constant, so the same samples always produce the same bytes.
             info = tarfile.TarInfo(f"{key}.{suffix}")
             info.size, info.mtime, info.mode = len(data), 0, 0o644
             put(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"))
@@ -81,11 +81,11 @@ def write_tar(file: IO[bytes], samples: Iterable[tuple[str, Mapping[str, bytes]]
     return TarDigest(written, digest.hexdigest(), len(seen))
 
 
-def read_members(view: memoryview) -> Iterator[Member]:
-    """The regular files of a tar, in order. GNU and pax long names are understood.
+def read_members(view: memoryview) -> Iterator[TarMember]:
+    """Yield the regular files of a tar, in order. GNU and pax long names are supported.
 
     Raises:
-        FormatError: A header is broken, or the tar ends inside a member.
+        FormatError: If a header is malformed, or the tar ends inside a member.
     """
     position, long_name = 0, None
     while position + _BLOCK <= len(view):
@@ -95,7 +95,7 @@ def read_members(view: memoryview) -> Iterator[Member]:
         name, size, kind = _parse_header(header, position)
         data = position + _BLOCK
         if data + size > len(view):
-            raise FormatError(f"the tar ends inside member {name!r}")
+            raise FormatError(f"tar ends inside member {name!r}")
         if kind == b"L":
             long_name = bytes(view[data : data + size]).rstrip(b"\0").decode("utf-8", "surrogateescape")
         elif kind == b"x":
@@ -104,16 +104,16 @@ def read_members(view: memoryview) -> Iterator[Member]:
             path, long_name = long_name or name, None
             key, _, suffix = _split(path)
             if key and not key.endswith("/"):
-                yield Member(path, key, suffix, data, size)
+                yield TarMember(path, key, suffix, data, size)
         else:
             long_name = None
         position = data + size + (-size % _BLOCK)
-    raise FormatError("the tar has no end mark")
+    raise FormatError("tar has no end-of-archive marker")
 
 
-def sample_groups(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
-    """Members by sample: neighbours with the same key belong together, as webdataset reads them."""
-    groups: list[tuple[str, list[Member]]] = []
+def sample_groups(members: Iterable[TarMember]) -> list[tuple[str, list[TarMember]]]:
+    """Group members by sample: consecutive members with the same key, as webdataset groups them."""
+    groups: list[tuple[str, list[TarMember]]] = []
     for member in members:
         if not groups or groups[-1][0] != member.key:
             groups.append((member.key, []))
@@ -121,8 +121,8 @@ def sample_groups(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
     return groups
 
 
-def wds2idx(members: Iterable[Member]) -> bytes:
-    """The index of a tar in the format of DALI's ``wds2idx`` (version 1.2), which its webdataset reader takes."""
+def wds2idx(members: Iterable[TarMember]) -> bytes:
+    """Return the index for DALI's webdataset reader, in the format of DALI's ``wds2idx`` (version 1.2)."""
     samples: list[list[str]] = []
     last = None
     for member in members:
@@ -137,7 +137,7 @@ def wds2idx(members: Iterable[Member]) -> bytes:
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    """JSON as it stands in shards: sorted, compact, ASCII, so that equal values are equal bytes."""
+    """Serialise to the JSON of shards: sorted, compact and ASCII, so that equal values have equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -151,12 +151,12 @@ def _parse_header(header: bytes, position: int) -> tuple[str, int, bytes]:
     stored = _octal(header[148:156])
     unsigned = sum(header[:148]) + 8 * 0x20 + sum(header[156:])
     if stored != unsigned:
-        raise FormatError(f"the tar header at byte {position} has a wrong checksum")
+        raise FormatError(f"tar header at byte {position} has a wrong checksum")
     name = header[:100].rstrip(b"\0").decode("utf-8", "surrogateescape")
     if header[257:263] == b"ustar\0":
         prefix = header[345:500].rstrip(b"\0").decode("utf-8", "surrogateescape")
         name = f"{prefix}/{name}" if prefix else name
-    # GNU tar writes sizes of 8 GiB and more in base 256, marked by the top bit.
+    # GNU tar writes sizes of 8 GiB and more as big-endian binary, marked by the top bit.
     field = header[124:136]
     size = int.from_bytes(field[1:], "big") if field[0] & 0x80 else _octal(field)
     return name, size, header[156:157]
@@ -165,7 +165,7 @@ def _parse_header(header: bytes, position: int) -> tuple[str, int, bytes]:
 def _octal(field: bytes) -> int:
     text = field.replace(b"\0", b" ").strip()
     if not _DIGITS.fullmatch(text):
-        raise FormatError(f"tar header field {field!r} is no octal number")
+        raise FormatError(f"tar header field {field!r} is not an octal number")
     return int(text or b"0", 8)
 
 
@@ -174,7 +174,7 @@ def _pax_path(data: bytes) -> str | None:
     while data:
         length, _, _ = data.partition(b" ")
         if not length.isdigit() or int(length) < len(length) + 2:
-            raise FormatError("a pax header is broken")
+            raise FormatError("tar has a malformed pax header")
         record = data[len(length) + 1 : int(length)].rstrip(b"\n")
         name, _, value = record.partition(b"=")
         if name == b"path":

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from fastvid.decode.backends import backend
-from fastvid.decode.clips import Scratch, read_clip, reader_of
+from fastvid.decode.clips import PacketBuffer, read_clip, reader_of
 from fastvid.decode.request import ClipRequest, EncodedClip, Output, Planes, Rgb
 from fastvid.load.workers.clip_worker import FETCH_CLIPS
 from fastvid.load.workers.fetch import fetch
@@ -35,7 +35,7 @@ class FastvidJob:
             (self._dataset.shard(int(shard)), int(row), self._dataset.key(number))
             for number, (shard, row) in enumerate(zip(shards, rows, strict=True))
         ]
-        self._scratches = [Scratch() for _ in range(FETCH_CLIPS)]
+        self._scratches = [PacketBuffer() for _ in range(FETCH_CLIPS)]
         self._read = [reader_of(data) for data in corpus.mp4s] if source == "memory" else None
         # Written over again and again, as a loader's buffers are.
         self._rgb = product == "rgb"
@@ -56,7 +56,7 @@ class FastvidJob:
         """Returns [T, H, W, 3], or None for planes."""
         return self._decode(self._fetch(request, self._scratches[0]))
 
-    def _fetch(self, request: ClipRequest, scratch: Scratch) -> EncodedClip:
+    def _fetch(self, request: ClipRequest, scratch: PacketBuffer) -> EncodedClip:
         shard, row, key = self._places[request.sample]
         if self._read is None:
             return fetch(shard, row, request, key=key, scratch=scratch)[0]

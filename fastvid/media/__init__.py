@@ -1,1 +1,1 @@
-"""What FFmpeg and containers say of one video file: probe, remux, play, prove, limits and reasons."""
+"""Inspect one video file with FFmpeg: probe, remux, play, prove, limits and rejection reasons."""

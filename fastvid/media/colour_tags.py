@@ -1,4 +1,4 @@
-"""The colour that encoded pictures are tagged with, in the words of ffmpeg's filters and options."""
+"""The colour tags of encoded pictures, as options of ffmpeg and its filters."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Final
 
 COLOUR: Final = {"colorspace": "smpte170m", "color_primaries": "smpte170m", "color_trc": "smpte170m"}
-"""The colour that profiles write, BT.601: ffmpeg's options of an output, and of its filter setparams."""
+"""The colour tags that profiles write, BT.601: options of an ffmpeg output and of the filter setparams."""
 
 
 def tagged(full_range: bool) -> str:
-    """ffmpeg's filter that tags pictures with that colour and their range.
+    """Return the ffmpeg filter that tags pictures with COLOUR and their range.
 
-    Tags belong on the pictures: ffmpeg 9 takes what an encoder writes from them, whatever its options say.
+    The pictures themselves must be tagged: the encoders of ffmpeg 9 write the pictures' tags and ignore options.
     """
     return f"setparams={pairs({'range': 'full' if full_range else 'limited', **COLOUR})}"
 
 
 def pairs(values: Mapping[str, object]) -> str:
-    """ffmpeg's form of options: ``name=value`` with colons between."""
+    """Join options in ffmpeg's syntax: ``name=value`` separated by colons."""
     return ":".join(f"{name}={value}" for name, value in values.items())

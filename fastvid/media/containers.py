@@ -1,7 +1,7 @@
-"""Which container a file is, by its first bytes, out of a list of accepted ones.
+"""Recognise an accepted container format by a file's first bytes.
 
-FFmpeg guesses formats and some of those name other files: playlists, concat scripts, image sequences, SVG. Deciding
-first, from an allow-list, and forcing the answer on FFmpeg means that such a file is never opened as what it is.
+FFmpeg guesses formats, and some of them refer to other files: playlists, concat scripts, image sequences, SVG. Choosing
+the demuxer from an allow-list, and forcing FFmpeg to use it, ensures that such files are never opened as what they are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from fastvid.errors import SourceError
 from fastvid.media.reasons import Reason
 
 HEAD_BYTES: Final = 4096
-"""How much of a file `sniff` wants to see."""
+"""Bytes from the start of a file that `sniff` needs."""
 
-# Types that a first box or atom may have (ISO/IEC 14496-12; QuickTime File Format).
+# Allowed types of the first box or atom (ISO/IEC 14496-12; QuickTime File Format).
 _ISO_BOXES: Final = {
     b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide", b"pnot", b"udta", b"sidx", b"uuid", b"emsg",
 }  # fmt: skip
@@ -31,7 +31,7 @@ _MAGIC: Final = (
     (b"GIF89a", "gif"),
 )
 
-# Demuxers read raw streams from these, after a start code of 00 00 01.
+# Demuxers of raw streams by the byte after the start code 00 00 01.
 _START_CODES: Final = {
     0xBA: "mpeg",  # MPEG program stream pack
     0xB3: "mpegvideo",  # MPEG-1/2 sequence header
@@ -54,19 +54,19 @@ _TS_PACKETS: Final = ((188, 0), (192, 4))  # MPEG-TS; with the 4-byte time codes
 
 
 def sniff(head: bytes) -> str:
-    """The FFmpeg demuxer for a file.
+    """Return the FFmpeg demuxer for a file.
 
     Args:
-        head: Its first HEAD_BYTES bytes, or all when it is shorter.
+        head: The first HEAD_BYTES bytes of the file, or all of a shorter one.
 
     Returns:
-        A demuxer name that must be forced when the file is opened.
+        The name of the demuxer to force when opening the file.
 
     Raises:
-        SourceError: The file is empty, a playlist, or nothing that is accepted.
+        SourceError: If the file is empty, a playlist, or of a format that is not accepted.
     """
     if not head:
-        raise SourceError("the file has no bytes", reason=Reason.EMPTY)
+        raise SourceError("file is empty", reason=Reason.EMPTY)
     if head[4:8] in _ISO_BOXES:
         return "mov"
     for magic, name in _MAGIC:
@@ -87,7 +87,7 @@ def sniff(head: bytes) -> str:
 def _is_transport_stream(head: bytes) -> bool:
     for size, first in _TS_PACKETS:
         positions = range(first, len(head), size)
-        # A recording may be shorter than five packets, but one sync byte alone is a letter G.
+        # A recording may be shorter than five packets, but a single sync byte is also the letter G.
         if len(positions) >= 2 and all(head[p] == _TS_SYNC for p in positions[:5]):
             return True
     return False
@@ -97,9 +97,11 @@ def _refusal(head: bytes) -> SourceError:
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith(_SCRIPTS) or (text.startswith(b"<?xml") and any(word in text for word in _XML_SCRIPTS)):
         line = text.splitlines()[0][:40]
-        return SourceError(f"the file is a playlist or script: it begins with {line!r}", reason=Reason.PLAYLIST)
+        return SourceError(f"file is a playlist or script: it begins with {line!r}", reason=Reason.PLAYLIST)
     if head.startswith(_GIT_LFS):
         return SourceError(
-            "the file is a git-lfs pointer, not the video", reason=Reason.NOT_VIDEO, hint="run `git lfs pull`"
+            "file is a git-lfs pointer, not the video", reason=Reason.NOT_VIDEO, hint="run `git lfs pull`"
         )
-    return SourceError(f"no accepted video container begins with {head[:12]!r}", reason=Reason.NOT_VIDEO)
+    return SourceError(
+        f"file is not an accepted video container: it begins with {head[:12]!r}", reason=Reason.NOT_VIDEO
+    )

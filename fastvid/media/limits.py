@@ -1,4 +1,4 @@
-"""What one source may cost, and how that is enforced."""
+"""Limits on the time, memory and size of one source, and their enforcement."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Limits:
     """Limits per source.
 
     Attributes:
-        seconds: Wall time for a source of no length; `seconds_per_frame` is added for every packet it holds.
+        seconds: Base wall time of a source; `seconds_per_frame` is added for each of its packets.
         seconds_per_frame: Wall time per packet and megapixel.
-        max_seconds: Wall time in the end, however long the source is.
-        memory_bytes: Address space that a process may map on top of what it has when it starts on the source.
-        max_pixels: Pixels of a decoded frame. 8192x4352 holds every level of H.264, HEVC, VP9 and AV1 in common use.
-        max_frames: Frames of a source; 24 hours at 60 a second.
-        output_bytes: Bytes of one encoded sample. Packet offsets have 32 bits.
-        fetched_bytes: Bytes of a source that is fetched from elsewhere, which need room on the local disk.
+        max_seconds: Upper limit of the wall time, however long the source is.
+        memory_bytes: Address space that a process may map in addition to what it has mapped before the source.
+        max_pixels: Pixels of a decoded frame. 8192x4352 covers all common levels of H.264, HEVC, VP9 and AV1.
+        max_frames: Frames of a source: 24 hours at 60 per second.
+        output_bytes: Size of one encoded sample in bytes. Packet offsets have 32 bits.
+        fetched_bytes: Size in bytes of a downloaded source, which is stored on the local disk.
     """
 
     seconds: float = 60.0
@@ -32,16 +32,16 @@ class Limits:
     fetched_bytes: int = 64 << 30
 
     def read_seconds(self, size: int) -> float:
-        """Wall time for reading a source of `size` bytes twice and decoding its first frame; 4 MB/s is a slow share."""
+        """Return the wall time to read `size` bytes twice, at a slow 4 MB/s, and decode one frame."""
         return min(self.max_seconds, self.seconds + 2 * size / 4e6)
 
     def transcode_seconds(self, *, frames: int, pixels: int) -> float:
-        """Wall time for decoding and encoding a source: about twenty times what a slow core needs."""
+        """Return the wall time to decode and encode a source: about twenty times what a slow core needs."""
         return min(self.max_seconds, self.seconds + self.seconds_per_frame * frames * max(pixels / 1e6, 0.25))
 
 
 def confine(limits: Limits) -> None:
-    """Limits this process and its children for the rest of their lives: memory, and no core files."""
+    """Permanently limit the memory of this process and its future children, and disable core files."""
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _lower(resource.RLIMIT_AS, mapped + limits.memory_bytes)
@@ -49,7 +49,7 @@ def confine(limits: Limits) -> None:
 
 
 def confine_child(pid: int, limits: Limits, *, cpu_seconds: float) -> None:
-    """Limits a running child: CPU time, for the case that nobody is left to watch the clock, and file size."""
+    """Limit a running child's file size, and its CPU time in case the process that watches it dies."""
     ceiling = int(cpu_seconds) + 1
     resource.prlimit(pid, resource.RLIMIT_CPU, (ceiling, ceiling))
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (limits.output_bytes, limits.output_bytes))

@@ -1,7 +1,9 @@
-"""What a source is: its container, stream, size, colour, orientation and timing. Reads packets, decodes one frame.
+"""Probe a source: container, stream, size, colour, orientation and timing.
 
-The file is hostile: native code parses it here. Call this in a process that may die and that has limits
-(`fastvid.sharding.engines.local_engine`), never in one that holds something of value.
+All packets are read, and one frame is decoded.
+
+Files are untrusted, and native code parses them. Call this in a process that may die and that has limits
+(`fastvid.sharding.engines.local_engine`), never in one with state worth keeping.
 """
 
 from __future__ import annotations
@@ -25,41 +27,41 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
 from fastvid.media.containers import HEAD_BYTES, sniff
-from fastvid.media.demuxer import fraction, open_demuxer, said, side_data, video_stream
+from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.media.temporary import is_full, no_space, temporary_file
-from fastvid.media.timing import Timing, choose_timing
+from fastvid.media.timing import FrameTiming, choose_timing
 
-# Transfer characteristics of ITU-T H.273 that need tone mapping: PQ and HLG.
+# Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG.
 HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
 _FULL_RANGE: Final = 2  # AVCOL_RANGE_JPEG
-# Segment and file headers of these hold a duration that the muxer wrote last, when it knew.
+# Containers whose header contains a duration that the muxer writes last, when it is known.
 _DURATION_COUNTS: Final = frozenset({"matroska", "flv", "asf"})
-# The headers of these count steps of the video's clock, of which a packet may take several.
+# Containers whose header counts ticks of the video's clock, of which a packet may take several.
 _STEPS_COUNT: Final = frozenset({"avi", "ivf"})
-# Steps that may be missing: muxers disagree about the last packet's.
+# Ticks that may be missing: muxers count the last packet differently.
 _SLACK_STEPS: Final = 2
-# These carry no timestamps; FFmpeg invents some.
+# Containers without timestamps, for which FFmpeg invents some.
 _RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})
-# Seconds and part of the promised duration that may be missing: muxers round, and audio may end earlier.
+# Seconds and fraction of the header's duration that may be missing: muxers round, and audio may end earlier.
 _SLACK_SECONDS: Final = 1.0
 _SLACK_PART: Final = 0.1
-# A placeholder for a frame that an earlier packet brought; the smallest real MPEG-4 picture has more bytes.
+# Maximum size of a placeholder for a frame of an earlier packet; the smallest real MPEG-4 picture is larger.
 _PLACEHOLDER_BYTES: Final = 2
-# Sample aspect ratios beyond this are damage, not anamorphic video; DV and DVD stay below 1.5, scope below 2.
+# A larger sample aspect ratio is damage, not anamorphic video: DV and DVD stay below 1.5, scope below 2.
 _MAX_ASPECT: Final = 8
 _CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSource:
-    """A source file that is open: names with any bytes in them, and swaps of the file behind a name, cannot harm.
+    """An open source file; hostile file names and a replacement of the file cannot affect it.
 
     Attributes:
         descriptor: Its file descriptor.
-        size: Bytes.
-        container: FFmpeg's demuxer for it, to be forced.
+        size: Size in bytes.
+        container: The FFmpeg demuxer to force.
     """
 
     descriptor: int
@@ -68,29 +70,29 @@ class OpenSource:
 
     @property
     def url(self) -> str:
-        """Its name for FFmpeg, in this process and in children that inherit the descriptor."""
+        """A URL for FFmpeg, valid in this process and in children that inherit the descriptor."""
         return f"file:/dev/fd/{self.descriptor}"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What a source is.
+    """The properties of a source.
 
     Attributes:
-        container: FFmpeg's demuxer, to be forced.
+        container: The FFmpeg demuxer to force.
         codec: FFmpeg's decoder.
         width: Coded width in pixels, before rotation.
         height: Coded height in pixels, before rotation.
         pix_fmt: FFmpeg's pixel format.
-        sample_aspect: Width of a pixel over its height; 1 where unknown or absurd.
-        rotation: Degrees by which the picture is turned for display, 0 <= r < 360.
+        sample_aspect: Width of a pixel divided by its height; 1 if unknown or implausible.
+        rotation: Degrees by which the picture is rotated for display, 0 <= r < 360.
         matrix: Luma coefficients, H.273; 2 is unknown.
-        full_range: Whether luma runs from 0 to 255.
+        full_range: Whether luma ranges from 0 to 255.
         transfer: Transfer characteristics, H.273.
         primaries: Colour primaries, H.273.
-        interlaced: Whether its first frame holds two fields.
-        timing: At which rate it is written.
-        others: Decoders of its other streams; their complaints do not concern the picture.
+        interlaced: Whether its first frame consists of two fields.
+        timing: The constant frame rate to write it at.
+        others: Decoders of its other streams, whose errors do not concern the picture.
     """
 
     container: str
@@ -105,7 +107,7 @@ class SourceInfo:
     transfer: int
     primaries: int
     interlaced: bool
-    timing: Timing
+    timing: FrameTiming
     others: frozenset[str]
 
     @property
@@ -121,22 +123,22 @@ class SourceInfo:
 
 @contextmanager
 def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[OpenSource]:
-    """Opens a source and decides its container.
+    """Open a source and recognise its container.
 
     Args:
         path: The file.
-        member: First byte and bytes of the source inside it, when the file is a tar; it is copied out, because FFmpeg
+        member: Offset and size in bytes of the source inside a tar; it is copied to a temporary file, because FFmpeg
             reads whole files.
 
     Raises:
-        SourceError: It cannot be read, or is nothing that is accepted.
+        SourceError: If the file cannot be read, or is not an accepted container.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise SourceError("the file is not there", reason=Reason.MISSING) from error
+        raise SourceError("file does not exist", reason=Reason.MISSING) from error
     except OSError as error:
-        raise SourceError(f"the file cannot be opened: {error.strerror}", reason=Reason.UNREADABLE) from error
+        raise SourceError(f"cannot open the file: {error.strerror}", reason=Reason.UNREADABLE) from error
     try:
         if member is not None:
             descriptor = _copied_out(descriptor, *member)
@@ -144,22 +146,22 @@ def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[Op
         head = os.pread(descriptor, HEAD_BYTES, 0)
         yield OpenSource(descriptor, size, sniff(head))
     except OSError as error:
-        if is_full(error):  # of a file that the block writes
+        if is_full(error):  # while the block wrote a file
             raise no_space(error) from error
-        raise SourceError(f"the file cannot be read: {error.strerror}", reason=Reason.UNREADABLE) from error
+        raise SourceError(f"cannot read the file: {error.strerror}", reason=Reason.UNREADABLE) from error
     finally:
         os.close(descriptor)
 
 
 def _copied_out(tar: int, offset: int, size: int) -> int:
-    """Descriptor of an unlinked file with a part of another one, which is closed."""
+    """Copy a member of a tar to an unlinked file; close the tar and return the copy's descriptor."""
     with temporary_file() as file:
         position = 0
         while position < size and (data := os.pread(tar, min(_CHUNK, size - position), offset + position)):
             file.write(data)
             position += len(data)
         if position < size:
-            raise SourceError("the tar ends inside the video", reason=Reason.TRUNCATED)
+            raise SourceError("tar ends inside the video", reason=Reason.TRUNCATED)
         file.flush()
         copy = os.dup(file.fileno())
     os.close(tar)
@@ -167,10 +169,10 @@ def _copied_out(tar: int, offset: int, size: int) -> int:
 
 
 def probe(source: OpenSource, limits: Limits) -> SourceInfo:
-    """Reads all packets of a source and decodes its first frame.
+    """Read all packets of a source and decode its first frame.
 
     Raises:
-        SourceError: It is no video, is cut, or exceeds a limit.
+        SourceError: If the source is not a video, is truncated, or exceeds a limit.
     """
     with open_demuxer(source.url, source.container) as container:
         stream = video_stream(container)
@@ -180,7 +182,7 @@ def probe(source: OpenSource, limits: Limits) -> SourceInfo:
 
 
 class _Scan:
-    """One pass over the packets: counts, times, and the first frame."""
+    """One pass over the packets that collects counts, times and the first frame."""
 
     def __init__(self, container: InputContainer, stream: VideoStream, limits: Limits) -> None:
         self.container, self.stream, self.limits = container, stream, limits
@@ -196,7 +198,7 @@ class _Scan:
 
     @property
     def last_end(self) -> Fraction:
-        """Seconds where the last packet of any stream ends."""
+        """Latest end of a packet of any stream, in seconds."""
         bases = {stream.index: fraction(stream.time_base) or 0 for stream in self.container.streams}
         return max((Fraction(end * bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
 
@@ -206,17 +208,18 @@ class _Scan:
         width, height = stream.codec_context.width, stream.codec_context.height
         if width * height > self.limits.max_pixels:
             raise SourceError(
-                f"frames of {width}x{height} pixels, {self.limits.max_pixels} at most", reason=Reason.TOO_LARGE
+                f"frames have {width}x{height} pixels, at most {self.limits.max_pixels} are allowed",
+                reason=Reason.TOO_LARGE,
             )
         try:
             for packet in self.container.demux():
                 if packet.size:
                     self._take(packet)
         except MemoryError as error:
-            raise SourceError("reading the file needs too much memory", reason=Reason.MEMORY) from error
+            raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
             raise SourceError(
-                f"reading stops after {self.packets} packets: {said(error)}", reason=Reason.DAMAGED
+                f"reading failed after {self.packets} packets: {ffmpeg_message(error)}", reason=Reason.DAMAGED
             ) from error
         if self.frame is None:
             self._decode(None)
@@ -231,13 +234,13 @@ class _Scan:
         self.packets += 1
         self.corrupt += packet.is_corrupt
         if self.packets > self.limits.max_frames:
-            raise SourceError(f"more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
+            raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if self.frame is None:
             self._decode(packet)
         if packet.is_discard or _is_hidden(self._codec, packet):
             return
-        # A placeholder takes a step of the clock and brings no frame. AVI knows when packets are decoded; for pictures
-        # that are stored out of order libavformat makes up times, the last of them wrong.
+        # A placeholder takes a tick of the clock but contains no frame. AVI stores decode times only; for reordered
+        # pictures libavformat invents presentation times, the last of them wrong.
         self.pts.append(packet.dts if self._avi else packet.pts)
         self.shown += packet.size > _PLACEHOLDER_BYTES
 
@@ -245,9 +248,9 @@ class _Scan:
         try:
             frames = self.stream.codec_context.decode(packet)
         except MemoryError as error:
-            raise SourceError("decoding a frame needs too much memory", reason=Reason.MEMORY) from error
+            raise SourceError("decoding a frame exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
-            self.error = said(error)
+            self.error = ffmpeg_message(error)
             return
         if frames:
             self.frame = frames[0]
@@ -255,15 +258,14 @@ class _Scan:
 
 def _describe(source: OpenSource, container: InputContainer, stream: VideoStream, scan: _Scan) -> SourceInfo:
     if not scan.packets:
-        raise SourceError("the video stream has no packets", reason=Reason.NO_FRAMES)
+        raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
     if scan.frame is None:
-        raise SourceError(
-            f"none of {scan.packets} packets decodes{f': {scan.error}' if scan.error else ''}", reason=Reason.NO_FRAMES
-        )
+        cause = f": {scan.error}" if scan.error else ""
+        raise SourceError(f"no frame decodes from {scan.packets} packets{cause}", reason=Reason.NO_FRAMES)
     if scan.corrupt:
-        raise SourceError(f"{scan.corrupt} of {scan.packets} packets are cut or damaged", reason=Reason.TRUNCATED)
+        raise SourceError(f"{scan.corrupt} of {scan.packets} packets are truncated or damaged", reason=Reason.TRUNCATED)
     if not scan.shown:
-        raise SourceError("the edit list shows no frame", reason=Reason.NO_FRAMES)
+        raise SourceError("edit list shows no frame", reason=Reason.NO_FRAMES)
     context, frame = stream.codec_context, scan.frame
     timing = choose_timing(
         [] if source.container in _RAW else scan.pts,
@@ -293,38 +295,44 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
 
 
 def _check_promise(name: str, container: InputContainer, stream: VideoStream, scan: _Scan) -> None:
-    """Compares what was there with what the header says, where that header is written last and so can know."""
+    """Compare the data with the header's counts, in containers whose header is written last.
+
+    Raises:
+        SourceError: If the file is truncated.
+    """
     if name == "mov" and scan.packets < stream.frames:
         raise SourceError(
-            f"{scan.packets} of the {stream.frames} packets that the header counts are there", reason=Reason.TRUNCATED
+            f"file contains {scan.packets} of the {stream.frames} packets that its header counts",
+            reason=Reason.TRUNCATED,
         )
     if name in _STEPS_COUNT and scan.pts and scan.pts[-1] is not None:
         times = sorted(t for t in scan.pts if t is not None)
-        # The last frame lasts as long as others do. A file copied out of an MP4 takes 24 steps of AVI's clock for one.
+        # Assume the usual duration for the last frame. An AVI remuxed from an MP4 may take 24 ticks per frame.
         usual = median_low([after - before for before, after in pairwise(times)] or [1])
         steps = times[-1] + max(1, usual)
         if steps < stream.frames - _SLACK_STEPS:
             raise SourceError(
-                f"{steps} of the {stream.frames} steps that the header counts are there", reason=Reason.TRUNCATED
+                f"file contains {steps} of the {stream.frames} clock ticks that its header counts",
+                reason=Reason.TRUNCATED,
             )
     if name in _DURATION_COUNTS and container.duration:
         promised = Fraction(container.duration, av.time_base)
         missing = promised - scan.last_end
         if missing > max(_SLACK_SECONDS, _SLACK_PART * promised):
             raise SourceError(
-                f"the header promises {float(promised):.2f} s, the data ends at {float(scan.last_end):.2f} s",
+                f"file ends at {float(scan.last_end):.2f} s, its header says {float(promised):.2f} s",
                 reason=Reason.TRUNCATED,
             )
 
 
 def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
-    """Whether a packet is decoded but never shown."""
+    """Return whether a VP8 or VP9 packet is decoded but never shown."""
     if "vp8" not in codec and "vp9" not in codec:
         return False
     view = memoryview(packet)
     if "vp8" in codec:
         return not view[0] & 0x10  # show_frame, RFC 6386 section 9.1
-    if view[-1] & 0xE0 == 0xC0:  # a superframe brings the frame that is shown
+    if view[-1] & 0xE0 == 0xC0:  # a superframe contains a shown frame
         return False
     # frame_marker 2, profile 2, show_existing_frame 1, frame_type 1, show_frame 1: VP9 bitstream 6.2; profile 3 has
     # one bit more.
@@ -333,7 +341,7 @@ def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
 
 
 def _rotation(frame: VideoFrame) -> int:
-    """Degrees by which ffmpeg's command line turns the picture: 0 <= r < 360, rounded as it rounds."""
+    """Return the degrees by which the ffmpeg program rotates the picture, 0 <= r < 360, rounded alike."""
     matrix = side_data(frame, "DISPLAYMATRIX")
     if matrix is None or len(matrix) < 36:
         return 0

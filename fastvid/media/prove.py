@@ -30,7 +30,7 @@ from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.containers import HEAD_BYTES, sniff
 from fastvid.media.frame_digest import frame_digest
 from fastvid.media.limits import Limits
-from fastvid.media.playback import ENCODE_HINT, Played, play
+from fastvid.media.playback import ENCODE_HINT, Playback, play
 from fastvid.media.reasons import Reason
 
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
@@ -128,7 +128,7 @@ def index_video(data: bytes, limits: Limits) -> Found:
     return Found(info, records, first.format.name, container, tuple(notes), tuple(played.digests))
 
 
-def number_packets(played: Played) -> Numbered:
+def number_packets(played: Playback) -> Numbered:
     """What each packet is and shows, by their headers and by decoding all without their container.
 
     Raises:
@@ -172,7 +172,7 @@ def number_packets(played: Played) -> Numbered:
     return Numbered(flags, frames, tuple(given), whole)
 
 
-def _locate(data: bytes, played: Played) -> list[int]:
+def _locate(data: bytes, played: Playback) -> list[int]:
     """Where each packet's very bytes stand in the file.
 
     Raises:
@@ -194,7 +194,7 @@ def _locate(data: bytes, played: Played) -> list[int]:
     return offsets
 
 
-def _silent(played: Played, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
+def _silent(played: Playback, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
     """Packets that may give no frame."""
     leading = played.codec is Codec.HEVC
     for number, packet in enumerate(played.packets):
@@ -208,7 +208,7 @@ def _silent(played: Played, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
                 yield number
 
 
-def disproof(played: Played, numbered: Numbered) -> str:
+def disproof(played: Playback, numbered: Numbered) -> str:
     """Why a part of the stream cannot be decoded alone; empty when it can."""
     flags, frames = numbered.flags, numbered.frames
     shown = {number: played.digests[frame] for number, frame in enumerate(frames.tolist()) if frame >= 0}
@@ -234,7 +234,7 @@ def disproof(played: Played, numbered: Numbered) -> str:
     return ""
 
 
-def _decode(played: Played, packets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+def _decode(played: Playback, packets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Decodes packets as `fastvid.decode.pyav` does: gives their numbers with their frames, in display order."""
     context = open_context(played.codec, played.extradata)
     for number in [*packets, None]:
@@ -249,7 +249,7 @@ def _decode(played: Played, packets: Sequence[int]) -> Iterator[tuple[int, bytes
             yield frame.pts, frame_digest(frame)
 
 
-def _rate(played: Played, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
+def _rate(played: Playback, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
     """The mean rate over the times of the shown packets, and notes about those times."""
     shown = np.flatnonzero(frames >= 0)
     order = shown[np.argsort(frames[shown])]
@@ -274,7 +274,7 @@ def _rate(played: Played, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tu
     return info, ["variable-rate"] if varies else []
 
 
-def _differences(played: Played, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
+def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
     """Why a stream does not conform to what fastvid's profiles write."""
     if info.width % 16 or info.height % 16:
         yield "size"

@@ -1,6 +1,6 @@
-"""Why a source did not become a sample: codes that stay the same over versions, with one line each.
+"""Reason codes for rejected sources, stable across versions, each with a one-line explanation.
 
-The ledger holds the code and a message; reports group by the code.
+The ledger stores the code and a message; reports group by the code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """A reason code; its value is what the ledger stores."""
+    """A reason code; the ledger stores its value."""
 
     # The file itself
     MISSING = "missing"
@@ -18,7 +18,7 @@ class Reason(StrEnum):
     UNREACHABLE = "unreachable"
     CHANGED = "changed"
     EMPTY = "empty"
-    # What it holds
+    # Its content
     NOT_VIDEO = "not-video"
     PLAYLIST = "playlist"
     BROKEN_CONTAINER = "broken-container"
@@ -28,12 +28,12 @@ class Reason(StrEnum):
     TRUNCATED = "truncated"
     DAMAGED = "damaged"
     OUT_OF_RANGE = "out-of-range"
-    # What fastvid can take
+    # Limits of fastvid
     TOO_LARGE = "too-large"
     TOO_LONG = "too-long"
     BAD_SHAPE = "bad-shape"
     HDR = "hdr"
-    # What happened on the way
+    # Processing
     TIMEOUT = "timeout"
     MEMORY = "memory"
     NO_SPACE = "no-space"
@@ -44,31 +44,31 @@ class Reason(StrEnum):
 
 
 MEANING: dict[Reason, str] = {
-    Reason.MISSING: "the annotations name a file that is not there",
-    Reason.OUTSIDE: "a symbolic link that leads out of the source folder",
+    Reason.MISSING: "the annotations name a file that does not exist",
+    Reason.OUTSIDE: "a symbolic link that leads outside the source folder",
     Reason.UNREADABLE: "the file cannot be opened or read",
-    Reason.UNREACHABLE: "its server does not give the file, also when asked again at the end",
-    Reason.CHANGED: "the file is another one than when the sources were listed, or changed while it was read",
-    Reason.EMPTY: "the file has no bytes",
-    Reason.NOT_VIDEO: "the first bytes belong to no video container that is accepted",
-    Reason.PLAYLIST: "a playlist or script that points to other files; such files are never opened",
-    Reason.BROKEN_CONTAINER: "the container is known, but its header cannot be read",
-    Reason.NO_VIDEO_STREAM: "there is no moving picture inside: only audio, text or a cover image",
+    Reason.UNREACHABLE: "its server does not deliver the file, even in a retry at the end",
+    Reason.CHANGED: "the file changed after the sources were listed, or while it was read",
+    Reason.EMPTY: "the file is empty",
+    Reason.NOT_VIDEO: "the first bytes are not those of an accepted video container",
+    Reason.PLAYLIST: "a playlist or script that refers to other files; such files are never opened",
+    Reason.BROKEN_CONTAINER: "the container is recognised, but its header cannot be read",
+    Reason.NO_VIDEO_STREAM: "the file has no video stream: only audio, text or a cover image",
     Reason.NO_DECODER: "this build of ffmpeg has no decoder for the codec",
     Reason.NO_FRAMES: "no frame can be decoded",
-    Reason.TRUNCATED: "the data ends before the header says",
-    Reason.DAMAGED: "the decoder reports errors, or gives fewer frames than there are packets",
-    Reason.OUT_OF_RANGE: "the clip's start or end lies outside the video",
+    Reason.TRUNCATED: "the data ends earlier than the header says",
+    Reason.DAMAGED: "the decoder reports errors, or returns fewer frames than there are packets",
+    Reason.OUT_OF_RANGE: "the clip's start or end is outside the video",
     Reason.TOO_LARGE: "a frame has more pixels than the limit",
     Reason.TOO_LONG: "there are more frames than the limit",
     Reason.BAD_SHAPE: "the picture is too long and thin for a side limit, or a single pixel wide or high",
     Reason.HDR: "high dynamic range, and this build of ffmpeg cannot tone-map it (no zscale filter)",
-    Reason.TIMEOUT: "it took longer than the limit, also when tried again alone",
+    Reason.TIMEOUT: "it took longer than the limit, even in a retry by itself",
     Reason.MEMORY: "it needs more memory than the limit",
-    Reason.NO_SPACE: "the disk for temporary files was full; no verdict on the file, so the job stops",
-    Reason.CRASHED: "the process that worked on it died, also when tried again alone",
+    Reason.NO_SPACE: "the disk for temporary files was full; the file is not rejected, the job stops",
+    Reason.CRASHED: "the worker process died, even in a retry by itself",
     Reason.ENCODE_FAILED: "ffmpeg failed for another reason; its message is in the ledger",
-    Reason.VERIFY_FAILED: "what was written does not pass verification",
-    Reason.NO_INDEX: "its packets cannot be taken as they are; a profile that encodes takes it",
+    Reason.VERIFY_FAILED: "the encoded sample does not pass verification",
+    Reason.NO_INDEX: "its packets cannot be used unchanged; re-encode it with a profile",
 }
-"""One line for people on each reason."""
+"""A one-line explanation of each reason."""

@@ -1,7 +1,7 @@
-"""Puts the packets of a source into a plain MP4, through FFmpeg's muxer, without touching a picture.
+"""Remux the packets of a source into a plain MP4 with FFmpeg's muxer, without re-encoding.
 
-The muxer converts what differs between containers (start codes to lengths, decoder configuration); times and what is
-hidden are set here.
+The muxer converts between container conventions (start codes to lengths, decoder configuration); this module sets the
+times and the hidden frames.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError
 from fastvid.format.packets import PacketTable, packet_records
 from fastvid.format.schema import Codec, PacketFlag
-from fastvid.media.demuxer import open_demuxer, said, video_stream
-from fastvid.media.playback import ENCODE_HINT, Played
+from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
+from fastvid.media.playback import ENCODE_HINT, Playback
 from fastvid.media.prove import Numbered
 from fastvid.media.reasons import Reason
 
-# Where every packet of these gives a frame, one that gives none is a placeholder, or refers to what is not there.
+# Codecs whose packets all show a frame; one without a frame is a placeholder or lacks its references.
 _NEVER_SILENT: Final = frozenset({Codec.H264, Codec.HEVC, Codec.MPEG4})
-# Ticks between two displayed packets in which hidden ones find room.
+# Ticks between two displayed packets, to leave times for hidden packets.
 _ROOM: Final = 8
-# Fine enough that an edit list ends between two frames.
+# Movie ticks per second, fine enough for an edit list to end between two frames.
 _MOVIE_TICKS: Final = 90_000
 
 
 class Remuxer:
-    """Makes MP4s of a source's packets.
+    """Writes MP4s of a source's packets.
 
     Args:
-        data: The source, whose stream is described as it describes it.
+        data: The source, from which stream parameters are copied.
         container: Its demuxer.
-        played: What a player gets out of it.
-        numbered: What its packets are.
-        whole: Whether a part may leave out no packet before it.
+        played: Its packets and frames.
+        numbered: The frame number and flags of each packet.
+        whole: Whether a part must include every preceding packet.
     """
 
-    def __init__(self, data: bytes, container: str, played: Played, numbered: Numbered, *, whole: bool) -> None:
+    def __init__(self, data: bytes, container: str, played: Playback, numbered: Numbered, *, whole: bool) -> None:
         self._data, self._container, self._played, self._numbered = data, container, played, numbered
         count = len(played.packets)
         nothing = np.zeros(count, np.int64)
@@ -59,16 +59,16 @@ class Remuxer:
 
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
-        """When each shown frame is shown, from the first, float64 [N], increasing."""
+        """Presentation time of each shown frame in seconds after the first, float64 [N], increasing."""
         ticks = np.asarray([self._ticks[packet] for packet in self._packet_of.tolist()], np.float64)
         seconds: npt.NDArray[np.float64] = (ticks - ticks[0]) * float(self._base)
         return seconds
 
     def part(self, first: int, last: int) -> bytes:
-        """An MP4 that shows the frames `first` to `last` - 1, and holds the packets that these need.
+        """Return an MP4 that shows frames `first` to `last` - 1 and contains the packets that they need.
 
         Raises:
-            SourceError: They cannot be told in one edit, or the muxer does not take them.
+            SourceError: If one edit cannot select these frames, or the muxer rejects the packets.
         """
         packets = self._table.plan(range(first, last)).packets.tolist()
         if self._played.codec in _NEVER_SILENT:
@@ -82,15 +82,15 @@ class Remuxer:
         ]
         end = self._ticks[int(self._packet_of[last - 1])] - zero
         if any(0 <= time <= end for time in hidden):
-            raise SourceError("its edit list shows several pieces", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
-        behind = [time for time in hidden if time > end]
-        made = self._mux(packets, pts)
-        if behind:
-            made = _end_edit(made, min(behind) * self._base)
-        return made
+            raise SourceError("edit list would need several segments", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        later = [time for time in hidden if time > end]
+        mp4 = self._mux(packets, pts)
+        if later:
+            mp4 = _end_edit(mp4, min(later) * self._base)
+        return mp4
 
     def _times(self, packets: Sequence[int]) -> list[int]:
-        """Ticks of packets in decode order; one that gives no frame stands just before the next one that does."""
+        """Return the ticks of packets in decode order; one without a frame directly precedes the next."""
         times: list[int] = []
         following = max((self._ticks[packet] for packet in packets if packet in self._ticks), default=0) + _ROOM
         for packet in reversed(packets):
@@ -99,10 +99,10 @@ class Remuxer:
         return times[::-1]
 
     def _mux(self, packets: Sequence[int], pts: Sequence[int]) -> bytes:
-        # An unlinked file: the muxer reads its own output again to move the tables to the front.
+        # A file, not memory: the muxer rereads its own output to move the tables to the front.
         with tempfile.TemporaryFile(prefix="fastvid-") as file, open_demuxer(self._data, self._container) as source:
             if self._played.codec is Codec.VP8:
-                raise SourceError("MP4 has no place for vp8", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+                raise SourceError("MP4 cannot contain vp8", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
             try:
                 opened = av.open(
                     f"/dev/fd/{file.fileno()}",
@@ -118,7 +118,9 @@ class Remuxer:
                     self._write(target, video_stream(source), packets, pts)
             except (av.FFmpegError, ValueError) as error:
                 raise SourceError(
-                    f"its packets do not fit into an MP4: {said(error)}", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+                    f"packets do not fit into an MP4: {ffmpeg_message(error)}",
+                    reason=Reason.NO_INDEX,
+                    hint=ENCODE_HINT,
                 ) from error
             file.seek(0)
             return file.read()
@@ -128,7 +130,7 @@ class Remuxer:
     ) -> None:
         stream = target.add_stream_from_template(template, opaque=True)
         stream.time_base = self._base
-        # The muxer needs to know how long the last frame stays; of the others it sees when the next one comes.
+        # The muxer uses this duration for the last frame; the others last until the next one.
         shown_at = sorted(pts)
         step = (
             max(1, shown_at[-1] - shown_at[-2]) if len(pts) > 1 else max(1, round(1 / self._played.rate / self._base))
@@ -142,13 +144,13 @@ class Remuxer:
             target.mux_one(one)
 
 
-def _clock(played: Played, numbered: Numbered) -> tuple[Fraction, dict[int, int]]:
-    """Seconds per tick, and the ticks of every packet that gives a frame, increasing in display order.
+def _clock(played: Playback, numbered: Numbered) -> tuple[Fraction, dict[int, int]]:
+    """Return the seconds per tick, and the ticks of each packet with a frame, ascending in display order.
 
-    They are the source's own times where these are whole, else its decode times, else a constant grid.
+    Uses the source's presentation times if complete and increasing, else its decode times, else a constant rate.
     """
     order = numbered.order
-    # AVI stores only when packets are decoded; the n-th frame is shown when the n-th packet would be.
+    # AVI stores decode times only: the n-th frame is shown at the n-th decode time.
     decoded = sorted(time for packet in order if (time := played.dts[packet]) is not None)
     for times in ([played.pts[packet] for packet in order], decoded):
         known = [time for time in times if time is not None]
@@ -158,7 +160,7 @@ def _clock(played: Played, numbered: Numbered) -> tuple[Fraction, dict[int, int]
 
 
 def _decode_times(pts: Sequence[int]) -> list[int]:
-    """Increasing times at which packets are decoded, none after it is shown."""
+    """Return increasing decode times, none later than the packet's presentation time."""
     times = sorted(pts)
     for place in range(1, len(times)):
         times[place] = max(times[place], times[place - 1] + 1)
@@ -167,12 +169,12 @@ def _decode_times(pts: Sequence[int]) -> list[int]:
 
 
 def _end_edit(data: bytes, seconds: Fraction) -> bytes:
-    """The MP4 with an edit that ends before `seconds`: the muxer's runs to the last packet."""
-    made = bytearray(data)
+    """Return the MP4 with its edit, which includes the last packet, shortened to end before `seconds`."""
+    mp4 = bytearray(data)
     at = data.find(b"elst")
     if at < 0 or data[at + 4] != 0:
-        raise SourceError("the MP4 has no edit list to end", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        raise SourceError("MP4 has no edit list to shorten", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
     # Version 0: count, then duration in movie ticks, media time and rate (ISO/IEC 14496-12, 8.6.6).
-    (count,) = struct.unpack_from(">I", made, at + 8)
-    struct.pack_into(">I", made, at + 12 + 12 * (count - 1), int(seconds * _MOVIE_TICKS) - 1)
-    return bytes(made)
+    (count,) = struct.unpack_from(">I", mp4, at + 8)
+    struct.pack_into(">I", mp4, at + 12 + 12 * (count - 1), int(seconds * _MOVIE_TICKS) - 1)
+    return bytes(mp4)

@@ -1,4 +1,4 @@
-"""Short clips of a moving pattern in every codec that decoders are compared on; made by ffmpeg in a second or two."""
+"""Generate short clips of a moving pattern, one per codec, in a second or two, to compare decoders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastvid.errors import MissingDependency
 from fastvid.media.colour_tags import tagged
 from fastvid.media.ffmpeg import find_ffmpeg
 
-# 256 lines, as profiles write by default; 64 frames hold two of their GOPs.
+# 256 lines, the default of profiles; 64 frames, two of their GOPs.
 _SOURCE: Final = "testsrc2=s=336x256:r=25:d=2.56"
 _LIMITED: Final = f"scale=out_range=limited:out_color_matrix=smpte170m,format=yuv420p,{tagged(full_range=False)}"
 _FULL: Final = f"scale=out_range=full:out_color_matrix=smpte170m,format=yuvj420p,{tagged(full_range=True)}"
@@ -25,10 +25,10 @@ _CLIPS: Final = {
 
 
 def make_sample_clips(folder: Path) -> dict[str, bytes]:
-    """MP4s by name, of the codecs for which ffmpeg has an encoder.
+    """Return MP4s by name, one per codec for which ffmpeg has an encoder.
 
     Raises:
-        MissingDependency: ffmpeg is absent or does not encode.
+        MissingDependency: If ffmpeg is missing or fails to encode.
     """
     build = find_ffmpeg()
     clips = {}
@@ -41,6 +41,6 @@ def make_sample_clips(folder: Path) -> dict[str, bytes]:
         command += ["-y", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise MissingDependency(f"ffmpeg does not encode {name}: {done.stderr.strip().splitlines()[-1:]}")
+            raise MissingDependency(f"ffmpeg failed to encode {name}: {done.stderr.strip().splitlines()[-1:]}")
         clips[name] = path.read_bytes()
     return clips

@@ -1,4 +1,4 @@
-"""Temporary files of workers, and the verdict when there is no room for them: none on the source."""
+"""Temporary files of workers, and the transient error when the disk is full, which rejects no source."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fastvid.media.reasons import Reason
 
 @contextmanager
 def temporary_file() -> Iterator[IO[bytes]]:
-    """A file without a name in the folder that TMPDIR names: nothing is left behind, however this process ends.
+    """Open an unlinked file in the folder TMPDIR: it disappears however this process ends.
 
     Raises:
-        SourceError: It cannot be made.
+        SourceError: If the file cannot be created.
     """
     try:
         file = tempfile.TemporaryFile(prefix="fastvid-")  # noqa: SIM115
@@ -28,13 +28,13 @@ def temporary_file() -> Iterator[IO[bytes]]:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a disk or a quota is full."""
+    """Return whether the error means that a disk or a quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def no_space(error: OSError | None = None) -> SourceError:
-    """The verdict when a temporary file cannot be written."""
+    """Return the transient error for a temporary file that cannot be written."""
     what = "is full" if error is None or is_full(error) else f"cannot be written: {error.strerror}"
     return SourceError(
-        f"the disk for temporary files, {tempfile.gettempdir()}, {what}", reason=Reason.NO_SPACE, transient=True
+        f"disk for temporary files, {tempfile.gettempdir()}, {what}", reason=Reason.NO_SPACE, transient=True
     )

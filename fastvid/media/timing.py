@@ -1,15 +1,15 @@
-"""At which constant rate a source is written, from the timestamps of its packets.
+"""Choose the constant frame rate to write a source at, from the timestamps of its packets.
 
-Shards hold constant frame rates only. What that means for a source is decided here, in this order:
+Shards contain constant frame rates only. The first of these cases that applies decides:
 
-- *constant*: every frame lies on a regular grid, within half a step. Frames keep their number and order, one to one;
-  their rounded timestamps are dropped.
-- *gaps*: frames lie on a grid with holes, and filling the holes at most doubles their number. Frames before a hole are
-  repeated; no frame is lost.
-- *variable*: no grid fits. The average rate is kept: as many frames as before, each at the grid point nearest in time.
-- *counted*: there are no timestamps, or a jump in them cannot be real. Frames keep their number at the nominal rate.
+- *constant*: every frame is within half a step of a regular grid. Frames keep their number and order, one to one; their
+  rounded timestamps are discarded.
+- *gaps*: frames are on a grid with holes, and filling the holes at most doubles their number. The frame before a hole
+  is repeated; no frame is lost.
+- *variable*: no grid fits. The average rate is kept: as many frames as before, each at the nearest grid point in time.
+- *counted*: there are no timestamps, or they jump implausibly. Frames keep their number at the nominal rate.
 
-Rates above 60 are divided by the smallest whole number that brings them to 60 or less.
+Rates above 60 are divided by the smallest integer that makes them 60 or less.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ STANDARD: Final = tuple(
         (240, 1),
     )
 )  # fmt: skip
-"""Rates that devices and editors write."""
+"""Rates of common devices and editors."""
 
-# Header rates are rounded to a few digits (29.97 for 30000/1001 is 33 ppm off); neighbours such as 24 and 24000/1001
-# are 1000 ppm apart.
+# Relative tolerance to snap to a standard rate: header rates are rounded to a few digits (29.97 for 30000/1001 is
+# 33 ppm off), and neighbours such as 24 and 24000/1001 are 1000 ppm apart.
 _SNAP: Final = Fraction(1, 2000)
-# Three frames at 60 a second, timed in milliseconds, measure as 60.6.
+# Relative tolerance for short videos: three frames at 60 per second, timed in milliseconds, measure as 60.6.
 _NEAR: Final = Fraction(3, 100)
-_FALLBACK: Final = Fraction(25)  # what FFmpeg assumes for raw streams
-# Matroska and FLV count milliseconds, and FFmpeg then offers 1000 as a rate. Faster cameras are found by measuring.
+_FALLBACK: Final = Fraction(25)  # FFmpeg's assumption for raw streams
+# Ignore higher nominal rates: Matroska and FLV count milliseconds, for which FFmpeg reports a rate of 1000. The rate of
+# a faster camera is measured.
 _MOST_CLAIMED: Final = 300
-_MOST_ADDED: Final = 2  # frames after filling holes, over frames before
-# A pause longer than this, and this many usual steps long, is a broken clock; FFmpeg's own limit for a jump is 10 s.
+_MOST_ADDED: Final = 2  # maximum ratio of frames after filling holes to frames before
+# A pause longer than both limits means a broken clock; FFmpeg's own limit for a jump is 10 s.
 _JUMP_SECONDS: Final = 10
 _JUMP_STEPS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """How frames become a constant-rate stream.
+class FrameTiming:
+    """How to convert a source's frames to a constant rate.
 
     Attributes:
         kind: "constant", "gaps", "variable" or "counted".
-        rate: Frames a second that are written, exact, at most 60.
-        input_rate: Rate that replaces the source's timestamps; None where they are used.
-        frames: Frames that come out if `shown` go in; exact when `input_rate` is set, within two otherwise.
-        shown: Frames the source shows.
+        rate: Frames per second to write, exact, at most 60.
+        input_rate: Rate that replaces the source's timestamps; None if the timestamps are used.
+        frames: Frames written for `shown` frames; exact if `input_rate` is set, else within two.
+        shown: Frames that the source shows.
     """
 
     kind: str
@@ -70,14 +71,14 @@ class Timing:
 
 def choose_timing(
     pts: Sequence[int | None], time_base: Fraction, nominal: Sequence[Fraction | None], shown: int
-) -> Timing:
-    """Chooses the constant rate of a source.
+) -> FrameTiming:
+    """Choose the constant rate of a source.
 
     Args:
-        pts: Presentation times of the packets that show a frame, in ticks, any order; None where missing.
+        pts: Presentation times, in ticks, of the packets that show a frame, in any order; None if missing.
         time_base: Seconds per tick.
-        nominal: Rates that the container claims, best first.
-        shown: Frames that the source shows; `pts` may hold one or two more in streams with placeholder packets.
+        nominal: Rates according to the container, best first.
+        shown: Frames that the source shows; `pts` may have one or two more in streams with placeholder packets.
     """
     rates = [_snap(rate) for rate in nominal if rate is not None and 0 < rate <= _MOST_CLAIMED]
     times = np.sort(np.asarray([t for t in pts if t is not None], dtype=np.int64))
@@ -104,28 +105,28 @@ def choose_timing(
 def _grid(
     times: np.ndarray[tuple[int], np.dtype[np.int64]], time_base: Fraction, rate: Fraction
 ) -> tuple[Fraction, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Nearest grid point of each time, on the coarsest grid that divides `rate` and still tells the frames apart."""
+    """Return the rate of the coarsest grid of `rate` that separates the frames, and their grid points."""
     per_tick = float(time_base * rate)
     index = np.rint((times - times[0]) * per_tick).astype(np.int64)
-    # Containers that count milliseconds claim 1000 a second, and fields count double: take out the common stride.
+    # Divide by the common stride: a nominal rate may count milliseconds (1000 per second) or fields (twice the rate).
     stride = int(np.gcd.reduce(np.diff(index)))
     return (rate / stride, index // stride) if stride > 1 else (rate, index)
 
 
-def _forced(kind: str, rate: Fraction, shown: int) -> Timing:
+def _forced(kind: str, rate: Fraction, shown: int) -> FrameTiming:
     divisor = max(1, ceil(rate / MAX_RATE))
-    return Timing(kind, rate / divisor, rate, ceil(shown / divisor), shown)
+    return FrameTiming(kind, rate / divisor, rate, ceil(shown / divisor), shown)
 
 
-def _resampled(kind: str, rate: Fraction, frames: int, shown: int) -> Timing:
+def _resampled(kind: str, rate: Fraction, frames: int, shown: int) -> FrameTiming:
     divisor = max(1, ceil(rate / MAX_RATE))
-    return Timing(kind, rate / divisor, None, ceil(frames / divisor), shown)
+    return FrameTiming(kind, rate / divisor, None, ceil(frames / divisor), shown)
 
 
-# Rates of a collection are few, and arithmetic of fractions with all standards takes as long as a small file's probing.
+# Cached: a collection has few rates, and comparing fractions with all standard rates takes as long as a small probe.
 @lru_cache(maxsize=1024)
 def _standard_near(rate: Fraction) -> tuple[Fraction, ...]:
-    """Standard rates that a short video with a coarse clock may mean, nearest first."""
+    """Return the standard rates within the tolerance for short videos with a coarse clock, nearest first."""
     near = [standard for standard in STANDARD if abs(standard - rate) <= rate * _NEAR]
     return tuple(sorted(near, key=lambda standard: abs(standard - rate)))
 
@@ -137,5 +138,5 @@ def _snap(rate: Fraction) -> Fraction:
     nearest = min(STANDARD, key=lambda standard: abs(standard - rate))
     if abs(nearest - rate) <= rate * _SNAP:
         return nearest
-    # MP4 time scales must hold numerator times 512 or so; four digits are finer than any clock here.
+    # An MP4 time scale must fit about 512 times the numerator; four digits are finer than any clock here.
     return rate.limit_denominator(1001)

@@ -1,6 +1,7 @@
-"""Bytes: ranges, listings, maps and atomic writes. Nothing else in fastvid opens the files of a dataset.
+"""Read and write the files of a dataset: ranges, listings, memory maps and atomic writes.
 
-A `Storage` is a folder, named by a path or URL; names inside it use forward slashes.
+Nothing else in fastvid opens these files. A `Storage` is a folder, given by a path or URL; names inside it use forward
+slashes.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ __all__ = ["LocalStorage", "RemoteOptions", "Storage", "open_storage"]
 
 
 def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None = None) -> Storage:
-    """The storage behind a path or URL: local folders, ``file://``, ``s3://``, ``gs://``, and to read ``http(s)://``.
+    """Open a local folder, ``file://``, ``s3://`` or ``gs://``, or ``http(s)://`` read-only.
 
     Args:
         url: The folder.
-        options: Timeouts, concurrency and cache of remote storages; they do not change what is read.
+        options: Timeouts, concurrency and cache of remote storages; they do not change the bytes read.
 
     Raises:
-        UsageError: The scheme of the URL is not known, or the URL is wrong.
-        MissingDependency: The package for remote storages is absent.
+        UsageError: If the URL is invalid or its scheme is unknown.
+        MissingDependency: If the package for remote storages is missing.
     """
     text = os.fspath(url)
     scheme, separator, rest = text.partition("://")
@@ -34,15 +35,15 @@ def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None =
         return LocalStorage(rest)
     if scheme not in ("s3", "gs", "http", "https"):
         raise UsageError(
-            f"storage scheme {scheme!r} is not known",
+            f"unknown storage scheme {scheme!r}",
             file=text,
-            hint="known are local paths, file://, s3://, gs:// and, to read, http:// and https://",
+            hint="use a local path, file://, s3:// or gs://; http:// and https:// are read-only",
         )
     try:
         from fastvid.storage.objects import ObjectStorage
     except ImportError as error:
         raise MissingDependency(
-            f"storage {scheme}:// needs a package that does not load: {error}",
+            f"storage {scheme}:// needs a package that fails to import: {error}",
             hint="pip install 'fastvid-toolkit[object-stores]'",
         ) from error
     return ObjectStorage(text, options)

@@ -1,11 +1,11 @@
-"""Whole files kept in a node-local folder, for all processes of the node.
+"""Cache whole remote files in a node-local folder that all processes of the node share.
 
-    FOLDER/.used              bytes in use, as a number; also the lock of those who change it
-    FOLDER/ab/.lock           held by the one process that fetches a file of this drawer; others wait for its file
-    FOLDER/ab/ab12...         a file; its name is a hash of its address and version, so it never changes
+    FOLDER/.used              bytes in use, as a decimal number; also the lock for changing it
+    FOLDER/ab/.lock           held by the one process that fetches a file of this subfolder; the others wait
+    FOLDER/ab/ab12...         a file; its name is a hash of its address and version, so its content never changes
 
-A file appears by a rename, complete. A killed process lets go of its locks, and the next one clears its remains away.
-When room is needed, the files longest unused go; who has one mapped keeps it.
+A file appears complete, by a rename. The kernel releases the locks of a killed process, and the next process deletes
+its temporary files. Eviction removes the least recently used files; a process that has mapped one keeps its bytes.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _TEMPORARY: Final = ".tmp"
 _LOCK: Final = ".lock"
 _USED: Final = ".used"
 
-ROOM: Final = 0.1
-"""Part of the limit that an eviction leaves free, so that not every new file starts one."""
+FREE_FRACTION: Final = 0.1
+"""Fraction of the limit that an eviction frees, so that not every new file causes one."""
 
 log = logging.getLogger(__name__)
 
 
 class NodeCache:
-    """Files by key in a folder.
+    """A size-limited folder of files, addressed by key.
 
     Args:
-        folder: On a local disk; made when absent.
-        limit: Bytes that the files may have together.
+        folder: On a local disk; created when missing.
+        limit: Maximum total size of the files in bytes.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
 
     def get(self, key: str, size: int, fetch: Callable[[], bytes]) -> memoryview:
-        """A file's bytes, read-only, mapped from the folder, or fetched once for the node.
+        """Return a file's bytes, mapped read-only from the folder, fetching them once per node.
 
-        A folder that is full or cannot be written costs a warning and another fetch, never the bytes.
+        If the folder is full or not writable, log a warning and return the fetched bytes uncached.
 
         Args:
-            key: Names the file and its version, in hex.
-            size: Bytes of the file; one of another size in the folder is not it.
-            fetch: Gets the bytes where the folder does not have them.
+            key: Identifies the file and its version, in hex.
+            size: Size of the file in bytes; a cached file of another size is fetched again.
+            fetch: Returns the bytes when they are not cached.
         """
         path = self.folder / key[:2] / key
         found = _mapped(path, size)
@@ -60,7 +60,7 @@ class NodeCache:
             try:
                 held.enter_context(_locked(path.parent / _LOCK))
             except OSError as error:
-                log.warning("cache is not used: %s [file=%s]", error.strerror, path)
+                log.warning("cannot use the cache: %s [file=%s]", error.strerror, path)
                 return memoryview(fetch())
             found = _mapped(path, size)
             if found is not None:
@@ -69,12 +69,12 @@ class NodeCache:
             try:
                 self._store(path, data)
             except OSError as error:
-                log.warning("cache does not take a file: %s [file=%s]", error.strerror, path)
+                log.warning("cannot store a file in the cache: %s [file=%s]", error.strerror, path)
                 return memoryview(data)
         return _mapped(path, size) or memoryview(data)
 
     def _store(self, path: Path, data: bytes) -> None:
-        # Only the holder of the lock writes here, so whatever is unfinished belongs to the dead.
+        # Only the holder of the lock writes here, so any temporary file was left by a dead process.
         for remains in path.parent.glob(f"*{_TEMPORARY}"):
             remains.unlink(missing_ok=True)
         self._reserve(len(data))
@@ -83,27 +83,27 @@ class NodeCache:
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
-                # Else a power cut could leave a file of the right size and name without its bytes.
+                # Without fsync a power cut could leave a file of the right size and name without its bytes.
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
     def _reserve(self, size: int) -> None:
-        """Counts `size` as used, and makes room for it first where there is none."""
+        """Count `size` bytes as used, evicting files first if they exceed the limit."""
         with _locked(self.folder / _USED) as book:
             book.seek(0)
             text = book.read()
-            # A process that died between counting and writing leaves too high a number; the next eviction corrects it.
+            # A process that died between counting and writing leaves too high a count; the next eviction corrects it.
             used = int(text) if text.isdigit() else self._evict(self.limit)
             if used + size > self.limit:
-                used = self._evict(int(self.limit * (1 - ROOM)) - size)
+                used = self._evict(int(self.limit * (1 - FREE_FRACTION)) - size)
             book.seek(0)
             book.truncate()
             book.write(b"%d" % (used + size))
 
     def _evict(self, most: int) -> int:
-        """Deletes files, those longest unused first, until at most `most` bytes are left; returns what is left."""
+        """Delete least recently used files until at most `most` bytes remain; return the bytes that remain."""
         files = []
         for path in self.folder.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
@@ -124,7 +124,7 @@ def _mapped(path: Path, size: int) -> memoryview | None:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size != size:
                 return None
-            # The time of the last use decides who goes first.
+            # Eviction goes by the modification time, so set it to the time of this use.
             with contextlib.suppress(OSError):
                 os.utime(file.fileno())
             return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) if size else memoryview(b"")
@@ -134,7 +134,7 @@ def _mapped(path: Path, size: int) -> memoryview | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
-    # Other users of the machine must not be able to slip files in.
+    # Mode 0700: other users of the machine must not be able to plant files.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

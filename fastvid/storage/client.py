@@ -1,8 +1,9 @@
-"""Requests to object stores and web servers: retries, versions, errors. The one file that imports obstore.
+"""Requests to object stores and web servers, with retries and versions, through obstore.
 
-obstore rather than fsspec: on one server a ranged request costs it 0.1 ms of CPU and s3fs 2026.9 1.0 ms (measured), it
-checks ranges against the answer, has conditional reads and puts, and aborts an upload whose block raises. fsspec
-reaches more kinds of storage, but its reads of many ranges take no condition, and s3fs ties the user to one botocore.
+Why obstore and not fsspec: on one server a range request costs obstore 0.1 ms of CPU, s3fs 2026.9 1.0 ms (measured).
+obstore compares the response with the requested range, has conditional reads and puts, and aborts an upload whose block
+raises. fsspec supports more kinds of storage, but its multi-range reads take no precondition, and s3fs pins one
+botocore version.
 """
 
 from __future__ import annotations
@@ -33,36 +34,36 @@ from obstore.exceptions import (
 from obstore.store import GCSStore, HTTPStore, S3Store
 
 from fastvid.errors import FastvidError, StorageError, UsageError
-from fastvid.storage import answers
+from fastvid.storage import request_errors
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import pause
-from fastvid.storage.protocol import REPLACED, replaced
+from fastvid.storage.protocol import REPLACED, replaced_error
 from fastvid.storage.version import Version
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 RANGE_SECONDS: Final = 60.0
-"""Longest a read request may take in all, so that a server that trickles cannot hold a reader: 16 MiB at 280 kB/s."""
+"""Time limit of a read request, so that a slow server cannot block a reader: 16 MiB at 280 kB/s."""
 
 WRITE_SECONDS: Final = 600.0
-"""Longest a write request may take: S3 may need minutes to put a large upload together."""
+"""Time limit of a write request: S3 may need minutes to assemble a large upload."""
 
 FIRST_SECONDS: Final = 15.0
-"""Patience until the storage has answered once: what never worked is more likely a wrong address than a hiccup."""
+"""Time to retry before the first response: a storage that never responded more likely has a wrong address."""
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
-"""Pauses between tries double from the first to the longest, each drawn evenly from its upper half (jitter)."""
+"""Pauses between attempts double from the first to the longest, each drawn uniformly from its upper half (jitter)."""
 
 PART_BYTES: Final = 16 * 2**20
-"""Part of an upload. S3 allows 10,000 parts, so a file may have 156 GiB; four parts in flight take 64 MiB."""
+"""Size of an upload's part. S3 allows 10,000 parts, so up to 156 GiB a file; four parts in flight take 64 MiB."""
 
 LIST_ENTRIES: Final = 1000
-"""Names that come from the library at once: what S3 gives in one answer."""
+"""Page size of a listing: the maximum of one S3 response."""
 
 STREAM_BYTES: Final = 2**20
-"""Least bytes of an answer that are taken at once."""
+"""Minimum size of a chunk when streaming a response."""
 
 RANGE_NOT_SATISFIABLE: Final = 416
 
@@ -71,26 +72,26 @@ _TRIES_TO_REPORT: Final = 3
 
 log = logging.getLogger(__name__)
 
-_jitter = random.SystemRandom()  # the user's random numbers are left alone
+_jitter = random.SystemRandom()  # does not touch the state of the user's `random`
 
 T = TypeVar("T")
 _Store = S3Store | GCSStore | HTTPStore
 
-# The runtime of the library lives in threads, which a fork does not copy: a child that used it would wait for ever.
+# Process that made the first request. obstore's runtime threads do not survive a fork: a forked child would hang.
 _process: int | None = None
 
 
-class Client:
+class StoreClient:
     """Requests to one folder of a remote storage.
 
     Args:
         url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
-        options: Timeouts and patience.
+        options: Timeouts and retries.
         query: Sent with every request to a web server, such as a signature.
 
     Raises:
-        UsageError: The URL is none of these or carries what does not belong there, or a setting of the environment
-            is wrong.
+        UsageError: If the URL is none of these or contains a user, query or fragment, or an environment variable is
+            invalid.
     """
 
     def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
@@ -105,22 +106,22 @@ class Client:
                 "timeout": timedelta(seconds=RANGE_SECONDS),
                 "pool_max_idle_per_host": str(options.concurrency),
             },
-            # Reads are tried again by `_call`: the library does not repeat a body without a tag, and tells nobody when
-            # it repeats one with a tag.
+            # `_call` retries reads: obstore does not retry a body without an entity tag, and retries one with a tag
+            # silently.
             {"max_retries": 0},
             query,
         )
 
     @cached_property
     def _writer(self) -> _Store:
-        # Reads do without: a client takes 40 ms to set up, for the certificates. The library tries parts of uploads
-        # again one by one, with time and not the count as the limit.
+        # Created on first write only: a client takes 40 ms to load its certificates. obstore retries the parts of an
+        # upload one by one, limited by time rather than by the number of attempts.
         return _store(
             self.url,
             {
                 "allow_http": True,
                 "connect_timeout": timedelta(seconds=self.options.connect_seconds),
-                # No read timeout: it would count the time in which a large part is sent.
+                # No read timeout: it would include the time to send a large part.
                 "timeout": timedelta(seconds=WRITE_SECONDS),
             },
             {"max_retries": 1000, "retry_timeout": timedelta(seconds=self.options.patience_seconds)},
@@ -128,16 +129,16 @@ class Client:
         )
 
     def head(self, name: str) -> Version | None:
-        """The version of `name` that is there, None without one."""
+        """Return the current version of `name`, or None if the file does not exist."""
         try:
             return self._call(name, lambda: _version(obstore.head(self._reader, name)))
         except StorageError as error:
-            if missing(error):
+            if is_missing(error):
                 return None
             raise
 
     def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
-        """All of `name` in one request and its version; no bytes when it has more than `most`."""
+        """Read all of `name` in one request; return its bytes, None if more than `most`, and its version."""
 
         def call() -> tuple[memoryview | None, Version]:
             result = obstore.get(self._reader, name)
@@ -149,20 +150,23 @@ class Client:
     def get_range(
         self, name: str, offset: int, length: int, version: Version | None
     ) -> tuple[memoryview, Version | None]:
-        """Bytes of `name`, fewer than `length` where it ends, and the version that they are of, which may be None for
-        no bytes.
+        """Read a range of `name`.
 
         Args:
             name: The file.
             offset: First byte.
-            length: Bytes, at least 1.
-            version: The version that the server is asked for; None takes any. Not every server keeps to it.
+            length: Number of bytes, at least 1.
+            version: Version to request; None accepts any. Not every server honours it.
+
+        Returns:
+            The bytes, fewer than `length` if the file ends inside the range, and their version, which may be None when
+            there are no bytes.
 
         Raises:
-            StorageError: The file was replaced, or another reason.
+            StorageError: If the file was replaced or cannot be read.
         """
         options: dict[str, Any] = {"range": (offset, offset + length)}
-        # A weak tag never matches in a precondition (RFC 9110, 13.1.1); it is compared with the answer alone.
+        # A weak tag never matches in a precondition (RFC 9110, 13.1.1); the caller compares it with the response.
         if version is not None and version.tag and not version.tag.startswith("W/"):
             options["if_match"] = version.tag
 
@@ -170,7 +174,7 @@ class Client:
             try:
                 result = obstore.get(self._reader, name, options=cast(Any, options))
             except GenericError as error:
-                if answers.status(error) == RANGE_NOT_SATISFIABLE:
+                if request_errors.http_status(error) == RANGE_NOT_SATISFIABLE:
                     return memoryview(b""), version
                 raise
             return memoryview(result.bytes()), _version(result.meta)
@@ -178,7 +182,7 @@ class Client:
         return self._call(name, call)
 
     def list(self, folder: str) -> list[tuple[str, Version]]:
-        """Names below `folder`, which is "" or whole parts of a path, with their versions; any order."""
+        """List the names below `folder` ("" or whole path components) with their versions, in any order."""
 
         def call() -> list[tuple[str, Version]]:
             pages = obstore.list(self._reader, folder or None, chunk_size=LIST_ENTRIES)
@@ -187,28 +191,28 @@ class Client:
         return self._call(folder, call)
 
     def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
-        """Has all of `name` taken from one answer, of a server without ranges; if it breaks off, from the start."""
+        """Pass all of `name` to `take`, for servers without ranges; a retry starts from byte 0."""
 
         def call() -> None:
-            result = obstore.get(self._writer, name)  # its limits leave time for large bodies
+            result = obstore.get(self._writer, name)  # the writer's time limits suit large bodies
             take(_version(result.meta), (bytes(piece) for piece in result.stream(min_chunk_size=STREAM_BYTES)))
 
         self._call(name, call)
 
     def put(self, name: str, data: bytes) -> None:
-        """Puts `data` at `name` in one request."""
+        """Write `data` to `name` in one request."""
         self._call(name, lambda: obstore.put(self._writer, name, data, use_multipart=False))
 
     def put_if(self, name: str, data: bytes, version: Version | None) -> bool:
-        """Puts `data` at `name` if `version` is there, None standing for no file. Returns whether it did."""
+        """Write `data` to `name` if `version` is current (None: no file); return whether it was written."""
         modes: list[Any] = ["create"]
         if version is not None:
             if not version.tag:
-                raise StorageError("the store gives no tags, so nothing can be swapped safely", file=self.file(name))
-            # Ceph 16 compares the tag with its quotes and refuses a right one; seen there, and without them it agrees.
+                raise StorageError("store sends no entity tags, so it cannot swap files safely", file=self.file(name))
+            # Ceph 16 rejects a correct tag in quotes but accepts it without them (observed), so try both.
             tags = dict.fromkeys((version.tag, version.tag.strip('"')))
             modes = [{"e_tag": tag} | ({"version": version.number} if version.number else {}) for tag in tags]
-        # A put that is repeated because its answer was lost meets its own file; the mark tells it from a rival's.
+        # A put retried after a lost response finds its own file; the mark distinguishes it from another writer's.
         mark = uuid.uuid4().hex
         for mode in modes:
             if self._call(name, partial(self._put_once, name, data, mode, mark)):
@@ -222,7 +226,7 @@ class Client:
 
     @contextlib.contextmanager
     def upload(self, name: str) -> Iterator[IO[bytes]]:
-        """A file that is put together at `name` when the block ends; its parts are dropped when it raises."""
+        """Upload a file that appears at `name` when the block ends; discard it if the block raises."""
 
         def start() -> obstore.WritableFile:
             return obstore.open_writer(self._writer, name, buffer_size=PART_BYTES, max_concurrency=4)
@@ -234,20 +238,20 @@ class Client:
             try:
                 writer.__exit__(type(error), error, error.__traceback__)
             except (BaseError, OSError) as second:
-                log.warning("parts of an upload remain at %s: %s", self.file(name), answers.reason(second))
+                log.warning("cannot abort the upload of %s: %s", self.file(name), request_errors.reason(second))
             raise
         self._once(name, writer.close)
 
     def delete(self, name: str) -> None:
-        """Removes `name`; absent is fine."""
+        """Delete `name` if it exists."""
         try:
             self._call(name, lambda: obstore.delete(self._writer, name))
         except StorageError as error:
-            if not missing(error):
+            if not is_missing(error):
                 raise
 
     def file(self, name: str) -> str:
-        """The address of `name`."""
+        """Return the URL of `name`."""
         return f"{self.url}/{name}"
 
     def _put_once(self, name: str, data: bytes, mode: Any, mark: str) -> bool:
@@ -258,7 +262,7 @@ class Client:
         return True
 
     def _look(self, name: str) -> tuple[object, Version | None]:
-        """The mark of the put that made the file, and its version."""
+        """Return the mark of the put that wrote the file and the file's version; (None, None) without a file."""
 
         def call() -> tuple[object, Version]:
             result = obstore.get(self._reader, name)
@@ -267,25 +271,25 @@ class Client:
         try:
             return self._call(name, call)
         except StorageError as error:
-            if missing(error):
+            if is_missing(error):
                 return None, None
             raise
 
     def _once(self, name: str, call: Callable[[], T]) -> T:
-        """Calls what must not be repeated: bytes would be written twice."""
+        """Make a call without retries: a retry would write the bytes twice."""
         try:
             return call()
         except (BaseError, OSError, ValueError) as error:
             raise _translated(error, self.file(name)) from error
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
-        """Calls until it succeeds, fails for good, or patience ends."""
+        """Make a call, retrying transient errors until `patience_seconds` have passed."""
         global _process
         if _process not in (None, os.getpid()):
             raise StorageError(
                 "remote storage was used before this process was forked",
                 file=self.file(name),
-                hint="start worker processes with the method spawn or forkserver",
+                hint="start worker processes with the spawn or forkserver method",
             )
         _process = os.getpid()
         start, tries = time.monotonic(), 0
@@ -301,11 +305,12 @@ class Client:
                     patience = min(patience, FIRST_SECONDS)
                 wait = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * _jitter.uniform(0.5, 1.0)
                 spent = time.monotonic() - start
-                passing = isinstance(error, GenericError) and answers.passing(error)
-                if not passing or spent + wait > patience:
+                transient = isinstance(error, GenericError) and request_errors.is_transient(error)
+                if not transient or spent + wait > patience:
                     raise _translated(error, self.file(name), tries, spent) from error
                 say = log.warning if tries >= _TRIES_TO_REPORT else log.info
-                say("try %d of %s failed, again in %.1f s: %s", tries, self.file(name), wait, answers.reason(error))
+                text = request_errors.reason(error)
+                say("attempt %d at %s failed, retrying in %.1f s: %s", tries, self.file(name), wait, text)
                 if not pause(wait):
                     raise _translated(error, self.file(name), tries, spent) from error
             else:
@@ -313,23 +318,23 @@ class Client:
                 return result
 
 
-def missing(error: StorageError) -> bool:
-    """Whether the error says that a file is not there."""
+def is_missing(error: StorageError) -> bool:
+    """Return whether the error means that a file does not exist."""
     return isinstance(error.__cause__, FileNotFoundError)
 
 
-def changed(error: StorageError) -> bool:
-    """Whether the error says that a file is another one than before."""
+def is_replaced(error: StorageError) -> bool:
+    """Return whether the error means that a file was replaced."""
     return error.message == REPLACED
 
 
-def without_ranges(error: StorageError) -> bool:
-    """Whether the error says that the server sends whole files only."""
+def lacks_ranges(error: StorageError) -> bool:
+    """Return whether the error means that the server does not support byte ranges."""
     return isinstance(error.__cause__, NotSupportedError)
 
 
 class _Upload(io.RawIOBase):
-    """What a block of `Client.upload` writes to."""
+    """The writable file that `StoreClient.upload` yields."""
 
     def __init__(self, write: Callable[[bytes], int]) -> None:
         self._write = write
@@ -342,7 +347,7 @@ class _Upload(io.RawIOBase):
         return self._at
 
     def write(self, data: Any) -> int:
-        # The library keeps what it is given, so a buffer that its owner may change is copied.
+        # obstore keeps a reference to the data, so copy a buffer that its owner may change.
         data = data if isinstance(data, bytes) else bytes(data)
         self._at += self._write(data)
         return len(data)
@@ -351,14 +356,14 @@ class _Upload(io.RawIOBase):
 def _store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -> _Store:
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
-        # The address is printed in messages and written to logs.
+        # URLs appear in messages and logs, so they must not contain secrets.
         raise UsageError(
-            "address of a storage has a user, a query or a fragment",
+            "storage URL contains a user, a query or a fragment",
             file=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}",
-            hint="credentials come from the environment",
+            hint="pass credentials through environment variables",
         )
     if not parts.netloc:
-        raise UsageError("address of a storage names no bucket or host", file=url)
+        raise UsageError("storage URL has no bucket or host", file=url)
     prefix = parts.path.strip("/") or None
     try:
         if parts.scheme == "s3":
@@ -367,7 +372,7 @@ def _store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -> _S
             return GCSStore(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
         return HTTPStore.from_url(f"{url}/?{query}" if query else url, client_options=client, retry_config=retry)
     except (BaseError, OSError, ValueError) as error:
-        raise UsageError(f"storage cannot be set up: {answers.reason(error)}", file=url) from error
+        raise UsageError(f"cannot open the storage: {request_errors.reason(error)}", file=url) from error
 
 
 def _version(meta: obstore.ObjectMeta) -> Version:
@@ -379,16 +384,16 @@ def _translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.
         what = "bucket" if "NoSuchBucket" in str(error) else "file"
         return StorageError(f"{what} does not exist", file=file)
     if isinstance(error, PreconditionError):
-        return replaced(file)
+        return replaced_error(file)
     if isinstance(error, NotSupportedError):
         return StorageError(
-            "the server does not keep to byte ranges", file=file, hint="serve the files with one that does, as nginx"
+            "server does not support byte ranges", file=file, hint="use a server that does, such as nginx"
         )
     if isinstance(error, ValueError):
-        return UsageError(f"name is not possible: {answers.reason(error)}", file=file)
-    text = answers.reason(error)
+        return UsageError(f"invalid file name: {request_errors.reason(error)}", file=file)
+    text = request_errors.reason(error)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        text = f"access is denied: {text}"
+        text = f"access denied: {text}"
     if tries > 1:
-        text += f" ({tries} tries in {seconds:.0f} s)"
-    return StorageError(text, hint=answers.hint(error), file=file)
+        text += f" ({tries} attempts in {seconds:.0f} s)"
+    return StorageError(text, hint=request_errors.hint(error), file=file)

@@ -1,4 +1,4 @@
-"""Folders on a local disk."""
+"""Storage in a folder on a local disk."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fastvid.errors import StorageError
-from fastvid.storage.protocol import check_name, ends_inside
+from fastvid.storage.protocol import check_name, truncated_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_OPEN_FILES = 256
-"""File handles that one LocalStorage keeps; a quarter of the usual limit of 1,024 a process."""
+"""File handles that one LocalStorage keeps open: a quarter of the usual limit of 1,024 per process."""
 
 BUFFER_BYTES = 2**20
-"""Collected before a write reaches the file."""
+"""Size of the write buffer."""
 
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 
 
 class LocalStorage:
-    """A folder on a local disk. Safe to use from many threads; never carries an open file across a fork or pickle."""
+    """A folder on a local disk. Thread-safe; open files do not survive a fork or pickle."""
 
     gap = 8 * 1024
-    """One read costs 2 to 3 us (preadv 1.2 us, the rest Python), a byte 0.1 to 0.2 ns (measured), so the break-even
-    lies near 10 kB. For eight frames of a `compact` clip 8 kB makes a third of the reads and reads 1.3 times the
-    planned bytes; 32 kB reads twice the bytes and is no faster."""
+    """A read costs 2 to 3 us (preadv 1.2 us, the rest Python), a byte 0.1 to 0.2 ns (measured), so they break even
+    near 10 kB. For eight frames of a `compact` clip 8 kB needs a third of the reads and reads 1.3 times the planned
+    bytes; 32 kB reads twice the bytes and is no faster."""
 
     concurrency = 1
 
@@ -56,10 +56,10 @@ class LocalStorage:
         return LocalStorage, (self.url,)
 
     def path(self, name: str) -> Path:
-        """Where `name` lies.
+        """Return the path of `name`.
 
         Raises:
-            UsageError: The name leaves the folder.
+            UsageError: If the name leads outside the folder.
         """
         return self.root / check_name(name, self.url)
 
@@ -85,7 +85,7 @@ class LocalStorage:
             return self.path(name).read_bytes()
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        # Called for every clip, so written without context managers, which cost as much as the reads.
+        # No context managers: this runs for every clip, and they cost as much as the reads.
         handle = self._handle(name)
         try:
             for offset, view in ranges:
@@ -93,7 +93,7 @@ class LocalStorage:
                 while filled < len(view):
                     got = os.preadv(handle.descriptor, (view[filled:],), offset + filled)
                     if not got:
-                        raise ends_inside(offset, len(view), filled, self.path(name))
+                        raise truncated_error(offset, len(view), filled, self.path(name))
                     filled += got
         except OSError as error:
             if isinstance(error, StorageError):
@@ -101,7 +101,7 @@ class LocalStorage:
             raise _translate(error, self.path(name)) from error
 
     def map(self, name: str) -> memoryview:
-        # A batch of a large dataset maps a file for each of its clips; making a Path costs as much as mapping.
+        # A batch may map one file for each clip, and creating a Path costs as much as the mapping.
         path = f"{self.url}/{check_name(name, self.url)}"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -131,13 +131,13 @@ class LocalStorage:
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
         path = self.path(name)
-        # A name of its own keeps two writers, also on two machines, from mixing their bytes; the last rename wins.
+        # A unique name keeps writers, also on other machines, from mixing their bytes; the last rename wins.
         temporary = path.with_name(f"{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
         try:
             with _translated(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 raw = _Raw(temporary, "wb")
-            # What the block itself raises is not an error of this file, so the file translates its own.
+            # `_Raw` translates write errors, because errors raised by the block itself must pass unchanged.
             with io.BufferedWriter(raw, BUFFER_BYTES) as file:
                 yield file
                 file.flush()
@@ -156,27 +156,27 @@ class LocalStorage:
         self._forget(name)
 
     def sweep(self) -> None:
-        """Removes what interrupted writers left behind. Only for a folder that nobody is writing to."""
+        """Delete temporary files of interrupted writers. Call only while nobody writes to the folder."""
         for leftover in self.root.rglob(f"*{_TEMPORARY}"):
             leftover.unlink(missing_ok=True)
 
     def sweep_dead(self) -> None:
-        """Removes what killed processes of this machine left behind; others may be writing."""
+        """Delete temporary files of dead processes of this machine; safe while others write."""
         for leftover in self.root.rglob(f"*.{_machine()}-*{_TEMPORARY}"):
             pid = leftover.name.removesuffix(_TEMPORARY).split("-")[-2]
             if not os.path.exists(f"/proc/{pid}"):
                 leftover.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Closes the handles kept open."""
+        """Close all file handles."""
         with self._lock:
             self._open.clear()
 
     def _handle(self, name: str) -> _Handle:
-        """The file, open. Whoever holds it keeps it open when it is evicted meanwhile."""
+        """Return an open handle of the file. It stays open while referenced, even when evicted."""
         with self._lock:
             if self._pid != os.getpid():
-                # A forked child must not share a table that the parent's threads may have left half changed.
+                # The parent's threads may have been changing the table at the fork, so a child starts a new one.
                 self._open, self._pid = OrderedDict(), os.getpid()
             handle = self._open.get(name)
             if handle is None:
@@ -189,7 +189,7 @@ class LocalStorage:
         return handle
 
     def _link(self, name: str, data: bytes) -> bool:
-        """Puts `data` at `name` if nothing is there: of two links of one name the file system lets one succeed."""
+        """Write `data` to `name` if it does not exist, by a hard link: creating an existing link fails."""
         written = f"{name}.{secrets.token_hex(4)}.new{_TEMPORARY}"
         self.write(written, data)
         try:
@@ -205,9 +205,9 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _exclusive(self, name: str) -> Iterator[None]:
-        """One at a time for swaps of `name`, also across processes; a killed process lets go."""
+        """Serialise swaps of `name` across threads and processes; the kernel releases a killed process's lock."""
         path = self.path(name)
-        # A file of its own, because the one that is swapped is replaced, and a lock belongs to the file, not the name.
+        # A separate lock file: a lock belongs to the inode, and a swap replaces the file's inode.
         lock = path.with_name(f".{path.name}{_LOCK}")
         with _translated(lock):
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -223,11 +223,11 @@ class LocalStorage:
 
 
 class _NoHardLinks(Exception):
-    """The file system has none, as FAT and some network ones."""
+    """The file system does not support hard links, like FAT and some network file systems."""
 
 
 class _Raw(io.FileIO):
-    """A file whose writes fail with StorageError, as on a full disk."""
+    """A file that raises StorageError when a write fails, as on a full disk."""
 
     def write(self, data: Buffer, /) -> int:
         with _translated(Path(os.fsdecode(self.name))):
@@ -235,7 +235,7 @@ class _Raw(io.FileIO):
 
 
 class _Handle:
-    """A file descriptor that closes when its last user lets go."""
+    """A file descriptor that closes when its last reference is dropped."""
 
     __slots__ = ("descriptor",)
 
@@ -265,7 +265,7 @@ def _translate(error: OSError, path: str | Path) -> StorageError:
 
 
 def _machine() -> str:
-    """A short name of this machine without marks."""
+    """Return a short id of this machine, in hex."""
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 

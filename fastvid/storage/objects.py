@@ -1,8 +1,7 @@
-"""Folders in object stores and on web servers: ``s3://``, ``gs://`` and, to read, ``http://`` and ``https://``.
+"""Storage in object stores (``s3://``, ``gs://``), and read-only on web servers (``http(s)://``).
 
-Credentials and endpoints come from the usual variables of the environment, such as AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE and GOOGLE_APPLICATION_CREDENTIALS, or from the
-machine's role.
+Credentials and endpoints come from the usual environment variables, such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_REGION, AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE and GOOGLE_APPLICATION_CREDENTIALS, or from the machine's role.
 """
 
 from __future__ import annotations
@@ -19,38 +18,38 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 from fastvid.errors import StorageError
 from fastvid.runtime.hashing import sha256
 from fastvid.storage.cache import NodeCache
-from fastvid.storage.client import Client, missing, without_ranges
+from fastvid.storage.client import StoreClient, is_missing, lacks_ranges
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import Pool
-from fastvid.storage.protocol import check_name, ends_inside, replaced
+from fastvid.storage.protocol import check_name, replaced_error, truncated_error
 from fastvid.storage.version import Version
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 PIECE_BYTES: Final = 16 * 2**20
-"""Longer ranges are read as pieces of this size, side by side."""
+"""Longer ranges are split into pieces of this size and read concurrently."""
 
 DOWNLOAD_PIECES: Final = 4
 """Pieces that a download has in flight: 64 MiB in memory."""
 
 MEMORY_BYTES: Final = 256 * 2**20
-"""Mapped files that one storage remembers without a cache folder; those in use stay as long as they are."""
+"""Total size of mapped files that a storage keeps in memory; a file in use stays alive after its eviction."""
 
 
-class Sink(Protocol):
-    """A local file, as far as a download needs it."""
+class SeekableFile(Protocol):
+    """The methods of a local file that a download needs."""
 
     def write(self, data: Buffer, /) -> int:
-        """Writes all of the data at the end of what was written."""
+        """Append all of the data."""
         ...
 
     def seek(self, position: int, /) -> int:
-        """Goes to a position."""
+        """Move to a position."""
         ...
 
     def truncate(self) -> int:
-        """Drops what is behind the position."""
+        """Discard everything after the position."""
         ...
 
 
@@ -58,7 +57,7 @@ _Part = tuple[memoryview, Version | None]
 
 
 class ObjectStorage:
-    """A folder in an object store, or on a web server, which neither lists nor writes.
+    """A folder in an object store, or on a web server, which supports neither listing nor writing.
 
     Args:
         url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
@@ -66,20 +65,20 @@ class ObjectStorage:
         query: Sent with every request to a web server, such as a signature.
 
     Raises:
-        UsageError: The URL or a setting of the environment is wrong.
+        UsageError: If the URL or an environment variable is invalid.
     """
 
     gap = 32 * 1024
     """On loopback without TLS a request costs 90 to 110 us of CPU and a byte 0.5 ns (measured, 20 kB to 2 MB), so CPU
-    alone would break even near 180 kB; but bytes have to cross a network that others use, too. For eight frames of a
-    `compact` clip 8 kB gives 6.0 requests and 54 % of the video's bytes, 32 kB 2.2 and 72 %, 128 kB 1.0 and 94 %, at
-    1.07, 0.68 and 0.54 ms of CPU; for an `intra` clip 8.0 and 4 %, 5.9 and 9 %, 3.7 and 23 %."""
+    alone would break even near 180 kB; but the network is shared with others. For eight frames of a `compact` clip
+    8 kB needs 6.0 requests and 54 % of the video's bytes, 32 kB 2.2 and 72 %, 128 kB 1.0 and 94 %, at 1.07, 0.68 and
+    0.54 ms of CPU; for an `intra` clip 8.0 and 4 %, 5.9 and 9 %, 3.7 and 23 %."""
 
     def __init__(self, url: str, options: RemoteOptions | None = None, *, query: str = "") -> None:
         self.url, self._query = url.rstrip("/"), query
         self.options = options or RemoteOptions()
         self._is_http = self.url.startswith("http")
-        self._client = Client(self.url, self.options, query)
+        self._client = StoreClient(self.url, self.options, query)
         folder = self.options.cache_folder()
         self._cache = NodeCache(folder, self.options.cache_limit()) if folder else None
         self._lock = threading.Lock()
@@ -91,7 +90,7 @@ class ObjectStorage:
 
     @property
     def concurrency(self) -> int:
-        """Requests in flight at most."""
+        """Maximum number of requests in flight."""
         return self.options.concurrency
 
     def __repr__(self) -> str:
@@ -104,18 +103,18 @@ class ObjectStorage:
         return [name for name, _ in self.entries(prefix)]
 
     def entries(self, prefix: str = "") -> builtins.list[tuple[str, Version]]:
-        """Names that start with `prefix`, sorted, with the versions that are there.
+        """Return the names that start with `prefix`, sorted, with their current versions.
 
         Raises:
-            StorageError: The storage cannot list, as plain HTTP.
+            StorageError: If the storage cannot list, as over plain HTTP.
         """
         if self._is_http:
-            raise StorageError("storage over HTTP cannot be listed", file=self.url, hint="name the files")
+            raise StorageError("cannot list files over HTTP", file=self.url, hint="name the files explicitly")
         found = self._client.list(prefix.rpartition("/")[0])
         return sorted(((name, version) for name, version in found if name.startswith(prefix)), key=lambda pair: pair[0])
 
     def version(self, name: str) -> Version | None:
-        """The version of `name` that is there, None without one."""
+        """Return the current version of `name`, or None if the file does not exist."""
         return self._client.head(check_name(name, self.url))
 
     def exists(self, name: str) -> bool:
@@ -141,29 +140,29 @@ class ObjectStorage:
             with self._lock:
                 version = self._versions.setdefault(name, found)
             if not version.same(found):
-                raise replaced(self._client.file(name))
+                raise replaced_error(self._client.file(name))
 
-    def download(self, name: str, file: Sink, check: Callable[[Version], None]) -> Version:
-        """Copies all of `name` to a local file, from its start.
+    def download(self, name: str, file: SeekableFile, check: Callable[[Version], None]) -> Version:
+        """Copy all of `name` to a local file.
 
         Args:
             name: The file.
-            file: Empty, can be written and sought.
+            file: Empty, writable and seekable.
             check: Called with the version before the first byte is written; may raise.
 
         Returns:
             The version that was copied.
 
         Raises:
-            StorageError: The file is missing, was replaced on the way, or cannot be read.
+            StorageError: If the file is missing, was replaced during the copy, or cannot be read.
         """
         try:
             data, version = self._client.get_range(check_name(name, self.url), 0, PIECE_BYTES, None)
         except StorageError as error:
-            if without_ranges(error):
+            if lacks_ranges(error):
                 return self._download_whole(name, file, check)
             raise
-        version = version or self._head(name)  # an empty file has no range that could be asked for
+        version = version or self._head(name)  # an empty file has no range to request
         check(version)
         file.write(data)
         step = PIECE_BYTES * DOWNLOAD_PIECES
@@ -201,7 +200,7 @@ class ObjectStorage:
             try:
                 found, version = self._client.get(name, len(expected))
             except StorageError as error:
-                if missing(error):
+                if is_missing(error):
                     return False
                 raise
             if found is None or bytes(found) != expected:
@@ -221,7 +220,7 @@ class ObjectStorage:
         self._forget(name)
 
     def sweep(self) -> None:
-        """Does nothing: what an interrupted writer leaves is invisible, and a rule of the bucket removes its parts."""
+        """Do nothing: interrupted uploads are invisible, and a bucket's lifecycle rule deletes their parts."""
 
     def close(self) -> None:
         with self._lock:
@@ -250,7 +249,7 @@ class ObjectStorage:
         return cache.get(key, version.size, fetch)
 
     def _fill(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None) -> Version | None:
-        """Fills the views, all from one version, which is returned."""
+        """Fill the views from one version of the file and return that version."""
         pieces = [
             (offset + at, view[at : at + PIECE_BYTES])
             for offset, view in ranges
@@ -264,18 +263,18 @@ class ObjectStorage:
             parts = self._side_by_side(name, pieces, version)
         for (offset, view), (data, found) in zip(pieces, parts, strict=True):
             version = version or found
-            # Not every server keeps preconditions, and none can without tags.
+            # Compare the response as well: some servers ignore preconditions, and none can check them without tags.
             if version is not None and found is not None and not version.same(found):
-                raise replaced(self._client.file(name))
+                raise replaced_error(self._client.file(name))
             if len(data) != len(view):
-                raise ends_inside(offset, len(view), len(data), self._client.file(name))
+                raise truncated_error(offset, len(view), len(data), self._client.file(name))
             view[:] = data
         return version
 
     def _side_by_side(
         self, name: str, pieces: Sequence[tuple[int, memoryview]], version: Version | None
     ) -> Sequence[_Part]:
-        # The workers return bytes rather than fill views: a caller that is interrupted leaves no one writing to them.
+        # The threads return bytes instead of filling the views: after an interrupt none of them writes to a view.
         futures: list[Future[_Part]] = []
         try:
             with self._lock:
@@ -288,7 +287,7 @@ class ObjectStorage:
             for future in futures:
                 future.cancel()
 
-    def _download_whole(self, name: str, file: Sink, check: Callable[[Version], None]) -> Version:
+    def _download_whole(self, name: str, file: SeekableFile, check: Callable[[Version], None]) -> Version:
         found: builtins.list[Version] = []
 
         def take(version: Version, pieces: Iterator[bytes]) -> None:
@@ -309,5 +308,5 @@ class ObjectStorage:
 
     def _writing(self, name: str) -> str:
         if self._is_http:
-            raise StorageError("storage over HTTP cannot be written", file=self.url, hint="use s3:// or gs://")
+            raise StorageError("cannot write over HTTP", file=self.url, hint="use s3:// or gs://")
         return check_name(name, self.url)

@@ -1,4 +1,4 @@
-"""How remote storages behave: settings that do not change what is read."""
+"""Timeouts, concurrency and cache of remote storages; they do not change the bytes read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastvid.errors import UsageError
 CACHE_VARIABLE: Final = "FASTVID_CACHE"
 CACHE_BYTES_VARIABLE: Final = "FASTVID_CACHE_BYTES"
 DEFAULT_CACHE_BYTES: Final = 16 * 2**30
-"""16 GiB: the sidecars of some ten thousand shards."""
+"""16 GiB: the sidecars of about ten thousand shards."""
 
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -23,14 +23,14 @@ class RemoteOptions:
     """Settings of `open_storage` for object stores and HTTP.
 
     Attributes:
-        concurrency: Requests that one storage has in flight at most. 64 over 20 ms of latency is 3,200 ranges a second.
-        connect_seconds: Longest wait for a connection.
-        stall_seconds: Longest wait for the next bytes of an answer.
-        patience_seconds: A request is tried again until so long after its first try. Object stores have hiccups of
-            seconds; two minutes also bridge the restart of a server.
-        cache: Node-local folder that keeps mapped files for all processes; None takes FASTVID_CACHE from the
-            environment; "" keeps them in memory.
-        cache_bytes: Size that the folder may have; None takes FASTVID_CACHE_BYTES (a number, or one with K, M, G or T
+        concurrency: Maximum requests in flight per storage. 64 at 20 ms of latency is 3,200 ranges a second.
+        connect_seconds: Maximum wait for a connection.
+        stall_seconds: Maximum wait for the next bytes of a response.
+        patience_seconds: A request is retried for this long after its first attempt. Object stores have outages of
+            seconds; two minutes also cover the restart of a server.
+        cache: Node-local folder that keeps mapped files for all processes; None uses the environment variable
+            FASTVID_CACHE; "" keeps them in memory.
+        cache_bytes: Maximum size of the folder; None uses FASTVID_CACHE_BYTES (a number, optionally with K, M, G or T
             for powers of 1,024), else 16 GiB.
     """
 
@@ -44,18 +44,18 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         for name in ("concurrency", "connect_seconds", "stall_seconds", "patience_seconds"):
             if getattr(self, name) <= 0:
-                raise UsageError(f"{name} is {getattr(self, name)}, must be above 0")
+                raise UsageError(f"{name} is {getattr(self, name)}, must be greater than 0")
 
     def cache_folder(self) -> Path | None:
-        """Where mapped files are kept, None for memory."""
+        """Return the folder that keeps mapped files, or None to keep them in memory."""
         folder = os.environ.get(CACHE_VARIABLE, "") if self.cache is None else os.fspath(self.cache)
         return Path(folder).absolute() if folder else None
 
     def cache_limit(self) -> int:
-        """Bytes that the cache folder may hold.
+        """Return the maximum size of the cache folder in bytes.
 
         Raises:
-            UsageError: The environment's value is no size.
+            UsageError: If FASTVID_CACHE_BYTES is not a size.
         """
         if self.cache_bytes is not None:
             return self.cache_bytes
@@ -64,5 +64,5 @@ class RemoteOptions:
             return DEFAULT_CACHE_BYTES
         found = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
         if not found:
-            raise UsageError(f"{CACHE_BYTES_VARIABLE} is {text!r}, no size", hint="such as 20G or 500M")
+            raise UsageError(f"{CACHE_BYTES_VARIABLE} is {text!r}, not a size", hint="write it like 20G or 500M")
         return int(found[1]) * _UNITS[found[2].upper()]

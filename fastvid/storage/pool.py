@@ -1,8 +1,9 @@
-"""Threads that wait for servers, and that a program which ends does not have to wait for.
+"""A thread pool for requests that does not delay the exit of the program.
 
-`concurrent.futures` joins its threads before anybody can tell them that the program ends, so a request that is tried
-again for minutes would hold the program for minutes. These threads are told first. They are not daemons: the library
-below must not be cut off while it waits for the interpreter. (A daemon that starts a thread would make it one, too.)
+`concurrent.futures` joins its threads at exit without telling them to stop, so a request that retries for minutes would
+delay the exit by minutes. This pool stops its retries first. Its threads are not daemons, because obstore must not be
+killed while it waits for the interpreter. They set `daemon=False` explicitly: a thread started by a daemon thread would
+be a daemon, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.2
-"""How often it is looked whether the main thread has ended; a program that ends waits as long."""
+"""How often to check whether the main thread has ended; the exit may take this much longer."""
 
 _lock = threading.Lock()
 _open: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -26,25 +27,25 @@ _watcher: threading.Thread | None = None
 
 
 class Pool:
-    """At most `size` calls at a time, in threads that are started when there is something to do.
+    """Runs at most `size` calls at a time, in threads that start on demand.
 
     Args:
-        size: Threads.
+        size: Maximum number of threads.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._tasks: SimpleQueue[_Task[Any] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_PendingCall[Any] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
-        # Threads hold the queue but not the pool, so that a pool nobody uses any more ends them.
+        # Threads reference the queue but not the pool, so that an unused pool is collected and ends its threads.
         self._stop = weakref.finalize(self, _stop, self._tasks, self._threads)
         _watch_over(self)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Calls in a thread."""
-        task = _Task(call)
+        """Run a call in a thread and return its future."""
+        task = _PendingCall(call)
         with self._lock:
             if self._stop.alive:
                 self._tasks.put(task)
@@ -54,19 +55,19 @@ class Pool:
                     self._threads.append(thread)
                     thread.start()
                 return task.future
-        # After the end of the pool, which comes before that of a thread that still reads.
+        # The pool is closed, but a thread of the program may still be reading: run the call here.
         task.run()
         return task.future
 
     def close(self) -> None:
-        """Ends the threads once they have done what was submitted; later calls are made by those who submit them."""
+        """End the threads after all submitted calls; later calls run in the thread that submits them."""
         with _lock:
             _open.discard(self)
         with self._lock:
             self._stop()
 
 
-class _Task(Generic[T]):
+class _PendingCall(Generic[T]):
     __slots__ = ("call", "future")
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -82,7 +83,7 @@ class _Task(Generic[T]):
 
 
 def pause(seconds: float) -> bool:
-    """Sleeps; returns False, and early, when the program ends."""
+    """Sleep, and return True; return False early when the program is exiting."""
     end = time.monotonic() + seconds
     while threading.main_thread().is_alive():
         left = end - time.monotonic()
@@ -102,7 +103,7 @@ def _watch_over(pool: Pool) -> None:
 
 
 def _watch() -> None:
-    """Closes the pools that are open when the main thread ends; ends itself when none is left."""
+    """Close all open pools when the main thread ends; return when no pool is left."""
     global _watcher
     while True:
         with _lock:
@@ -113,19 +114,19 @@ def _watch() -> None:
         if not threading.main_thread().is_alive():
             for pool in pools:
                 pool.close()
-        # Nothing here may keep a pool alive that nobody else uses.
+        # Drop the references: this thread must not keep an unused pool alive.
         del pools
         time.sleep(_POLL_SECONDS)
 
 
-def _work(tasks: SimpleQueue[_Task[Any] | None], idle: threading.Semaphore) -> None:
+def _work(tasks: SimpleQueue[_PendingCall[Any] | None], idle: threading.Semaphore) -> None:
     while (task := tasks.get()) is not None:
         task.run()
-        # Without the task's result, which the thread would keep until the next.
+        # Drop the call and its result now instead of keeping them until the next call.
         del task
         idle.release()
 
 
-def _stop(tasks: SimpleQueue[_Task[Any] | None], threads: list[threading.Thread]) -> None:
+def _stop(tasks: SimpleQueue[_PendingCall[Any] | None], threads: list[threading.Thread]) -> None:
     for _ in threads:
         tasks.put(None)

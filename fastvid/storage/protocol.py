@@ -1,4 +1,4 @@
-"""What every storage promises."""
+"""The interface that every storage implements."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ REPLACED: Final = "file was replaced while it was being read"
 
 
 class Storage(Protocol):
-    """A folder of immutable files and a few that are swapped atomically. Safe to use from many threads.
+    """A folder of immutable files and a few that are swapped atomically. Thread-safe and picklable.
 
-    A storage travels to another process by pickling. Errors are StorageError and name the file.
+    Errors are StorageError and name the file.
 
     Attributes:
         url: The folder.
         gap: Bytes that cost as much as one more range: ranges closer than this are better read as one.
-        concurrency: Reads that it is worth to make at once; 1 where one after the other is as good.
+        concurrency: Number of concurrent reads that pays off; 1 if sequential reads are as fast.
     """
 
     url: str
@@ -30,103 +30,105 @@ class Storage(Protocol):
     def concurrency(self) -> int: ...
 
     def list(self, prefix: str = "") -> list[str]:
-        """Names that start with `prefix`, sorted. Files being written are not listed.
+        """Return the names that start with `prefix`, sorted. Files being written are not listed.
 
         Raises:
-            StorageError: The storage cannot list, as plain HTTP.
+            StorageError: If the storage cannot list, as over plain HTTP.
         """
         ...
 
     def exists(self, name: str) -> bool:
-        """Whether `name` is a complete file."""
+        """Return whether `name` is a complete file."""
         ...
 
     def size(self, name: str) -> int:
-        """Bytes of `name`."""
+        """Return the size of `name` in bytes."""
         ...
 
     def read(self, name: str) -> bytes:
-        """All of `name` as it is now."""
+        """Return the current content of `name`."""
         ...
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """Fills each writable view from the byte offset beside it.
+        """Read several ranges, given as (byte offset, writable view to fill).
 
         The bytes of one call never mix two versions of the file.
 
         Raises:
-            StorageError: The file is missing or ends inside a range, or a remote one was replaced since it was first
-                read here.
+            StorageError: If the file is missing or ends inside a range, or a remote file was replaced since this
+                storage first read it.
         """
         ...
 
     def map(self, name: str) -> memoryview:
-        """All of `name`, read-only, paged in on use or fetched once. For files that do not change."""
+        """Map all of `name` read-only, paged in on use or fetched once. For files that do not change."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Puts `data` at `name` atomically: a reader sees the old file or the new one, whole."""
+        """Write `data` to `name` atomically: a reader sees the whole old file or the whole new one."""
         ...
 
     def swap(self, name: str, data: bytes, expected: bytes | None) -> bool:
-        """Puts `data` at `name` if `expected` is there now, None standing for no file. Of two at once, one succeeds.
+        """Write `data` to `name` if its content is `expected` (None: no file exists).
+
+        Of two concurrent swaps one succeeds.
 
         Returns:
-            Whether it did; if not, nothing has changed.
+            Whether the data was written; if not, nothing has changed.
         """
         ...
 
     def create(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """A file that appears at `name` when the block ends, and not at all when it raises."""
+        """Open a new file that appears at `name` when the block ends, and not at all if the block raises."""
         ...
 
     def delete(self, name: str) -> None:
-        """Removes `name`; absent is fine."""
+        """Delete `name` if it exists."""
         ...
 
     def sweep(self) -> None:
-        """Removes what interrupted writers left behind. Only for a folder that nobody is writing to."""
+        """Delete temporary files of interrupted writers. Call only while nobody writes to the folder."""
         ...
 
     def close(self) -> None:
-        """Lets go of files, connections and threads; the storage opens them anew when it is used again."""
+        """Release files, connections and threads; the storage reopens them when it is used again."""
         ...
 
 
 SPARSE_BYTES: Final = 2**20
-"""A map up to this size is read whole by one or two read-aheads, which is faster than page by page."""
+"""The kernel reads a map up to this size in one or two read-aheads, which is faster than page by page."""
 
 
 def advise_sparse(view: memoryview) -> None:
-    """Says that a map will be looked at in a few places only.
+    """Tell the kernel that a map will be read sparsely.
 
-    Without it the first look at a page of a large file reads megabytes around it: 25 ms instead of 0.4 on a disk whose
-    read-ahead is 8 MB, as cloud images set it (measured).
+    Without this, the first access to a page of a large file reads megabytes around it: 25 ms instead of 0.4 on a disk
+    with a read-ahead of 8 MB, the default of cloud images (measured).
     """
     if isinstance(view.obj, mmap.mmap) and len(view) > SPARSE_BYTES:
         view.obj.madvise(mmap.MADV_RANDOM)
 
 
 def check_name(name: str, url: str) -> str:
-    """The name, when it stays inside its folder.
+    """Return `name` after checking that it stays inside its folder.
 
     Raises:
-        UsageError: It does not.
+        UsageError: If the name leads outside its folder.
     """
     if name.startswith("/") or ".." in name.split("/"):
-        raise UsageError(f"name {name!r} leaves its folder", file=url)
+        raise UsageError(f"name {name!r} leads outside its folder", file=url)
     return name
 
 
-def ends_inside(offset: int, length: int, got: int, file: object) -> StorageError:
-    """The error for a range that the file does not fill."""
+def truncated_error(offset: int, length: int, got: int, file: object) -> StorageError:
+    """Return the error for a file that ends inside a range."""
     return StorageError(
         f"file ends inside the range {offset}+{length} after {got} bytes",
         file=file,
-        hint="the file was cut or replaced; `fastvid verify` tells which",
+        hint="run `fastvid verify`: the file was truncated or replaced",
     )
 
 
-def replaced(file: object) -> StorageError:
-    """The error for a file that is another one than before."""
+def replaced_error(file: object) -> StorageError:
+    """Return the error for a file that was replaced while it was being read."""
     return StorageError(REPLACED, file=file, hint="open the dataset again to read the new version")

@@ -1,4 +1,4 @@
-"""Files from one storage to another, in pieces."""
+"""Copy and hash whole files in pieces."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fastvid.runtime.hashing import sha256_of_pieces
 from fastvid.storage.protocol import Storage
 
 PIECE_BYTES: Final = 16 * 2**20
-"""One part of an upload."""
+"""The size of one part of an upload."""
 
 
 def copy_file(source: Storage, name: str, target: Storage, target_name: str | None = None) -> None:
-    """Copies a file; it appears whole, or not at all."""
+    """Copy a file from one storage to another; it appears whole or not at all."""
     with target.create(target_name or name) as file:
         for piece in read_pieces(source, name):
             file.write(piece)
 
 
 def sha256_of(storage: Storage, name: str) -> str:
-    """SHA-256 of a file, hex."""
+    """Return the SHA-256 of a file, in hex."""
     return sha256_of_pieces(read_pieces(storage, name))
 
 
 def read_pieces(storage: Storage, name: str) -> Iterator[bytes]:
-    """A file's bytes in order, all of one version."""
+    """Yield a file's bytes in order, all from one version."""
     size = storage.size(name)
     for start in range(0, size, PIECE_BYTES):
         piece = bytearray(min(PIECE_BYTES, size - start))

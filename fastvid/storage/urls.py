@@ -1,4 +1,4 @@
-"""Addresses of single files on object stores and web servers."""
+"""URLs of single files on object stores and web servers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 _REMOTE: Final = re.compile(r"(s3|gs|https?)://", re.IGNORECASE)
 _STORAGES: Final = 64
-"""Servers whose connections are kept; lists of the web name thousands."""
+"""Number of servers whose connections stay open; a list of web URLs may name thousands of servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileUrl:
-    """The address of one file, taken apart.
+    """The parts of one file's URL.
 
     Attributes:
         root: Scheme and bucket or host, such as ``s3://bucket``.
-        name: Path below it, as the storage takes it.
-        query: What a web address has behind its question mark, which may hold a signature: it is never printed.
+        name: Path below the root, in the form that the storage expects.
+        query: Query string of a web URL. Never printed, because it may contain a signature.
     """
 
     root: str
@@ -35,7 +35,7 @@ class FileUrl:
 
     @classmethod
     def parse(cls, url: str) -> FileUrl:
-        """Takes an address apart; object stores' names are taken as they are, web addresses are decoded."""
+        """Split a URL; percent-decode the path of a web URL, but not the name in an object store."""
         scheme, _, rest = url.partition("://")
         host, _, path = rest.partition("/")
         root = f"{scheme.lower()}://{host}"
@@ -48,22 +48,22 @@ class FileUrl:
         return f"{self.root}/{self.name}"
 
     @property
-    def listed(self) -> bool:
-        """Whether it lies in a store that lists its files, under one account; a web server is one of many."""
+    def is_listable(self) -> bool:
+        """Whether the file is in an object store, which lists its files; a web server does not."""
         return not self.root.startswith("http")
 
 
 def is_remote(text: str) -> bool:
-    """Whether a text is an address that `open_storage` reads over the network."""
+    """Return whether a text is a URL that `open_storage` reads over the network."""
     return _REMOTE.match(text) is not None
 
 
 def open_root(url: FileUrl, options: RemoteOptions) -> ObjectStorage:
-    """The storage that holds a file, with connections that are kept.
+    """Return the storage that contains a file; its connections stay open for the next call.
 
     Raises:
-        UsageError: The address is wrong.
-        MissingDependency: The package for remote storages is absent.
+        UsageError: If the URL is invalid.
+        MissingDependency: If the package for remote storages is missing.
     """
     return _open(url.root, url.query, options)
 
@@ -74,6 +74,7 @@ def _open(root: str, query: str, options: RemoteOptions) -> ObjectStorage:
         from fastvid.storage.objects import ObjectStorage
     except ImportError as error:
         raise MissingDependency(
-            f"{root} needs a package that does not load: {error}", hint="pip install 'fastvid-toolkit[object-stores]'"
+            f"{root} needs a package that fails to import: {error}",
+            hint="pip install 'fastvid-toolkit[object-stores]'",
         ) from error
     return ObjectStorage(root, options, query=query)

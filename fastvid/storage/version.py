@@ -1,4 +1,4 @@
-"""Which version of a remote file was read."""
+"""The version of a remote file."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What tells one version of a file from another.
+    """Identifies one version of a file.
 
     Attributes:
-        tag: The server's entity tag, None when it gives none.
-        modified: When the file was changed; the epoch when the server does not say.
-        size: Bytes.
-        number: The version where the store numbers them.
+        tag: The server's entity tag; None when it sends none.
+        modified: When the file was last modified; the Unix epoch when the server does not say.
+        size: Size in bytes.
+        number: Version number, in stores that number their versions.
     """
 
     tag: str | None
@@ -23,7 +23,7 @@ class Version:
     number: str | None = None
 
     def same(self, other: Version) -> bool:
-        """Whether both can be one version. Tags decide; servers behind one address may disagree about dates."""
+        """Return whether both may be one version, by tags if both have one: replicas may differ in dates."""
         if self.tag and other.tag:
             return (self.tag, self.size) == (other.tag, other.size)
         return (self.modified, self.size) == (other.modified, other.size)

@@ -1,4 +1,4 @@
-"""Runs a back-end's tests once for each kind of output that it writes."""
+"""Run a back-end's tests once for each output type that it writes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What every back-end must do. A back-end inherits `Conformance`, or what it keeps beyond it, and names itself.
+"""Contract tests for back-ends. A back-end's test class inherits `Conformance` or a stricter class and names itself.
 
-A test file holds a subclass whose name starts with ``Test``; pytest runs every test below for it.
+A test file defines a subclass whose name starts with ``Test``; pytest runs every test below for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.makers import Video, read_numbers
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far RGB may be from the reference conversion, in levels of 255, on a texture of smooth colours."""
+    """Maximum difference of RGB from the reference conversion, in levels, on a texture of smooth colours."""
 
     mean: float
     most: int
@@ -36,19 +36,19 @@ class Conformance:
     """The contract of `fastvid.decode.request.Decoder`."""
 
     name: ClassVar[str]
-    """Of the back-end."""
+    """Name of the back-end."""
 
     encodings: ClassVar[tuple[str, ...]]
     """Keys of `makers.ENCODINGS` that it decodes."""
 
     kinds: ClassVar[tuple[type, ...]] = (Planes, Rgb)
-    """What it writes; tests that take a `kind` run for each."""
+    """The output types that it writes; tests with a `kind` run for each."""
 
     cropped: ClassVar[Tolerance]
     resized: ClassVar[Tolerance]
 
     matrices: ClassVar[tuple[Matrix, ...]] = (Matrix.SMPTE170M,)
-    """Coefficients that it converts by."""
+    """Coefficients that it supports."""
 
     @pytest.fixture
     def decoder(self):
@@ -59,17 +59,17 @@ class Conformance:
         yield decoder
         decoder.close()
 
-    def test_keeps_the_protocol(self, decoder):
+    def test_implements_the_decoder_protocol(self, decoder):
         assert isinstance(decoder, Decoder)
         assert decoder.max_clips >= 1
         assert decoder.outputs == set(self.kinds)
         assert isinstance(self, WritesPlanes) == (Planes in self.kinds)
 
-    def test_codecs_are_registered(self, videos):
+    def test_decodes_the_codecs_it_registers(self, videos):
         for encoding in self.encodings:
             assert videos.painted(encoding).info.codec in backend(self.name).codecs
 
-    def test_frames_are_the_ones_asked_for(self, decoder, kind, videos):
+    def test_decodes_the_requested_frames(self, decoder, kind, videos):
         rng = np.random.default_rng(7)
         for encoding in self.encodings:
             video = videos.painted(encoding)
@@ -87,7 +87,7 @@ class Conformance:
             for frames in requests:
                 assert numbers(decoder, video.clip(frames), kind) == frames, encoding
 
-    def test_short_videos(self, decoder, kind, videos):
+    def test_decodes_short_videos(self, decoder, kind, videos):
         for encoding in self.encodings:
             for count in (1, 2, 9):
                 video = videos.painted(encoding, frames=count)
@@ -95,16 +95,16 @@ class Conformance:
                 assert numbers(decoder, video.clip(frames), kind) == frames, (encoding, count)
 
     @pytest.mark.parametrize("flip", [False, True])
-    def test_colours_of_crops(self, decoder, videos, flip):
+    def test_colours_match_the_reference_when_cropped(self, decoder, videos, flip):
         for encoding in self.encodings:
             video = videos.textured(encoding)
-            # Widths of every residue modulo 16: vector code treats the last columns apart.
+            # All widths modulo 16: SIMD code treats the last columns separately.
             for width in (160, 98, 100, 102, 104, 106, 108, 110, 96, 18, 6, 2):
                 clip = video.clip([9, 0, 69, 69], box=Box(6, 160 - width, 58, width), flip=flip)
                 self.check_colours(decoder, video, clip, self.cropped)
 
     @pytest.mark.parametrize("flip", [False, True])
-    def test_colours_when_resized(self, decoder, videos, flip):
+    def test_colours_match_the_reference_when_resized(self, decoder, videos, flip):
         for encoding in self.encodings:
             video = videos.textured(encoding)
             for height, width, size in (
@@ -118,7 +118,7 @@ class Conformance:
                 self.check_colours(decoder, video, clip, self.resized)
 
     @pytest.mark.parametrize("matrix", [m for m in Matrix if m is not Matrix.RGB])
-    def test_colours_by_matrix(self, decoder, videos, matrix):
+    def test_colours_match_the_matrix_or_are_rejected(self, decoder, videos, matrix):
         video = videos.textured(self.encodings[0])
         clip = video.clip([0, 9], info=replace(video.info, matrix=matrix))
         if matrix in self.matrices:
@@ -127,13 +127,13 @@ class Conformance:
             with pytest.raises(DecodeError, match=r"601|matrix"):
                 decoded(decoder, clip, Rgb)
 
-    def test_matrix_of_rgb_is_refused(self, decoder, videos):
+    def test_rgb_matrix_is_rejected(self, decoder, videos):
         video = videos.textured(self.encodings[0])
         with pytest.raises(DecodeError):
             decoded(decoder, video.clip([0], info=replace(video.info, matrix=Matrix.RGB)), Rgb)
 
     def test_resize_is_antialiased(self, decoder, videos):
-        # Lines one pixel apart become grey, and do not alias into bands of black and white.
+        # Lines one pixel apart must become grey instead of aliasing into black and white bands.
         video = videos.lines(self.encodings[0])
         picture = decoded(decoder, video.clip([0], size=(24, 40)), Rgb).data
         assert picture[:, :, 2:-2, 2:-2].std() < 10
@@ -147,7 +147,7 @@ class Conformance:
         assert found.mean <= tolerance.mean, (found, video.path.stem, box, clip.request.size)
         assert found.most <= tolerance.most, (found, video.path.stem, box, clip.request.size)
 
-    def test_damaged_packets_harm_nobody_else(self, decoder, kind, videos):
+    def test_damaged_packets_do_not_affect_other_clips(self, decoder, kind, videos):
         failures = 0
         for encoding in self.encodings:
             video = videos.textured(encoding)
@@ -159,10 +159,10 @@ class Conformance:
                 failures += error is not None
                 assert error is None or isinstance(error, DecodeError)
                 assert (pictures(decoded(decoder, clean, kind)) == expected).all(), (encoding, seed)
-        # Most damage to entropy-coded data decodes to something; checksums catch that before a decoder sees it.
+        # Most damaged entropy-coded data still decodes to something; checksums detect it before decoding.
         assert failures
 
-    def test_a_bad_clip_fails_alone(self, decoder, kind, videos):
+    def test_only_the_bad_clip_of_a_batch_fails(self, decoder, kind, videos):
         video = videos.painted(self.encodings[0])
         clips = [video.clip([number, 60]) for number in range(5)]
         clips[2] = replace(clips[2], data=memoryview(bytes(len(clips[2].data))))
@@ -175,7 +175,7 @@ class Conformance:
         for number in (0, 1, 3, 4):
             assert read(outputs[number]) == [number, 60]
 
-    def test_wrong_index_is_an_error(self, decoder, kind, videos):
+    def test_wrong_index_raises(self, decoder, kind, videos):
         for encoding in self.encodings:
             video = videos.painted(encoding)
             clip = video.clip([5, 20, 37, 60])
@@ -191,12 +191,12 @@ class Conformance:
                 assert isinstance(error, DecodeError), (encoding, what)
                 assert numbers(decoder, clip, kind) == [5, 20, 37, 60], (encoding, what)
 
-    def test_outputs_of_a_wrong_shape_are_refused(self, decoder, kind, videos):
+    def test_output_of_a_wrong_shape_is_rejected(self, decoder, kind, videos):
         video = videos.painted(self.encodings[0])
         with pytest.raises(UsageError, match="shape"):
             decoder.decode([video.clip([0, 1])], [empty(video.clip([0, 1, 2]), kind)])
 
-    def test_views_of_a_larger_buffer_can_be_written(self, decoder, videos):
+    def test_writes_views_of_a_larger_buffer(self, decoder, videos):
         video = videos.painted(self.encodings[0])
         clips = [video.clip([1, 2]), video.clip([60, 5], flip=True)]
         batch = np.zeros((2, 2, 3, 96, 160), np.uint8)  # [B, T, C, H, W]
@@ -204,7 +204,7 @@ class Conformance:
         assert read_numbers(batch[0, :, 1]) == [1, 2]
         assert read_numbers(batch[1, :, 1, :, ::-1]) == [60, 5]
 
-    def test_threads_with_a_decoder_each(self, decoder, kind, videos):
+    def test_threads_decode_concurrently_with_separate_decoders(self, decoder, kind, videos):
         jobs = [videos.painted(encoding).clip([n, 60 - n, 9]) for encoding in self.encodings for n in range(8)]
         found: dict[int, list[list[int]]] = {}
 
@@ -221,7 +221,7 @@ class Conformance:
         expected = [clip.request.frames.tolist() for clip in jobs]
         assert found == dict.fromkeys(range(3), expected)
 
-    def test_one_decoder_is_not_shared_by_two_threads_at_once(self, decoder, kind, videos):
+    def test_decoder_rejects_concurrent_use_by_two_threads(self, decoder, kind, videos):
         clip = videos.painted(self.encodings[0]).clip(np.arange(70))
         refused: list[UsageError] = []
         barrier = threading.Barrier(2)
@@ -242,7 +242,7 @@ class Conformance:
         assert refused
         assert numbers(decoder, clip, kind) == list(range(70))
 
-    def test_closed_and_opened_again(self, decoder, kind, videos):
+    def test_closed_decoder_raises_and_a_new_one_decodes(self, decoder, kind, videos):
         video = videos.painted(self.encodings[0])
         assert numbers(decoder, video.clip([4]), kind) == [4]
         decoder.close()
@@ -279,7 +279,7 @@ class Conformance:
 
 
 class WritesPlanes(Conformance):
-    """Also of a back-end that writes planes."""
+    """Additional contract of a back-end that writes planes."""
 
     def test_planes_are_bit_exact(self, decoder, videos):
         rng = np.random.default_rng(3)
@@ -293,9 +293,9 @@ class WritesPlanes(Conformance):
 
 
 class DetectsOrder(Conformance):
-    """Also of a back-end that notices when packets show other frames than the index says; others trust the index."""
+    """Additional contract of a back-end that detects packets that show other frames than indexed."""
 
-    def test_wrong_order_is_noticed(self, decoder, kind, videos):
+    def test_wrong_frame_order_raises(self, decoder, kind, videos):
         for encoding in self.encodings:
             clip = videos.painted(encoding).clip([5, 20, 37, 60])
             swapped = {37: 60, 60: 37}
@@ -305,7 +305,7 @@ class DetectsOrder(Conformance):
 
 
 def empty(clip: EncodedClip, kind: type) -> Planes | Rgb:
-    """An output for a clip, filled with a value that no test expects."""
+    """Create an output for a clip, filled with a value that no test expects."""
     request = clip.request
     if kind is Rgb:
         return Rgb(np.full((3, len(request.frames), *request.size), 77, np.uint8))
@@ -314,7 +314,7 @@ def empty(clip: EncodedClip, kind: type) -> Planes | Rgb:
 
 
 def decoded(decoder: Decoder, clip: EncodedClip, kind: type) -> Planes | Rgb:
-    """Decodes one clip; its error is raised."""
+    """Decode one clip, raising its error."""
     out = empty(clip, kind)
     (error,) = decoder.decode([clip], [out])
     if error is not None:
@@ -323,28 +323,28 @@ def decoded(decoder: Decoder, clip: EncodedClip, kind: type) -> Planes | Rgb:
 
 
 def pictures(out: Planes | Rgb) -> np.ndarray:
-    """All bytes of an output."""
+    """Return all bytes of an output."""
     return out.data if isinstance(out, Rgb) else np.concatenate([p.ravel() for p in (out.y, out.u, out.v)])
 
 
 def read(out: Planes | Rgb) -> list[int]:
-    """The painted numbers in an output."""
+    """Read the painted frame numbers in an output."""
     return read_numbers(out.data[1] if isinstance(out, Rgb) else out.y)
 
 
 def numbers(decoder: Decoder, clip: EncodedClip, kind: type) -> list[int]:
-    """The painted numbers that a decoder delivers for a clip."""
+    """Decode a clip and read its painted frame numbers."""
     return read(decoded(decoder, clip, kind))
 
 
 def cut(planes: np.ndarray, box: Box, step: int) -> np.ndarray:
-    """A box of luma (step 1) or chroma (step 2) planes [T, H, W]."""
+    """Crop luma (step 1) or chroma (step 2) planes [T, H, W] to a box."""
     rows = slice(box.y // step, (box.y + box.height) // step)
     return planes[:, rows, box.x // step : (box.x + box.width) // step]
 
 
 def reference(video: Video, clip: EncodedClip) -> np.ndarray:
-    """RGB [3, T, H, W] of a clip by ffmpeg's decoder and the reference conversion."""
+    """Return RGB [3, T, H, W] of a clip from ffmpeg's decoder and the reference conversion."""
     frames, box = clip.request.frames, clip.request.box
     planes = [torch.from_numpy(cut(p[frames], box, s).copy()) for p, s in zip(video.planes, (1, 2, 2), strict=True)]
     source = ClipPlanes(*planes, flip=clip.request.flip, matrix=clip.info.matrix, range=clip.info.range)
@@ -352,7 +352,7 @@ def reference(video: Video, clip: EncodedClip) -> np.ndarray:
 
 
 def damaged(clip: EncodedClip, seed: int) -> EncodedClip:
-    """A clip with bits flipped in one of its packets: anywhere, or for even seeds in its headers."""
+    """Flip bits in one packet of a clip: anywhere, or for even seeds in its headers."""
     rng = np.random.default_rng(seed)
     data = bytearray(clip.data)
     packet = int(rng.integers(0, len(clip.sizes)))
@@ -363,6 +363,6 @@ def damaged(clip: EncodedClip, seed: int) -> EncodedClip:
 
 
 def half(clip: EncodedClip):
-    """The clip's request for the left part of its picture."""
+    """Return the clip's request for the left part of its picture."""
     box = Box(0, 0, clip.info.height, 80)
     return replace(clip.request, box=box, size=(box.height, box.width))

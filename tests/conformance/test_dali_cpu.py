@@ -1,4 +1,4 @@
-"""The DALI back-end on the CPU keeps the contract."""
+"""The DALI back-end on the CPU fulfils the contract."""
 
 from __future__ import annotations
 

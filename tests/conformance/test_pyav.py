@@ -1,4 +1,4 @@
-"""The PyAV back-end keeps the contract."""
+"""The PyAV back-end fulfils the contract."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def folder(videos, tmp_path_factory):
     return folder
 
 
-def test_frames_by_key(folder):
+def test_frames_are_read_by_key(folder):
     dataset = fastvid.open(folder)
     for key in ("compact", "intra", "vp9"):
         batch = dataset[key].frames([60, 8, 8, 0])
@@ -38,7 +38,7 @@ def test_frames_by_key(folder):
         assert "160x96" in repr(batch)
 
 
-def test_facts(folder):
+def test_facts_are_read_by_key(folder):
     dataset = fastvid.open(folder)
     video = dataset["vp9"]
     assert (video.key, video.label, video.num_frames, len(video)) == ("vp9", 2, 70, 70)
@@ -51,7 +51,7 @@ def test_facts(folder):
     assert "other" not in dataset
 
 
-def test_selections(folder):
+def test_selection_by_split_and_filter_is_opened(folder):
     assert [video.key for video in fastvid.open(folder, split="val")] == ["vp9"]
     assert [video.key for video in fastvid.open(folder, where="label <= 1")] == ["compact", "intra"]
     with pytest.raises(UsageError):
@@ -59,24 +59,24 @@ def test_selections(folder):
 
 
 @pytest.mark.parametrize("sample", ["other", 3, -1])
-def test_unknown_samples(folder, sample):
+def test_unknown_sample_raises(folder, sample):
     with pytest.raises(UsageError):
         fastvid.open(folder)[sample]
 
 
 @pytest.mark.parametrize("frames", [[], [70], [-1], [0, 700]])
-def test_frames_outside_the_video(folder, frames):
+def test_frames_outside_the_video_raise(folder, frames):
     with pytest.raises(UsageError) as caught:
         fastvid.open(folder)["compact"].frames(frames)
     assert caught.value.where["key"] == "compact"
 
 
-def test_no_dataset(tmp_path):
+def test_open_raises_when_there_is_no_dataset(tmp_path):
     with pytest.raises(StorageError):
         fastvid.open(tmp_path / "nothing")
 
 
-def test_damage_is_noticed(folder, tmp_path):
+def test_read_raises_when_the_shard_is_damaged(folder, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in folder.rglob("*"):
@@ -99,7 +99,7 @@ def test_damage_is_noticed(folder, tmp_path):
     assert caught.value.where == {"shard": "data-000000", "key": "intra", "packet": 30}
 
 
-def test_threads(folder):
+def test_threads_read_the_same_frames(folder):
     dataset = fastvid.open(folder)
     found = []
 
@@ -116,7 +116,7 @@ def test_threads(folder):
     assert found == [True] * len([n for first in range(4) for n in range(first, 60, 7)])
 
 
-def test_streams_in_memory(videos):
+def test_stream_in_memory_decodes_and_raises_when_truncated(videos):
     video = videos.painted("pyramid")
     batch = decode_frames(video.info, video.table, reader_of(video.data), [3, 44])
     assert read_numbers(batch.data[..., 2]) == [3, 44]
@@ -125,7 +125,7 @@ def test_streams_in_memory(videos):
         decode_frames(video.info, video.table, cut, [44])
 
 
-def test_a_read_clip_is_the_plan(videos):
+def test_read_clip_reads_the_planned_packets(videos):
     video = videos.painted("compact")
     request = ClipRequest(0, np.array([5, 37]), video.full, (96, 160))
     clip, expected = read_clip(request, video.info, video.table, reader_of(video.data)), video.clip([5, 37])

@@ -1,4 +1,4 @@
-"""What the DALI back-end protects from, with controls."""
+"""The faults that the DALI back-end prevents, with positive controls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decoder():
     decoder.close()
 
 
-def test_batches_of_mixed_streams_sizes_and_shapes(decoder, videos):
+def test_batch_of_mixed_streams_sizes_and_shapes_decodes(decoder, videos):
     vp9, jpeg, other = videos.painted("vp9"), videos.painted("mjpeg"), videos.painted("vp9", size=(128, 320))
     clips = [
         vp9.clip([3, 60]),
@@ -42,11 +42,11 @@ def test_batches_of_mixed_streams_sizes_and_shapes(decoder, videos):
     assert [read(out) for out in outputs] == [clip.request.frames.tolist() for clip in clips]
 
 
-def test_every_bad_clip_of_a_batch_fails_alone(decoder, videos):
+def test_only_the_bad_clips_of_a_batch_fail(decoder, videos):
     video = videos.painted("mjpeg")
     clips = [video.clip([number]) for number in range(6)]
     for number in (1, 2, 5):
-        # A picture whose headers are whole and whose tables are not.
+        # A picture with intact headers and damaged tables.
         data = bytearray(clips[number].data)
         table = bytes(data).index(b"\xff\xc4")
         data[table + 4 : table + 24] = b"\xff" * 20
@@ -58,7 +58,7 @@ def test_every_bad_clip_of_a_batch_fails_alone(decoder, videos):
     assert "\n" not in str(errors[1])
 
 
-def test_streams_that_it_cannot_convert_rightly_are_refused(decoder, videos):
+def test_streams_with_unsupported_colour_are_rejected(decoder, videos):
     clip = videos.painted("vp9").clip([0])
     full = replace(clip, info=replace(clip.info, range=Range.FULL))
     (error,) = decoder.decode([full], [empty(full, Rgb)])
@@ -69,7 +69,7 @@ def test_streams_that_it_cannot_convert_rightly_are_refused(decoder, videos):
     assert "not h264" in str(error)
 
 
-def test_a_repeated_frame_is_decoded_once(decoder, videos, monkeypatch):
+def test_repeated_frame_is_decoded_once(decoder, videos, monkeypatch):
     fed = []
     run = dali._Graph.run
 
@@ -83,7 +83,7 @@ def test_a_repeated_frame_is_decoded_once(decoder, videos, monkeypatch):
     assert fed == [[0, 1]]
 
 
-def test_settings_are_checked():
+def test_invalid_settings_are_rejected():
     for options in ({"max_clips": 0}, {"num_threads": 0}):
         with pytest.raises(UsageError):
             DaliCpuDecoder(**options)
@@ -111,8 +111,8 @@ print(type(error).__name__, flush=True)
 
 
 @pytest.mark.parametrize("way", ["checked", "unchecked"])
-def test_pictures_larger_than_the_stream_says(videos, way):
-    # DALI writes them past the end of its buffer: the process dies, or worse, goes on.
+def test_pictures_larger_than_the_stream_size_are_rejected(videos, way):
+    # DALI writes them past the end of its buffer: the process dies or, worse, continues.
     path = videos.textured("vp9", size=(256, 336)).path
     run = subprocess.run([sys.executable, "-c", _TOO_LARGE, str(path), way], capture_output=True, text=True)
     if way == "checked":

@@ -1,4 +1,4 @@
-"""Memory and file handles over hundreds of thousands of clips: a leak of ten bytes a clip is seen."""
+"""Memory and file handles over hundreds of thousands of clips: detects a leak of ten bytes per clip."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def folder(videos, tmp_path_factory):
 
 
 def slope(clips: list[int], rss: list[int]) -> float:
-    """Megabytes per 100,000 clips, by least squares over all but the first tenth."""
+    """Return the growth in megabytes per 100,000 clips, by least squares without the first tenth."""
     first = len(clips) // 10
     x, y = np.asarray(clips[first:], float), np.asarray(rss[first:], float)
     return float(np.polyfit(x / 1e5, y / 2**20, 1)[0])
 
 
-def test_the_measure_sees_a_leak():
+def test_leak_rate_detects_a_leak():
     clips = list(range(0, 200_000, 1000))
     noise = np.random.default_rng(0).normal(0, 2e5, len(clips))
     assert abs(slope(clips, [int(1e8 + n) for n in noise])) < 0.2
@@ -52,7 +52,7 @@ def test_the_measure_sees_a_leak():
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_memory_and_handles(folder):
+def test_memory_and_handles_do_not_grow(folder):
     loader = fastvid.ClipLoader(
         fastvid.open(folder),
         frames=fastvid.Segments(4),

@@ -1,4 +1,4 @@
-"""`fastvid doctor`: what it finds, that it proves it, and that it sees a decoder that gives wrong frames."""
+"""`fastvid doctor`: its report, its self-test, and its detection of a decoder that returns wrong frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.sharding.shardtools import REPOSITORY, stub
 
 
 class OneFrameLate(PyAvDecoder):
-    """Gives the frame before the one that was asked for, from the second clip frame on."""
+    """Returns the frame before the requested one, from the second clip frame on."""
 
     outputs = frozenset({Rgb})
 
@@ -50,7 +50,7 @@ class Breaks(PyAvDecoder):
 
 
 class Brighter(PyAvDecoder):
-    """Takes limited range for full."""
+    """Treats limited range as full range."""
 
     outputs = frozenset({Rgb})
 
@@ -65,7 +65,7 @@ def made(name):
     return Backend(name, f"{__name__}:{name}", "cpu", frozenset(Codec), "nothing")
 
 
-def test_wrong_frames_and_failures_are_seen(videos):
+def test_compare_detects_wrong_frames_and_failures(videos):
     clip = SampleClip("compact", videos.textured("compact").data)
     names = ("OneFrameLate", "Fails", "Breaks")
     rows = compare([clip], [backend("pyav"), *map(made, names)], seconds=0.01)
@@ -78,7 +78,7 @@ def test_wrong_frames_and_failures_are_seen(videos):
     assert rows[3].problem == "OSError: the driver is gone"
 
 
-def test_colours_are_compared_by_range(videos):
+def test_compare_agrees_in_limited_and_full_range(videos):
     pytest.importorskip("nvidia.dali")
     clips = [SampleClip(name, videos.textured(name).data) for name in ("vp9", "mjpeg", "mjpeg-limited")]
     rows = compare(clips, [backend("pyav"), backend("dali-cpu")], seconds=0.01)
@@ -90,13 +90,13 @@ def test_colours_are_compared_by_range(videos):
 
 @pytest.fixture
 def few(monkeypatch, videos):
-    """Doctor with one clip that is there already."""
+    """Make doctor use one clip that already exists."""
     monkeypatch.setattr(
         "fastvid.media.sample_clips.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
     )
 
 
-def test_the_whole_command(few, capsys):
+def test_doctor_reports_every_decoder(few, capsys):
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["decoders"]["pyav"]["missing"] is None
@@ -112,7 +112,7 @@ def test_the_whole_command(few, capsys):
     assert "agree" in text
 
 
-def test_disagreement_is_an_exit_code(few, monkeypatch, capsys):
+def test_doctor_fails_when_decoders_disagree(few, monkeypatch, capsys):
     known = dict(doctor.backends()) | {"late": made("OneFrameLate")}
     monkeypatch.setattr(doctor, "backends", lambda: known)
     assert main(["doctor"]) == 1
@@ -123,7 +123,7 @@ def test_disagreement_is_an_exit_code(few, monkeypatch, capsys):
     )
 
 
-def test_the_proof_knows_its_frames_and_colours():
+def test_self_test_checks_frames_and_colours():
     steps = list(self_test([backend("pyav"), *map(made, ("OneFrameLate", "Fails", "Breaks", "Brighter"))]))
     problems = {step.name: step.problem for step in steps}
     assert problems["shard"] is problems["plan"] is problems["decode pyav"] is None
@@ -134,7 +134,7 @@ def test_the_proof_knows_its_frames_and_colours():
 
 
 def in_process(folder, site):
-    """Doctor in a process of its own; `site` is executed when each of its interpreters starts."""
+    """Run doctor in a new process; each of its interpreters executes `site` on startup."""
     (folder / "sitecustomize.py").write_text(site)
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)])}
     done = subprocess.run(
@@ -161,7 +161,7 @@ av.open = opened
 """
 
 
-def test_a_pyav_without_a_needed_call_fails_the_proof(tmp_path):
+def test_self_test_fails_when_pyav_lacks_a_function(tmp_path):
     code, out = in_process(tmp_path, LACKS_A_CALL)
     assert code == 1
     assert "yes  pyav (" in out  # it loads
@@ -170,15 +170,15 @@ def test_a_pyav_without_a_needed_call_fails_the_proof(tmp_path):
     assert "hint: install another version of PyAV" in out
 
 
-def test_without_pyav_it_still_says_what_it_finds(tmp_path):
+def test_doctor_reports_the_rest_when_pyav_is_missing(tmp_path):
     code, out = in_process(tmp_path, "import sys\nsys.modules['av'] = None")
     assert code == 1
-    assert "NO   pyav: decoder 'pyav' does not load" in out
+    assert "NO   pyav: decoder 'pyav' is not available" in out
     assert "proof     NO   shard:" in out
 
 
 def without_x264(folder, *, listed):
-    """An ffmpeg that does not encode H.264, and may say that it does."""
+    """Write an ffmpeg that cannot encode H.264 but may list the encoder."""
     encoders = "" if listed else 'case "$*" in -encoders) "$real" "$@" | grep -v libx264; exit;; esac\n'
     body = (
         f"real={find_ffmpeg().path}\n{encoders}"
@@ -189,7 +189,7 @@ def without_x264(folder, *, listed):
 
 
 @pytest.mark.parametrize(("listed", "why"), [(False, "has no encoder 'libx264'"), (True, "Unknown encoder libx264")])
-def test_an_ffmpeg_without_x264_fails_the_proof(listed, why, tmp_path, monkeypatch, capsys):
+def test_self_test_fails_when_ffmpeg_lacks_x264(listed, why, tmp_path, monkeypatch, capsys):
     program = without_x264(tmp_path, listed=listed)
     monkeypatch.setenv("FASTVID_FFMPEG", program)
     assert main(["doctor", "--no-parity"]) == 1
@@ -202,7 +202,7 @@ def test_an_ffmpeg_without_x264_fails_the_proof(listed, why, tmp_path, monkeypat
     assert out.splitlines()[-1].startswith("FAILED    shard: ")
 
 
-def test_a_container_without_the_video_capability_is_named(monkeypatch):
+def test_doctor_names_the_missing_video_capability_of_a_container(monkeypatch):
     monkeypatch.setattr(doctor, "self_test", lambda decoders: [])
     there = {"libcuda.so.1", "libnvidia-ml.so.1"}
     monkeypatch.setattr(doctor, "_loads", lambda name: name in there)
@@ -215,7 +215,7 @@ def test_a_container_without_the_video_capability_is_named(monkeypatch):
     assert doctor.examine(parity=False)["driver"]["problem"] is None
 
 
-def test_sample_clips_are_what_they_say(tmp_path):
+def test_sample_clips_have_the_stated_codecs_and_ranges(tmp_path):
     from fastvid.media.sample_clips import make_sample_clips
 
     clips = make_sample_clips(tmp_path)

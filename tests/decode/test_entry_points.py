@@ -1,4 +1,4 @@
-"""A third party's package, installed as pip would leave it, adds a decoder that a loader uses."""
+"""A third-party package, installed as by pip, adds a decoder that a loader uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastvid.decode.pyav import PyAvDecoder
 from fastvid.format.schema import Codec
 
 class Decoder(PyAvDecoder):
-    """Somebody else's."""
+    """A third-party decoder."""
 
 BACKEND = Backend("theirs", "fastvid_theirs:Decoder", "cpu", frozenset(Codec), "fastvid-theirs")
 NONSENSE = "no back-end"
@@ -46,7 +46,7 @@ def install(tmp_path, monkeypatch):
     backends.backends.cache_clear()
 
 
-def test_an_installed_package_adds_a_decoder(install, videos):
+def test_installed_package_adds_a_decoder(install, videos):
     install("BACKEND")
     theirs = backend("theirs")
     assert theirs.why_unavailable() is None
@@ -57,9 +57,9 @@ def test_an_installed_package_adds_a_decoder(install, videos):
 
 
 @pytest.mark.parametrize(
-    ("value", "why"), [("NONSENSE", "it is a str, no Backend"), ("ABSENT", "AttributeError"), ("BROKEN", "OSError")]
+    ("value", "why"), [("NONSENSE", "it is a str, not a Backend"), ("ABSENT", "AttributeError"), ("BROKEN", "OSError")]
 )
-def test_a_broken_package_is_named_and_takes_nothing_along(install, value, why, capsys):
+def test_broken_package_is_named_and_does_not_affect_others(install, value, why, capsys):
     install(value)
     assert backend("pyav").why_unavailable() is None
     theirs = backend(f"fastvid_theirs:{value}")

@@ -1,4 +1,4 @@
-"""pixels.py against arithmetic written from the standards in NumPy, and against PyTorch's own resize."""
+"""pixels.py compared with NumPy arithmetic written from the standards, and with PyTorch's own resize."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastvid.decode.pixels import clip_to_rgb, finish_planes, finish_rgb, resize
 from fastvid.errors import UsageError
 from fastvid.format.schema import Matrix, Range
 
-# ITU-R BT.601, BT.709, BT.2020 and the rest of ITU-T H.273 table 4, as the standards print Kr and Kb.
+# Kr and Kb as printed in ITU-R BT.601, BT.709, BT.2020 and ITU-T H.273 table 4.
 COEFFICIENTS = {
     Matrix.BT709: (0.2126, 0.0722),
     Matrix.UNKNOWN: (0.299, 0.114),
@@ -40,7 +40,7 @@ def clip(seed=0, **options):
 
 
 def forwards(rgb: np.ndarray, kr: float, kb: float, full: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """R'G'B' in 0..1 to Y'CbCr levels, H.273 equations (1) to (12)."""
+    """Convert R'G'B' in 0..1 to Y'CbCr levels, H.273 equations (1) to (12)."""
     r, g, b = rgb
     luma = kr * r + (1 - kr - kb) * g + kb * b
     blue, red = (b - luma) / (2 * (1 - kb)), (r - luma) / (2 * (1 - kr))
@@ -51,7 +51,7 @@ def forwards(rgb: np.ndarray, kr: float, kb: float, full: bool) -> tuple[np.ndar
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("matrix", COEFFICIENTS)
-def test_conversion_inverts_the_standard(matrix, full):
+def test_conversion_inverts_the_equations_of_the_standard(matrix, full):
     # Colours on a grid, encoded by the standard's forward equations; rounding to levels loses at most 2 levels of RGB.
     steps = np.linspace(0, 1, 6)
     rgb = np.stack(np.meshgrid(steps, steps, steps)).reshape(3, -1)
@@ -66,7 +66,7 @@ def test_conversion_inverts_the_standard(matrix, full):
     assert np.abs(got[:, 0, 0, ::2].numpy() - 255 * rgb).max() < 2.1
 
 
-def test_black_white_and_grey():
+def test_black_white_and_grey_convert_exactly():
     grey = torch.full((1, 1, 1), 128, dtype=torch.uint8)
     for level, expected in ((16, 0), (235, 255), (126, 128), (0, 0), (255, 255)):
         y = torch.full((1, 2, 2), level, dtype=torch.uint8)
@@ -79,12 +79,12 @@ def test_unknown_range_and_matrix_mean_limited_601():
     assert torch.equal(yuv_to_rgb(y, u, v, matrix=Matrix.UNKNOWN, sample_range=Range.UNKNOWN), expected)
 
 
-def test_matrix_of_rgb_is_refused():
+def test_rgb_matrix_is_rejected():
     with pytest.raises(UsageError, match="RGB"):
         yuv_to_rgb(*planes(), matrix=Matrix.RGB)
 
 
-def test_float32_is_the_reference_in_double_precision():
+def test_float32_matches_the_double_precision_reference():
     source = planes(frames=16, height=128, width=128)
     for matrix in COEFFICIENTS:
         single = yuv_to_rgb(*source, matrix=matrix).round()
@@ -95,7 +95,7 @@ def test_float32_is_the_reference_in_double_precision():
         assert difference.mean() < 1e-4
 
 
-def test_resize_is_torchs_antialiased_bilinear():
+def test_resize_matches_antialiased_bilinear_of_torch():
     rgb = torch.rand(3, 2, 20, 30) * 255
     expected = functional.interpolate(rgb, (9, 14), mode="bilinear", antialias=True)
     assert torch.equal(resize(rgb, (9, 14)), expected)
@@ -105,7 +105,7 @@ def test_resize_is_torchs_antialiased_bilinear():
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", [(8, 12), (5, 7), (16, 16)])
-def test_planes_and_rgb_finish_alike(layout, dtype, size):
+def test_planes_and_rgb_finish_to_the_same_batch(layout, dtype, size):
     pixels = Pixels(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), dtype=dtype, layout=layout)
     clips = [clip(seed=1), clip(seed=2, flip=True), clip(seed=3), clip(seed=4, height=10, width=8)]
     rgb = torch.stack([clip_to_rgb(c, size) for c in clips])
@@ -121,7 +121,7 @@ def test_planes_and_rgb_finish_alike(layout, dtype, size):
     assert (difference > coarse).float().mean() < 0.01
 
 
-def test_normalisation_is_the_formula():
+def test_normalisation_follows_the_formula():
     rgb = torch.arange(256, dtype=torch.uint8).repeat(3).view(1, 3, 1, 16, 16)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     got = finish_rgb(rgb, Pixels(mean, std))
@@ -130,7 +130,7 @@ def test_normalisation_is_the_formula():
     assert (got.double() - expected).abs().max() < 1e-6
 
 
-def test_layouts_hold_the_same_values():
+def test_layouts_contain_the_same_values():
     rgb = torch.randint(0, 256, (2, 3, 4, 6, 8), dtype=torch.uint8)
     one, other = finish_rgb(rgb, Pixels()), finish_rgb(rgb, Pixels(layout="BTCHW"))
     assert torch.equal(one, other.transpose(1, 2))
@@ -148,7 +148,7 @@ def test_flip_mirrors_left_and_right():
         assert torch.equal(both[1], both[0].flip(-1))
 
 
-def test_a_batch_is_its_clips():
+def test_batch_equals_its_clips():
     clips = [
         clip(seed=1),
         clip(seed=2, height=6, width=6),
@@ -175,7 +175,7 @@ def test_packed_planes_are_views_in_the_order_of_the_decoder():
 
 
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
-def test_out_is_written_and_returned(layout):
+def test_finish_writes_and_returns_out(layout):
     pixels = Pixels(layout=layout)
     out = pixels.empty(2, 3, (8, 12), "cpu").fill_(99)
     assert finish_planes([clip(seed=1), clip(seed=2)], (8, 12), pixels, out=out) is out
@@ -188,6 +188,6 @@ def test_out_is_written_and_returned(layout):
 @pytest.mark.parametrize(
     "options", [{"std": (0.2, 0.0, 0.2)}, {"mean": (0.5, 0.5)}, {"dtype": torch.uint8}, {"layout": "CTHW"}]
 )
-def test_wrong_settings_are_refused(options):
+def test_invalid_pixel_settings_are_rejected(options):
     with pytest.raises(UsageError):
         Pixels(**options)

@@ -1,4 +1,4 @@
-"""The one-pass kernel against the reference in double precision, on the CPU by Triton's interpreter."""
+"""The fused kernel compared with the double-precision reference, on the CPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-# The interpreter takes long for each filter tap of each 256 pixels, so pictures are tiny. It truncates to bfloat16,
-# where a GPU rounds, so that type is not tried.
+# The interpreter is slow for each filter tap of each 256 pixels, so pictures are tiny. bfloat16 is not tested: the
+# interpreter truncates to it, while a GPU rounds.
 CODE = """
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ for layout, dtype, size, chosen in (
     ("BTCHW", torch.float32, (18, 20), clips),
 ):
     pixels = Pixels(layout=layout, dtype=dtype)
-    # One clip more than there are, which nobody writes; nothing of the others stays unwritten.
+    # The output has room for one more clip, which must stay unwritten; all others must be fully written.
     room = pixels.empty(len(chosen) + 1, frames, size, "cpu").fill_(float("nan"))
     pixels_fused.finish_planes_fused(chosen, size, pixels, room[:-1])
     assert room[-1].isnan().all(), (layout, size)
@@ -51,7 +51,7 @@ print("equal")
 """
 
 
-def test_every_clip_of_a_batch_is_the_reference():
+def test_fused_kernel_matches_the_reference():
     run = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"}
     )

@@ -1,4 +1,4 @@
-"""Planned decoding is decoding everything: bit for bit, against ffmpeg's own decoder, and with no packet to spare."""
+"""Planned decoding equals full decoding by ffmpeg bit for bit, and every planned packet is necessary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def decoder():
 
 
 def digests(out: Planes) -> list[str]:
-    """MD5 of each frame's planes, as ffmpeg's framemd5 computes it."""
+    """Return the MD5 of each frame's planes, as computed by ffmpeg's framemd5."""
     frames = zip(out.y, out.u, out.v, strict=True)
     return [hashlib.md5(b"".join(np.ascontiguousarray(p).tobytes() for p in planes)).hexdigest() for planes in frames]
 
@@ -36,7 +36,7 @@ def digests(out: Planes) -> list[str]:
 @pytest.mark.parametrize("encoding", PROFILES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_frames_of_a_profile(decoder, videos, encoding, data):
+def test_planned_frames_of_profiles_match_ffmpeg(decoder, videos, encoding, data):
     video = videos.textured(encoding)
     frames = data.draw(st.lists(st.integers(0, video.info.num_frames - 1), min_size=1, max_size=12))
     got = digests(decoded(decoder, video.clip(frames), Planes))
@@ -46,7 +46,7 @@ def test_any_frames_of_a_profile(decoder, videos, encoding, data):
 @pytest.mark.parametrize("encoding", ["pyramid", "hevc", "av1", "av1-layers"])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_frames_of_other_streams(decoder, videos, encoding, data):
+def test_planned_frames_of_other_streams_match_ffmpeg(decoder, videos, encoding, data):
     if encoding == "av1-layers" and not encodes("libsvtav1"):
         pytest.skip("ffmpeg is built without libsvtav1")
     video = videos.textured(encoding)
@@ -61,7 +61,7 @@ def encodes(encoder: str) -> bool:
 
 
 @pytest.mark.parametrize("encoding", ["hevc", "av1-layers", "pyramid"])
-def test_frames_that_nothing_refers_to_are_not_fed(videos, encoding):
+def test_plan_skips_unwanted_droppable_packets(videos, encoding):
     if encoding == "av1-layers" and not encodes("libsvtav1"):
         pytest.skip("ffmpeg is built without libsvtav1")
     table = videos.textured(encoding).table
@@ -71,7 +71,7 @@ def test_frames_that_nothing_refers_to_are_not_fed(videos, encoding):
 
 
 @pytest.mark.parametrize("encoding", PROFILES)
-def test_no_planned_packet_can_be_left_out(decoder, videos, encoding):
+def test_decoding_fails_when_a_planned_packet_is_missing(decoder, videos, encoding):
     video = videos.textured(encoding)
     frames = [5, 18, 37, 63]
     clip = video.clip(frames)
@@ -85,13 +85,13 @@ def test_no_planned_packet_can_be_left_out(decoder, videos, encoding):
 
 
 def segments(num_frames: int, rng: np.random.Generator) -> np.ndarray:
-    """One frame out of each of eight equal parts."""
+    """Return one frame from each of eight equal parts."""
     edges = np.linspace(0, num_frames, 9)
     return np.minimum((edges[:-1] + rng.random(8) * np.diff(edges)).astype(np.int64), num_frames - 1)
 
 
 def check_footage(decoder, footage, folder, encoding: str, count: int | None) -> tuple[int, int]:
-    """Compares random requests of real videos with ffmpeg; returns packets fed and fed without a plan."""
+    """Compare random requests of real videos with ffmpeg; return the packets fed with and without a plan."""
     rng = np.random.default_rng(5)
     fed = from_keys = 0
     sources = sorted((footage / "clean").iterdir())
@@ -118,14 +118,14 @@ def check_footage(decoder, footage, folder, encoding: str, count: int | None) ->
     return fed, from_keys
 
 
-def test_real_footage(decoder, footage, tmp_path):
+def test_planned_frames_of_real_footage_match_ffmpeg(decoder, footage, tmp_path):
     fed, from_keys = check_footage(decoder, footage, tmp_path, "compact", 4)
     assert fed < from_keys
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("encoding", PROFILES)
-def test_all_real_footage(decoder, footage, tmp_path, encoding):
+def test_planned_frames_of_all_real_footage_match_ffmpeg(decoder, footage, tmp_path, encoding):
     fed, from_keys = check_footage(decoder, footage, tmp_path, encoding, None)
     if encoding == "compact":
         assert fed <= 0.30 * from_keys

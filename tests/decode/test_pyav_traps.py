@@ -1,4 +1,4 @@
-"""Each trap of libavcodec and PyAV that the back-end avoids, with a control: without the cure the harm is seen."""
+"""The traps of libavcodec and PyAV that the back-end avoids, each with a control that shows the harm without it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decoder():
 
 
 class KeepsContexts(PyAvDecoder):
-    """Never throws a context away: drains and flushes it after an error, as one would think is enough."""
+    """Keeps a context after an error: drains and flushes it, which looks sufficient but is not."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class KeepsContexts(PyAvDecoder):
 
 
 def after_foreign_packets(decoder, videos) -> int:
-    """How many of ten clean clips are wrong that follow a clip whose packets belong to another stream."""
+    """Return how many of ten good clips are wrong after a clip with packets of another stream."""
     video, other = videos.textured("compact"), videos.textured("compact", size=(64, 176))
     clean = video.clip([11, 12, 30, 66])
     expected = pictures(decoded(decoder, clean, Planes))
@@ -58,13 +58,13 @@ def after_foreign_packets(decoder, videos) -> int:
     return wrong
 
 
-def test_a_context_is_not_used_again_after_an_error(decoder, videos):
+def test_context_is_discarded_after_an_error(decoder, videos):
     assert after_foreign_packets(decoder, videos) == 0
     assert after_foreign_packets(KeepsContexts(), videos) > 0
 
 
 class SharesContexts(PyAvDecoder):
-    """Changes the extradata of one open context instead of keeping a context for each."""
+    """Changes the extradata of one open context instead of keeping one context per extradata."""
 
     context = None
 
@@ -75,7 +75,7 @@ class SharesContexts(PyAvDecoder):
         return self.context
 
 
-def test_streams_with_different_headers_have_contexts_of_their_own(decoder, videos):
+def test_streams_with_different_extradata_use_separate_contexts(decoder, videos):
     clips = [videos.painted("pyramid").clip([3, 40]), videos.painted("compact").clip([3, 40])] * 2
     assert [numbers(decoder, clip, Planes) for clip in clips] == [[3, 40]] * 4
     sharing = SharesContexts()
@@ -84,7 +84,7 @@ def test_streams_with_different_headers_have_contexts_of_their_own(decoder, vide
 
 
 class GuessesReorderDepth(PyAvDecoder):
-    """Without strict=1."""
+    """Opens contexts without strict=1."""
 
     def _open(self, info):
         context = super()._open(info)
@@ -92,7 +92,7 @@ class GuessesReorderDepth(PyAvDecoder):
         return context
 
 
-def test_reordering_without_a_stated_depth(decoder, videos):
+def test_no_picture_is_dropped_when_reorder_depth_is_not_signalled(decoder, videos):
     video = videos.painted("pyramid")
     info = replace(video.info, extradata=without_vui(video.info.extradata))
     rng = np.random.default_rng(1)
@@ -103,8 +103,8 @@ def test_reordering_without_a_stated_depth(decoder, videos):
     assert any(guessing.decode([clip], [empty(clip, Planes)])[0] for clip in clips)
 
 
-def test_key_packets_that_are_none(decoder, videos):
-    # Decoding from a packet that is no key "works" in libavcodec: it conceals what is missing.
+def test_wrong_key_flag_raises(decoder, videos):
+    # libavcodec "decodes" from a packet that is not a key packet: it conceals missing references.
     video = videos.painted("compact")
     starts = np.flatnonzero(video.records["frame"] > 40)[:3]
     for start in starts.tolist():
@@ -115,7 +115,7 @@ def test_key_packets_that_are_none(decoder, videos):
 
 
 @pytest.mark.parametrize("padded", [16, 2])
-def test_narrow_rows_of_the_rgb_converter(decoder, videos, monkeypatch, padded):
+def test_rgb_converter_writes_all_columns_of_any_width(decoder, videos, monkeypatch, padded):
     monkeypatch.setattr(swscale, "_ROW", padded)
     video = videos.textured("intra")
     clip = video.clip([0], box=Box(0, 0, 96, 102))
@@ -123,10 +123,10 @@ def test_narrow_rows_of_the_rgb_converter(decoder, videos, monkeypatch, padded):
     assert wrong == (padded == 2)
 
 
-def test_packets_need_padding(videos):
+def test_clip_without_padding_is_rejected(videos):
     clip = videos.textured("intra").clip([0])
     end = int(clip.starts[-1] + clip.sizes[-1])
-    with pytest.raises(UsageError, match="spare"):
+    with pytest.raises(UsageError, match="padding"):
         replace(clip, data=clip.data[: end + 8])
 
 
@@ -158,7 +158,7 @@ print(PyAvDecoder().decode([guarded], [out]), flush=True)
 
 
 @pytest.mark.parametrize("spare", [64, 0])
-def test_packets_are_not_copied_and_read_past_their_end(videos, spare):
+def test_decoder_reads_past_the_end_of_uncopied_packets(videos, spare):
     path = videos.textured("intra").path
     run = subprocess.run([sys.executable, "-c", _GUARDED, str(path), str(spare)], capture_output=True, text=True)
     if spare:
@@ -167,7 +167,7 @@ def test_packets_are_not_copied_and_read_past_their_end(videos, spare):
         assert run.returncode == -signal.SIGSEGV
 
 
-def test_contexts_are_bounded(videos):
+def test_number_of_contexts_is_bounded(videos):
     decoder = PyAvDecoder(max_contexts=2)
     clips = [videos.painted(name).clip([3, 40]) for name in ("compact", "intra", "vp9", "mjpeg")] * 2
     for clip in clips:
@@ -179,13 +179,13 @@ def test_contexts_are_bounded(videos):
 
 @pytest.mark.parametrize("encoding", ["h264-422", "h264-10bit"])
 @pytest.mark.parametrize("kind", [Planes, Rgb])
-def test_other_yuv_formats_become_420(decoder, videos, encoding, kind):
+def test_other_yuv_formats_are_converted_to_420(decoder, videos, encoding, kind):
     clip = videos.painted(encoding).clip([3, 40, 40, 7])
     assert numbers(decoder, clip, kind) == [3, 40, 40, 7]
 
 
-def test_hidden_packets_are_decoded_and_not_shown(decoder, videos):
-    # As behind an edit list: packets that must be fed, and whose pictures the sample does not show.
+def test_hidden_packets_are_decoded_but_not_shown(decoder, videos):
+    # As with an edit list: packets that must be fed but whose pictures the sample does not show.
     video = videos.painted("compact")
     clip = video.clip([20, 23])
     shows = clip.shows.copy()
@@ -197,7 +197,7 @@ def test_hidden_packets_are_decoded_and_not_shown(decoder, videos):
 
 
 def without_vui(avcc: bytes) -> bytes:
-    """An avcC record whose SPS carries no video usability information, and so no reorder depth."""
+    """Return the avcC record without the SPS's video usability information, which contains the reorder depth."""
     length = int.from_bytes(avcc[6:8], "big")
     sps = avcc[8 : 8 + length].replace(b"\x00\x00\x03", b"\x00\x00")
     bits = "".join(f"{byte:08b}" for byte in sps)

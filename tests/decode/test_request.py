@@ -1,4 +1,4 @@
-"""Value objects refuse what cannot be; the registry finds back-ends and says what is missing."""
+"""Value objects reject invalid values; the registry lists back-ends and names what they lack."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ABSENT = Backend("absent", "fastvid_absent.module:Decoder", "cpu", frozenset({Co
 
 
 @pytest.mark.parametrize("box", [(1, 0, 2, 2), (0, 3, 2, 2), (0, 0, 5, 2), (0, 0, 2, 7), (-2, 0, 2, 2), (0, 0, 0, 2)])
-def test_boxes(box):
+def test_invalid_box_is_rejected(box):
     with pytest.raises(UsageError):
         Box(*box)
 
 
-def test_requests(videos):
+def test_invalid_request_is_rejected(videos):
     frames = np.array([1, 2])
     for wrong in (frames[:0], frames[None], frames.astype(np.int32), frames.astype(float)):
         with pytest.raises(UsageError, match="frames"):
@@ -32,13 +32,13 @@ def test_requests(videos):
     with pytest.raises(UsageError, match="size"):
         ClipRequest(0, frames, Box(0, 0, 2, 2), (0, 2))
     clip = videos.painted("intra").clip(frames)
-    with pytest.raises(UsageError, match="leaves"):
+    with pytest.raises(UsageError, match="exceeds"):
         replace(clip, request=replace(clip.request, box=Box(0, 2, 96, 160)))
     with pytest.raises(UsageError, match="one entry"):
         replace(clip, shows=clip.shows[:1])
 
 
-def test_planes_are_views_of_one_buffer():
+def test_packed_planes_are_views_of_one_buffer():
     box = Box(0, 0, 4, 6)
     buffer = np.zeros(Planes.nbytes(2, box), np.uint8)
     planes = Planes.packed(buffer, 2, box)
@@ -50,19 +50,19 @@ def test_planes_are_views_of_one_buffer():
         Rgb(np.zeros((4, 2, 4, 6), np.uint8))
 
 
-def test_known_backends():
+def test_built_in_backends_are_listed():
     assert list(backends.backends()) == sorted(backends.backends())
     assert backend("pyav").load() is PyAvDecoder
     assert backend("pyav").why_unavailable() is None
     decoder = backend("pyav").open(max_contexts=3)
     decoder.close()
-    with pytest.raises(UsageError, match="known are dali-cpu, dali-gpu, pyav, torchcodec-cpu, torchcodec-cuda"):
+    with pytest.raises(UsageError, match="use one of dali-cpu, dali-gpu, pyav, torchcodec-cpu, torchcodec-cuda"):
         backend("nvdec")
 
 
-def test_a_missing_package_is_named_with_its_remedy():
+def test_missing_package_is_named_with_its_install_hint():
     why = ABSENT.why_unavailable()
-    assert "does not load: No module named 'fastvid_absent'" in why
+    assert "is not available: No module named 'fastvid_absent'" in why
     assert "installed" not in why
     assert "pip install 'absent-package'" in why
     with pytest.raises(MissingDependency):
@@ -80,7 +80,7 @@ class Decoder:
 
 @pytest.fixture
 def failing(tmp_path, monkeypatch):
-    """A back-end whose module, or whose check, executes a statement."""
+    """Create back-ends whose module or check executes a statement."""
 
     def failing(statement, install, *, on_import):
         name = f"fastvid_failing_{len(list(tmp_path.iterdir()))}"
@@ -93,43 +93,43 @@ def failing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "cause"),
     [
         ("raise OSError('libcuda.so.1: cannot open shared object file')", "OSError: libcuda.so.1: cannot open"),
         ("raise RuntimeError('No FFmpeg\\nTried 4, 5, 6')", "RuntimeError: No FFmpeg"),
         ("from os import what_old_versions_lack", "cannot import name 'what_old_versions_lack'"),
     ],
 )
-def test_what_is_installed_and_does_not_load_says_why(failing, statement, said):
+def test_installed_decoder_names_the_cause_when_its_import_fails(failing, statement, cause):
     why = failing(statement, "absent-package", on_import=True).why_unavailable()
-    assert f"decoder 'failing' is installed but does not load: {said}" in why
+    assert f"decoder 'failing' is installed but fails to import: {cause}" in why
     assert "pip install" not in why
     assert "\n" not in why
 
 
 @pytest.mark.parametrize(("install", "advised"), [("numpy>=1", False), ("absent-package", True), ("absent[x]", True)])
-def test_nobody_is_told_to_install_what_is_installed(failing, install, advised):
+def test_install_hint_is_omitted_when_the_package_is_installed(failing, install, advised):
     why = failing("import fastvid_absent", install, on_import=True).why_unavailable()
     assert "fastvid_absent" in why
     assert ("pip install" in why) is advised
-    assert ("installed but does not load" in why) is not advised
+    assert ("installed but fails to import" in why) is not advised
 
 
-def test_an_extra_is_installed_when_one_of_its_distributions_is(failing, monkeypatch):
+def test_extra_counts_as_installed_when_one_of_its_distributions_is(failing, monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda name: ["numpy>=1.26", "absent>=2; extra == 'all'"])
     assert "pip install" in failing("import fastvid_absent", "fastvid-toolkit[all]", on_import=True).why_unavailable()
     monkeypatch.setattr(metadata, "requires", lambda name: ["absent>=2; extra == 'all'", "numpy; extra == 'all'"])
     why = failing("import fastvid_absent", "fastvid-toolkit[all]", on_import=True).why_unavailable()
-    assert "is installed but does not load: No module named 'fastvid_absent'" in why
+    assert "is installed but fails to import: No module named 'fastvid_absent'" in why
 
 
-def test_a_check_may_raise_anything(failing):
+def test_backend_is_unavailable_when_its_check_raises_any_exception(failing):
     one = failing("raise RuntimeError('CUDA error: out of memory')", "absent-package", on_import=False)
-    assert one.why_unavailable() == "decoder 'failing' cannot be checked: RuntimeError: CUDA error: out of memory"
+    assert one.why_unavailable() == "check of decoder 'failing' failed: RuntimeError: CUDA error: out of memory"
 
 
 class Point:
-    """An entry point of a third party's package."""
+    """Register the entry point of a third-party package."""
 
     value = "package:thing"
 
@@ -150,7 +150,7 @@ def registered(monkeypatch):
     backends.backends.cache_clear()
 
 
-def test_third_parties_register_by_entry_point(registered):
+def test_third_party_backend_registers_by_entry_point(registered):
     registered(ABSENT)
     assert backend("absent") is ABSENT
     assert backend("pyav").load() is PyAvDecoder
@@ -158,9 +158,12 @@ def test_third_parties_register_by_entry_point(registered):
 
 @pytest.mark.parametrize(
     ("thing", "why"),
-    [(PyAvDecoder, "it is a type, no Backend"), (replace(ABSENT, name="pyav"), "decoder 'pyav' is registered twice")],
+    [
+        (PyAvDecoder, "it is a type, not a Backend"),
+        (replace(ABSENT, name="pyav"), "decoder 'pyav' is registered twice"),
+    ],
 )
-def test_wrong_registrations_are_refused_and_take_nothing_along(registered, thing, why):
+def test_invalid_registration_is_rejected_and_does_not_affect_others(registered, thing, why):
     registered(thing)
     assert backend("pyav").load() is PyAvDecoder
     assert why in backend("package:thing").why_unavailable()

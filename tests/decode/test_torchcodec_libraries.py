@@ -1,6 +1,6 @@
-"""torchcodec over PyAV's FFmpeg: it decodes where no other FFmpeg is installed, and says why where it cannot load.
+"""torchcodec with PyAV's FFmpeg: it decodes without another FFmpeg, or its error names the cause.
 
-Copies of its package, changed to stand for other builds, make the results independent of a machine's own FFmpeg.
+Modified copies of its package imitate other builds, so that the results do not depend on the machine's own FFmpeg.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 AVUTIL = av.library_versions["libavutil"][0]
 FFMPEG = AVUTIL - 52
 
-# Runs each case in a child forked from a process that has imported what takes long, and prints what it returned.
+# Runs each case in a child forked from a process that has done the slow imports, and prints the results.
 CODE = """
 import json, os, re, sys, tempfile, threading
 from pathlib import Path
@@ -61,7 +61,7 @@ def in_a_child():
 def over_pyav():
     use("fits")
     before = loaded()
-    libraries.share()
+    libraries.expose_ffmpeg()
     left = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("fastvid")]
     return {"frames": decode(), "loaded before": before, "loaded": loaded(), "left": left}
 
@@ -74,9 +74,9 @@ def imported_before():
     return decode()
 
 def by_itself():
-    libraries.share()
+    libraries.expose_ffmpeg()
     import torchcodec.decoders as before
-    libraries.share = None
+    libraries.expose_ffmpeg = None
     decode()
     import torchcodec.decoders
     return torchcodec.decoders is before
@@ -120,10 +120,10 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, videos):
-    """What each case of `CODE` returned."""
+    """The result of each case of `CODE`."""
     packages = tmp_path_factory.mktemp("packages")
     changed(packages / "fits")
-    # Names of the same length, which nothing has.
+    # Names of the same length that do not exist.
     changed(packages / "other-ffmpeg", b"libavutil.so.%d" % AVUTIL, b"libavutil.so.00")
     changed(packages / "other-torch", b"libc10.so", b"libc1x.so")
     temporary = tmp_path_factory.mktemp("temporary")
@@ -139,7 +139,7 @@ def found(tmp_path_factory, videos):
 
 
 def changed(folder: Path, old: bytes = b"", new: bytes = b"") -> None:
-    """A torchcodec for PyAV's version of FFmpeg alone, `old` replaced in the library that is linked to it."""
+    """Copy torchcodec's library for PyAV's version of FFmpeg only, with `old` replaced in it."""
     spec = find_spec("torchcodec")
     assert spec is not None
     assert spec.origin is not None
@@ -147,7 +147,7 @@ def changed(folder: Path, old: bytes = b"", new: bytes = b"") -> None:
     core = f"libtorchcodec_core{FFMPEG}.so"
     others = [f"libtorchcodec_*{number}.so" for number in range(4, 20) if number != FFMPEG]
     shutil.copytree(installed, folder / "torchcodec", copy_function=os.symlink, ignore=shutil.ignore_patterns(*others))
-    # The libraries that some versions bring for pictures.
+    # The image libraries that some versions contain.
     (folder / "torchcodec.libs").symlink_to(installed.with_name("torchcodec.libs"))
     if old:
         data = (installed / core).read_bytes()
@@ -157,11 +157,11 @@ def changed(folder: Path, old: bytes = b"", new: bytes = b"") -> None:
 
 
 @pytest.mark.parametrize("case", ["in a thread", "in a child", "imported before"])
-def test_a_fresh_process_decodes(found, case):
+def test_fresh_process_decodes(found, case):
     assert found[case] == [60, 7, 7, 33]
 
 
-def test_it_runs_over_the_files_that_pyav_has_loaded(found):
+def test_torchcodec_uses_the_libraries_loaded_by_pyav(found):
     case = found["over PyAV"]
     assert case["frames"] == [60, 7, 7, 33]
     assert case["loaded"] == case["loaded before"]
@@ -169,24 +169,24 @@ def test_it_runs_over_the_files_that_pyav_has_loaded(found):
     assert case["left"] == []
 
 
-def test_nothing_is_done_where_it_loads_by_itself(found):
+def test_libraries_are_not_exposed_when_torchcodec_loads_by_itself(found):
     assert found["by itself"] is True
 
 
-def test_a_build_for_another_ffmpeg_is_named(found):
+def test_build_for_another_ffmpeg_is_named(found):
     message = found["other FFmpeg"]
     assert f"not built for FFmpeg {av.ffmpeg_version_info}" in message
-    assert f"install the shared libraries of FFmpeg in a version among {FFMPEG}" in message
+    assert f"install the shared libraries of one of these FFmpeg versions: {FFMPEG}" in message
     assert "pip install" not in message
 
 
-def test_a_build_for_another_torch_is_named(found):
+def test_build_for_another_torch_is_named(found):
     message = found["other torch"]
     assert "libc1x.so: cannot open shared object file" in message
     assert f"install the one for torch {torch.__version__}" in message
 
 
-def test_only_where_it_is_absent_is_it_to_be_installed(found):
+def test_install_hint_appears_only_when_torchcodec_is_missing(found):
     message = found["not installed"]
     assert "torchcodec is not installed" in message
     assert "hint: pip install 'torchcodec'" in message

@@ -1,4 +1,4 @@
-"""demux and bitstream against FFmpeg's own demuxers and decoders, on files that other muxers wrote."""
+"""demux and bitstream compared with FFmpeg's demuxers and decoders, on files of other muxers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def demuxed(path):
         return [p for p in container.demux(stream) if p.size], stream.codec_context.extradata or b""
 
 
-def test_packets_are_those_of_ffmpeg(encoded):
+def test_index_matches_the_packets_of_ffmpeg(encoded):
     _, path = encoded
     data = path.read_bytes()
     info, records = index_mp4(data)
@@ -100,7 +100,7 @@ def test_decoding_may_start_at_every_key_packet(encoded):
 
 
 def decode(path, feed):
-    """Frames by display index, decoding only the packets marked in `feed` with a fresh FFmpeg context."""
+    """Decode only the packets marked in `feed` with a new FFmpeg context; return frames by display index."""
     _, records = index_mp4(path.read_bytes())
     frames = {}
     with av.open(str(path)) as container:
@@ -117,8 +117,8 @@ def decode(path, feed):
     return frames
 
 
-def test_footage_is_indexed_like_ffmpeg_or_refused(footage):
-    """Foreign MP4s: packets, display order and edit lists as FFmpeg sees them, or a clear refusal."""
+def test_real_footage_is_indexed_like_ffmpeg_or_rejected(footage):
+    """MP4s of other tools have the packets, display order and edit lists that FFmpeg reads, or a clear error."""
     agreed, refused = 0, []
     for path in sorted([*footage.glob("clean/*.mp4"), *footage.glob("odd/*.mp4")]):
         try:
@@ -145,11 +145,11 @@ def test_footage_is_indexed_like_ffmpeg_or_refused(footage):
     allowed = (
         "fragmented",
         "codec",
-        "same time",
+        "same presentation time",
         "edit list",
         "packet count",
         "no H.264 slice",
-        "lacks its",
+        "MP4 has no",
         "NAL unit",
     )
     assert all(any(word in message for word in allowed) for _, message in refused), refused
@@ -161,21 +161,21 @@ def test_nal_lengths_are_read_from_the_configuration_record():
     assert nal_length_size(Codec.H264, b"\0\0\0\1\x67\x64\0\x0d") is None
     annex_b = b"\0\0\0\1\x67abc\0\0\1\x65slice"
     assert [bytes(u)[:1] for u in nal_units(annex_b, None)] == [b"\x67", b"\x65"]
-    # The same slice with a two-byte prefix: read with four it would look like another, droppable unit.
+    # The same slice with a two-byte prefix: parsed with four bytes it would look like another, droppable unit.
     avcc2 = (6).to_bytes(2, "big") + b"\x65slice"[:6]
     extradata = bytes([1, 100, 0, 13, 0xFD, 0xE1, 0])
     assert packet_flags(Codec.H264, extradata, [avcc2]).tolist() == [int(PacketFlag.KEY)]
 
 
 @pytest.mark.parametrize("cut", [0.2, 0.5, 0.9])
-def test_truncated_files_are_refused(encoded, cut):
+def test_truncated_file_is_rejected(encoded, cut):
     _, path = encoded
     data = path.read_bytes()
     with pytest.raises(FormatError):
         index_mp4(data[: int(len(data) * cut)])
 
 
-def test_every_flipped_header_byte_gives_a_table_or_a_format_error(tmp_path):
+def test_index_returns_a_table_or_raises_format_error_when_a_header_byte_is_flipped(tmp_path):
     path = tmp_path / "pattern.mp4"
     source = "testsrc2=s=160x96:r=25:d=1"
     subprocess.run([FFMPEG, "-v", "error", "-f", "lavfi", "-i", source, *ENCODINGS["pattern"], str(path)], check=True)

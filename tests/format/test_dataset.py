@@ -81,7 +81,7 @@ def dataset(tmp_path, clips):
     return tmp_path / "d"
 
 
-def test_tars_are_plain_and_a_pure_function_of_their_samples(tmp_path, clips):
+def test_tar_is_plain_and_depends_only_on_its_samples(tmp_path, clips):
     store = LocalStorage(tmp_path)
     one = write_shard(store, "data-000000", [(f"c/{n}", members(clips, n)) for n in range(4)])
     two = write_shard(store, "data-000001", [(f"c/{n}", members(clips, n)) for n in range(4)])
@@ -108,7 +108,7 @@ def test_webdataset_and_duckdb_read_what_was_written(dataset, clips):
     assert found.fetchall() == [(f"c/{n:03d}", 40) for n in range(0, 12, 3)]
 
 
-def test_pkt_and_parquet_agree_with_the_tar(dataset):
+def test_pkt_and_parquet_match_the_tar(dataset):
     store = LocalStorage(dataset)
     shard = Shard(store, "data-000002")
     shard.check()
@@ -128,7 +128,7 @@ def test_pkt_and_parquet_agree_with_the_tar(dataset):
 
 
 @pytest.mark.parametrize("suffix", ["idx", "parquet", "pkt"])
-def test_lost_sidecars_are_rebuilt_from_the_tar_alone(dataset, suffix):
+def test_index_rebuilds_identical_sidecar_when_lost(dataset, suffix):
     path = dataset / f"data-000001.{suffix}"
     before = path.read_bytes()
     path.unlink()
@@ -136,14 +136,14 @@ def test_lost_sidecars_are_rebuilt_from_the_tar_alone(dataset, suffix):
     assert path.read_bytes() == before
 
 
-def test_index_has_the_form_of_dali(dataset):
+def test_idx_is_identical_to_that_of_dali_wds2idx(dataset):
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     out = dataset / "expected.idx"
     subprocess.run([sys.executable, "-m", "wds2idx", "data-000000.tar", str(out)], cwd=dataset, check=True, timeout=300)
     assert out.read_bytes() == (dataset / "data-000000.idx").read_bytes()
 
 
-def test_dali_reads_tars_through_our_index(dataset, clips):
+def test_dali_reads_tars_through_our_idx(dataset, clips):
     fn = pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed")
     from nvidia.dali import pipeline_def
 
@@ -165,7 +165,7 @@ def test_dali_reads_tars_through_our_index(dataset, clips):
         assert json.loads(bytes(np.asarray(metas.at(row))))["source_id"] == f"videos/{number}.avi"
 
 
-def test_selection_by_split_filter_and_takedown(dataset):
+def test_dataset_selects_by_split_filter_and_removal(dataset):
     everything = Dataset(str(dataset))
     assert len(everything) == 11, "one of twelve is removed"
     assert "c/005" not in everything.keys.to_pylist()
@@ -193,31 +193,31 @@ def test_selection_by_split_filter_and_takedown(dataset):
             call()
 
 
-def test_a_generation_is_pinned_and_never_overwritten(dataset, clips):
+def test_generation_is_pinned_and_never_overwritten(dataset, clips):
     store = LocalStorage(dataset)
     dataset_id, first = read_generation(store)
     rows = Dataset(str(dataset)).annotations.to_pylist()
     changed = annotation_table([row | {"label": 1 - row["label"]} for row in rows])
     commit_generation(store, dataset_id, Generation(2, first.shards, classes=first.classes), changed)
     assert (Dataset(str(dataset)).labels == 1 - Dataset(str(dataset), generation=1).labels).all()
-    with pytest.raises(ConflictError, match="exists already"):
+    with pytest.raises(ConflictError, match="already exists"):
         commit_generation(store, dataset_id, Generation(2, first.shards), changed)
     with pytest.raises(StorageError, match="no generation 9"):
         Dataset(str(dataset), generation=9)
 
 
-def test_disagreeing_annotations_are_refused(tmp_path, clips):
+def test_commit_rejects_annotations_that_do_not_match(tmp_path, clips):
     store, rows, records = build(tmp_path / "d", clips)
     for broken, message in (
         (rows[:-1], "11 annotations for 12"),
-        ([rows[0], *rows[:-1]], "twice.*c/000"),
+        ([rows[0], *rows[:-1]], "duplicate key.*c/000"),
     ):
         with pytest.raises(FormatError, match=message):
             commit_generation(store, "id", Generation(2, tuple(records)), annotation_table(broken))
     assert read_generation(store)[1].number == 1
 
 
-def test_no_dataset_newer_versions_and_broken_records_say_so(dataset, tmp_path):
+def test_open_raises_when_dataset_is_missing_newer_or_malformed(dataset, tmp_path):
     with pytest.raises(StorageError, match="there is no dataset"):
         Dataset(str(tmp_path / "empty"))
     record = json.loads((dataset / "dataset.json").read_text())
@@ -227,18 +227,18 @@ def test_no_dataset_newer_versions_and_broken_records_say_so(dataset, tmp_path):
     (dataset / "dataset.json").write_text(json.dumps(record | {"version": "1.7", "unknown": 1}))
     assert len(Dataset(str(dataset))) == 11
     (dataset / "dataset.json").write_text("{}")
-    with pytest.raises(FormatError, match="broken"):
+    with pytest.raises(FormatError, match="malformed"):
         Dataset(str(dataset))
 
 
-def test_a_damaged_packet_sidecar_is_refused(dataset):
+def test_damaged_packet_sidecar_is_rejected(dataset):
     store, name = LocalStorage(dataset), "data-000000.pkt"
     good = store.read(name)
     body = PKT_HEADER_DTYPE.itemsize
     for damaged, message in (
-        (good[:-1], "its header promises"),
-        (good[:10], "no packet sidecar"),
-        (b"XXXX" + good[4:], "no packet sidecar"),
+        (good[:-1], "its header says"),
+        (good[:10], "not a packet sidecar"),
+        (b"XXXX" + good[4:], "not a packet sidecar"),
     ):
         store.write(name, damaged)
         with pytest.raises(FormatError, match=message):
@@ -251,7 +251,7 @@ def test_a_damaged_packet_sidecar_is_refused(dataset):
         Shard(store, "data-000000").check()
 
 
-def test_a_tar_cut_anywhere_is_refused(dataset):
+def test_truncated_tar_is_rejected(dataset):
     data = (dataset / "data-000000.tar").read_bytes()
     step = max(1, len(data) // 97)
     end = max(m.offset + m.size for m in read_members(memoryview(data)))
@@ -261,7 +261,7 @@ def test_a_tar_cut_anywhere_is_refused(dataset):
 
 
 @given(st.text(alphabet="abz019_-/. é", max_size=100))
-def test_the_key_grammar_is_kept(text):
+def test_check_key_accepts_exactly_the_key_grammar(text):
     if KEY_PATTERN.fullmatch(text) and len(text.encode()) <= 90:
         assert check_key(text) == text
     else:
@@ -280,7 +280,7 @@ def test_the_key_grammar_is_kept(text):
         max_size=6,
     )
 )
-def test_any_members_survive_the_tar(samples):
+def test_tar_members_round_trip(samples):
     out = io.BytesIO()
     digest = write_tar(out, [(key, {"json": b"{}", "mp4": data}) for key, data in samples])
     view = memoryview(out.getvalue())
@@ -292,23 +292,23 @@ def test_any_members_survive_the_tar(samples):
     assert len(lines) == len(samples) + 1
 
 
-def test_bad_samples_are_named_when_indexed(tmp_path, clips):
+def test_index_error_names_the_bad_sample(tmp_path, clips):
     store = LocalStorage(tmp_path)
     for broken, message in (
         ({"mp4": clips["short"]}, "no JSON"),
         ({"json": b"{}"}, "no mp4 member"),
-        ({"json": b"{", "mp4": clips["short"]}, "JSON does not parse"),
-        ({"json": b"{}", "mp4": clips["short"][:200]}, "leaves its parent"),
+        ({"json": b"{", "mp4": clips["short"]}, "cannot parse the sample.s JSON"),
+        ({"json": b"{}", "mp4": clips["short"][:200]}, "exceeds its parent"),
     ):
         with pytest.raises(FormatError, match=message) as caught:
             write_shard(store, "data-000000", [("good", members(clips, 1)), ("bad", broken)])
         assert caught.value.where["key"] == "bad"
         assert caught.value.where["shard"] == "data-000000"
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="duplicate key"):
         write_shard(store, "data-000000", [("good", members(clips, 1))] * 2)
 
 
-def test_packet_tables_of_a_shard_are_views_not_copies(dataset):
+def test_packet_tables_are_views_of_the_map(dataset):
     shard = Shard(LocalStorage(dataset), "data-000000")
     table = shard.table(1)
     assert isinstance(table, PacketTable)

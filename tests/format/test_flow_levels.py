@@ -1,4 +1,4 @@
-"""Flow as levels: what is kept, what is exact."""
+"""Flow as levels: accuracy, clipping and layout."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ BOUNDS = st.sampled_from([1.0, 7.5, 20.0, 64.0])
 
 
 @given(FLOWS, BOUNDS)
-def test_what_is_inside_the_bound_comes_back_to_half_a_level_and_the_rest_is_cut_to_it(flow, bound):
+def test_flow_round_trips_within_half_a_level_and_is_clipped_beyond_the_bound(flow, bound):
     back = to_pixels(to_levels(flow, bound), bound)
     assert back.shape == flow.shape
     assert np.abs(back - np.clip(flow, -bound, bound)).max() <= 0.5 * bound / STEPS * (1 + 1e-4)
 
 
 @given(FLOWS, BOUNDS)
-def test_negation_is_exact(flow, bound):
+def test_negated_flow_has_exactly_mirrored_levels(flow, bound):
     levels, negated = to_levels(flow, bound).astype(int), to_levels(-flow, bound).astype(int)
     assert (levels + negated == 2 * ZERO).all()
     assert (to_pixels(to_levels(-flow, bound), bound) == -to_pixels(to_levels(flow, bound), bound)).all()
 
 
-def test_no_motion_is_the_middle_and_x_lies_above_y():
+def test_zero_flow_is_level_128_and_x_is_stored_above_y():
     flow = np.zeros((2, 3, 2), np.float32)
     flow[..., 1] = 20.0
     levels = to_levels(flow, 20.0)

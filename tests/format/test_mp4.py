@@ -1,4 +1,4 @@
-"""The minimal MP4 in other people's readers: PyAV, the ffmpeg program, DALI, and our own demuxer."""
+"""The minimal MP4 in PyAV, the ffmpeg program, DALI, and our own demuxer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wrapped(clip) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_ffmpeg_shows_the_given_frames_bit_for_bit(videos, tmp_path, encoding):
+def test_ffmpeg_decodes_minimal_mp4_to_the_same_frames(videos, tmp_path, encoding):
     video = videos.textured(encoding)
     for frames in WANTED:
         clip = video.clip(frames)
@@ -38,7 +38,7 @@ def test_ffmpeg_shows_the_given_frames_bit_for_bit(videos, tmp_path, encoding):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_pyav_reads_times_keys_size_and_colour(videos, encoding):
+def test_pyav_reads_times_keys_size_and_colour_of_minimal_mp4(videos, encoding):
     video = videos.painted(encoding)
     info = replace(video.info, fps=Fraction(30000, 1001))
     for frames in WANTED:
@@ -61,7 +61,7 @@ def test_pyav_reads_times_keys_size_and_colour(videos, encoding):
 
 
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "mjpeg"])
-def test_our_own_index_of_it_says_what_was_put_in(videos, encoding):
+def test_minimal_mp4_is_indexed_as_written(videos, encoding):
     video = videos.painted(encoding)
     clip = video.clip([5, 18, 37, 63])
     info, records = index_mp4(wrapped(clip))
@@ -72,7 +72,7 @@ def test_our_own_index_of_it_says_what_was_put_in(videos, encoding):
 
 
 @pytest.mark.parametrize("encoding", ["vp9", "mjpeg"])
-def test_dali_counts_positions_among_the_given_packets(videos, encoding):
+def test_dali_finds_frames_of_minimal_mp4_by_position(videos, encoding):
     fn = pytest.importorskip("nvidia.dali.fn")
     from nvidia.dali import types
     from nvidia.dali.pipeline import Pipeline
@@ -90,7 +90,7 @@ def test_dali_counts_positions_among_the_given_packets(videos, encoding):
         assert read_numbers(np.asarray(frames.at(0))[..., 1]) == [shown[position] for position in positions]
 
 
-def test_colour_is_written(videos):
+def test_minimal_mp4_contains_the_colour(videos):
     clip = videos.painted("vp9").clip([0])
     for matrix, sample_range in ((Matrix.BT709, Range.FULL), (Matrix.SMPTE170M, Range.LIMITED)):
         info = replace(clip.info, matrix=matrix, range=sample_range)
@@ -98,7 +98,7 @@ def test_colour_is_written(videos):
         assert (found.matrix, found.range) == (matrix, sample_range)
 
 
-def test_what_does_not_fit_is_refused(videos):
+def test_minimal_mp4_rejects_unsupported_packets(videos):
     clip = videos.painted("compact").clip([5, 18])
     with pytest.raises(FormatError, match="no frame"):
         wrapped(replace(clip, shows=np.where(clip.shows == 18, -1, clip.shows)))

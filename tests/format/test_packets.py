@@ -1,4 +1,4 @@
-"""plan(): sufficient, minimal, and correct about any structure of references."""
+"""plan() is sufficient and minimal for any reference structure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def streams(draw):
 
 
 @given(streams(), st.data())
-def test_plan_is_what_the_definition_says(stream, data):
+def test_plan_matches_its_definition(stream, data):
     wanted = data.draw(st.lists(st.integers(0, stream.num_frames - 1), min_size=1, max_size=10))
     records = stream.records
     expected = set()
@@ -61,13 +61,13 @@ def test_plan_does_not_depend_on_order_or_repeats(stream, data):
 
 
 @given(streams())
-def test_planning_every_frame_feeds_every_packet_but_trailing_hidden_ones(stream):
+def test_plan_of_all_frames_feeds_all_packets_except_trailing_hidden_ones(stream):
     planned = set(stream.plan(range(stream.num_frames)).packets.tolist())
     left = set(range(len(stream))) - planned
     assert all(stream.records["flags"][i] & HIDDEN for i in left)
 
 
-def test_compact_pattern_skips_unwanted_b_frames():
+def test_plan_skips_unwanted_b_frames_of_the_compact_pattern():
     # One GOP of I and three P with seven B before each P, in decode order: I P b b b b b b b P b ...
     frames, flags = [0], [KEY]
     for p in (8, 16, 24):
@@ -80,14 +80,14 @@ def test_compact_pattern_skips_unwanted_b_frames():
     assert stream.plan([23]).packets_from_keys == 25
 
 
-def test_whole_streams_are_fed_from_the_first_packet():
+def test_plan_starts_at_the_first_packet_when_stream_is_whole():
     stream = table([0, 1, 2, 3], [KEY, 0, KEY, 0], whole=True)
     assert stream.plan([2]).packets.tolist() == [0, 1, 2]
     assert table([0, 1, 2, 3], [KEY, 0, KEY, 0]).plan([2]).packets.tolist() == [2]
 
 
 @pytest.mark.parametrize("wanted", [[-1], [4], [0, 99], []])
-def test_frames_outside_the_stream_are_refused(wanted):
+def test_plan_rejects_frames_outside_the_stream(wanted):
     with pytest.raises(UsageError):
         table([0, 1, 2, 3], [KEY, 0, 0, 0]).plan(wanted)
 
@@ -97,16 +97,16 @@ def test_frames_outside_the_stream_are_refused(wanted):
     [
         ([0, 1], [0, 0], "first packet"),
         ([], [], "first packet"),
-        ([0, 0], [KEY, 0], "frame 1 is shown by no packet"),
+        ([0, 0], [KEY, 0], "no packet shows frame 1"),
         ([0, 2], [KEY, 0], "frame index 2"),
         ([0, -1], [KEY, 0], "frame index -1"),
     ],
 )
-def test_impossible_tables_are_refused(frames, flags, message):
+def test_packet_table_rejects_invalid_records(frames, flags, message):
     with pytest.raises(FormatError, match=message):
         table(frames, flags)
 
 
-def test_a_member_beyond_4_gib_is_refused_not_wrapped():
+def test_packet_records_reject_offsets_beyond_4_gib():
     with pytest.raises(FormatError, match="4 GiB"):
         packet_records([2**32], [1], [0], [0], [KEY])

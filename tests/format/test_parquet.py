@@ -1,4 +1,4 @@
-"""Tables as bytes."""
+"""Arrow tables as Parquet bytes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from fastvid.format.parquet import from_parquet, to_parquet
 TABLE = pa.table({"key": [f"k{n}" for n in range(1000)], "label": list(range(1000))})
 
 
-def test_a_table_comes_back_whole_or_by_columns() -> None:
+def test_parquet_round_trips_whole_or_by_columns() -> None:
     data = to_parquet(TABLE, row_group=64)
     assert from_parquet(data, file="a.parquet").equals(TABLE)
     assert from_parquet(data, file="a.parquet", columns=["label"]).equals(TABLE.select(["label"]))
 
 
 @pytest.mark.parametrize("cut", [0, 3, 100, -1])
-def test_what_is_no_table_is_named(cut: int) -> None:
-    with pytest.raises(FormatError, match="does not parse") as raised:
+def test_read_names_the_file_when_it_is_not_parquet(cut: int) -> None:
+    with pytest.raises(FormatError, match="cannot parse") as raised:
         from_parquet(to_parquet(TABLE)[:cut], file="a.parquet")
     assert "a.parquet" in str(raised.value)
 
 
-def test_a_column_that_is_not_there_is_named() -> None:
+def test_read_names_the_column_when_it_is_missing() -> None:
     with pytest.raises(FormatError, match="no column 'caption'"):
         from_parquet(to_parquet(TABLE), file="a.parquet", columns=["label", "caption"])
 
 
-def test_reading_leaves_no_thread_that_could_outlive_the_interpreter() -> None:
+def test_read_starts_no_thread_that_outlives_the_interpreter() -> None:
     code = """
 import os, sys
 import pyarrow as pa, pyarrow.compute
@@ -43,7 +43,7 @@ from_parquet(data, file="a.parquet")
 print(len(os.listdir("/proc/self/task")) - before)
 pa.parquet.read_table(pa.BufferReader(data))
 print(len(os.listdir("/proc/self/task")) - before, flush=True)
-os._exit(0)  # an ordinary end now and then aborts here
+os._exit(0)  # a normal exit sometimes aborts here
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     ours, arrows = map(int, done.stdout.split())

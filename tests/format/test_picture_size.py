@@ -1,4 +1,4 @@
-"""declared_size against the sizes that ffmpeg was told to encode."""
+"""declared_size compared with the sizes that ffmpeg encoded."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def packets(video):
 
 @pytest.mark.parametrize("size", [(96, 160), (64, 176), (256, 336)])
 @pytest.mark.parametrize("encoding", ["vp9", "vp9-intra", "mjpeg"])
-def test_sizes(videos, encoding, size):
+def test_declared_size_matches_the_encoded_size(videos, encoding, size):
     video = videos.textured(encoding, size=size, frames=20)
     found = [declared_size(video.info.codec, packet) for packet in packets(video)]
     expected = size[::-1]
     if encoding == "vp9":
-        # Inter pictures take the size of their reference.
+        # Inter pictures inherit the size of their reference.
         assert found == [expected if key else None for key in (video.records["flags"] & 1).tolist()]
     else:
         assert found == [expected] * 20
 
 
-def test_broken_headers(videos):
+def test_declared_size_raises_when_headers_are_malformed(videos):
     vp9, jpeg = packets(videos.textured("vp9", frames=20))[0], packets(videos.textured("mjpeg", frames=20))[0]
     for codec, packet in (
         (Codec.VP9, b"\0" * 20),

@@ -213,7 +213,7 @@ class ReportingDecoder(RgbDecoder):
 
     def decode(self, clips, outputs):
         super().decode(clips, outputs)
-        return [clip.fail("multiple of ten") if clip.request.sample % 10 == 0 else None for clip in clips]
+        return [clip.error("multiple of ten") if clip.request.sample % 10 == 0 else None for clip in clips]
 
 
 class BuggyDecoder(RgbDecoder):

@@ -1,4 +1,4 @@
-"""Which files are opened at all, and as what."""
+"""Which files are accepted, and which demuxer opens them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ MUXERS = {
 
 
 @pytest.mark.parametrize("suffix", sorted(MUXERS))
-def test_what_ffmpeg_writes_is_recognised_by_its_first_bytes(suffix, tmp_path):
+def test_container_is_recognised_by_its_first_bytes(suffix, tmp_path):
     expected, options = MUXERS[suffix]
     path = make(tmp_path / f"video.{suffix}", *options, frames=3)
-    # The name plays no part.
+    # The file name does not matter.
     assert sniff(path.read_bytes()[:HEAD_BYTES]) == expected
 
 
@@ -62,14 +62,14 @@ def test_what_ffmpeg_writes_is_recognised_by_its_first_bytes(suffix, tmp_path):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", Reason.NOT_VIDEO),
     ],
 )
-def test_playlists_pictures_and_text_are_refused_with_their_reason(text, reason):
+def test_playlists_pictures_and_text_are_rejected_with_their_reason(text, reason):
     with pytest.raises(SourceError) as caught:
         sniff(text)
     assert caught.value.reason == reason
 
 
 @given(st.text(min_size=1).filter(lambda text: not text.startswith(("OggS", "DKIF", "GIF8", "YUV4", "FLV"))))
-def test_no_ordinary_text_is_taken_for_a_video(text):
+def test_ordinary_text_is_not_recognised_as_video(text):
     data = text.encode("utf-8", "surrogatepass")
     if data[4:8] in (b"ftyp", b"moov", b"free", b"skip", b"wide", b"mdat"):
         return
@@ -77,6 +77,6 @@ def test_no_ordinary_text_is_taken_for_a_video(text):
         sniff(data.replace(b"\x00", b" "))
 
 
-def test_every_reason_has_a_line_for_people():
+def test_every_reason_has_an_explanation():
     assert set(MEANING) == set(Reason)
     assert all(line and "\n" not in line for line in MEANING.values())

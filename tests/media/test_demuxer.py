@@ -1,4 +1,4 @@
-"""Files that PyAV does not take by itself: tags in any encoding, spatial videos, side data that it has no name for."""
+"""Files that plain PyAV rejects: tags in any encoding, spatial videos, unknown types of side data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GARBAGE = bytes(range(0x80, 0x100)) + b"\xed\xa0\x80"
 
 
 def tagged(path, tag, *options):
-    """A video whose title is those bytes."""
+    """Write a video whose title consists of given bytes."""
     place = "T" * len(tag)
     make(path, "-pix_fmt", "yuv420p", *options, "-metadata", f"title={place}", "-metadata:s:v", f"handler_name={place}")
     data = path.read_bytes()
@@ -33,7 +33,7 @@ def tagged(path, tag, *options):
 
 
 def exif(path, orientation):
-    """A video of JPEG pictures that say in EXIF how they are to be turned, as cameras write them."""
+    """Write a video of JPEG pictures with an EXIF orientation, as cameras do."""
     plain = make(path.with_suffix(".mjpeg"), "-c:v", "mjpeg", "-pix_fmt", "yuvj420p", "-f", "mjpeg", frames=10)
     entry = b"\x12\x01\x03\0\x01\0\0\0" + bytes([orientation, 0, 0, 0])  # Orientation, one SHORT
     segment = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + entry + bytes(4)
@@ -45,7 +45,7 @@ def exif(path, orientation):
 
 
 @pytest.mark.parametrize("tag", [LATIN, GARBAGE], ids=["latin-1", "garbage"])
-def test_tags_may_hold_any_bytes(tag, tmp_path):
+def test_file_opens_when_tags_contain_any_bytes(tag, tmp_path):
     sources = tmp_path / "sources"
     for name, options in {"a.mp4": (), "b.mkv": (), "c.avi": ("-c:v", "mpeg4")}.items():
         assert look(tagged(sources / name, tag, *options)).timing.frames == 20
@@ -58,7 +58,7 @@ def test_tags_may_hold_any_bytes(tag, tmp_path):
     assert verify_dataset(str(tmp_path / "indexed"), workers=1).ok
 
 
-def test_a_spatial_video_is_packed_by_its_base_view(tmp_path):
+def test_spatial_video_is_packed_by_its_base_view(tmp_path):
     path = spatial_video(tmp_path / "sources" / "spatial.mp4")
     info = look(path)
     assert (info.codec, info.width, info.height, info.rotation) == ("hevc", 320, 192, 0)
@@ -76,7 +76,7 @@ def test_a_spatial_video_is_packed_by_its_base_view(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", [6, 1])
-def test_jpeg_with_exif_is_turned_as_it_says(orientation, tmp_path):
+def test_mjpeg_is_rotated_by_its_exif_orientation(orientation, tmp_path):
     (tmp_path / "sources").mkdir()
     path = exif(tmp_path / "sources" / "camera.mov", orientation)
     info = look(path)
@@ -98,8 +98,8 @@ def test_rates_are_fractions_and_none_where_not_set(tmp_path):
         assert type(fraction(unset(25, 1))) is Fraction
 
 
-def test_a_file_names_nothing_else(tmp_path):
-    """A playlist in memory, forced to be what it is not, is broken; nothing that it names is opened."""
+def test_playlist_opens_no_other_file_when_forced_to_a_container(tmp_path):
+    """A playlist in memory fails to open with any forced container, and the file it names is not opened."""
     secret = make(tmp_path / "secret.mp4")
     for container in ("mov", "matroska"):
         with pytest.raises(SourceError, match=container):

@@ -1,4 +1,4 @@
-"""Which ffmpeg is used, and how it is told from others."""
+"""Which ffmpeg is used, and what identifies its build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastvid.media.ffmpeg import environment, find_ffmpeg
 from tests.sharding.shardtools import other_build, stub
 
 
-def test_the_environment_wins_then_the_path_then_the_wheel(monkeypatch):
+def test_ffmpeg_is_found_in_environment_then_path_then_wheel(monkeypatch):
     wheel = imageio_ffmpeg.get_ffmpeg_exe()
     monkeypatch.setenv(module.VARIABLE, wheel)
     assert (find_ffmpeg().path, find_ffmpeg().found) == (wheel, "environment")
@@ -21,25 +21,25 @@ def test_the_environment_wins_then_the_path_then_the_wheel(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     assert (find_ffmpeg().path, find_ffmpeg().found) == (wheel, "imageio-ffmpeg")
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(MissingDependency, match="there is no ffmpeg") as caught:
+    with pytest.raises(MissingDependency, match="ffmpeg is not installed") as caught:
         find_ffmpeg()
     assert module.VARIABLE in str(caught.value)
 
 
-def test_a_named_program_that_is_not_there_is_an_error_and_no_fallback(monkeypatch):
+def test_missing_named_program_raises_without_fallback(monkeypatch):
     monkeypatch.setenv(module.VARIABLE, "/nonexistent/ffmpeg")
-    with pytest.raises(MissingDependency, match="names '/nonexistent/ffmpeg'"):
+    with pytest.raises(MissingDependency, match="FASTVID_FFMPEG is '/nonexistent/ffmpeg'"):
         find_ffmpeg()
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("echo hello", "does not answer as ffmpeg does"),
-        ("exit 3", "exits with 3"),
+        ("echo hello", "is not ffmpeg"),
+        ("exit 3", "exits with status 3"),
     ],
 )
-def test_programs_that_will_not_do_are_refused(body, message, tmp_path, monkeypatch):
+def test_program_that_is_not_ffmpeg_is_rejected(body, message, tmp_path, monkeypatch):
     monkeypatch.setenv(module.VARIABLE, stub(tmp_path / "ffmpeg", body))
     with pytest.raises(MissingDependency, match=message):
         find_ffmpeg()
@@ -48,21 +48,21 @@ def test_programs_that_will_not_do_are_refused(body, message, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("lack", "message"),
     [
-        # What 4.4 says.
+        # The message of ffmpeg 4.4.
         (
             """case "$*" in *-fps_mode*) echo "Unrecognized option 'fps_mode'." >&2; exit 1;; esac""",
             "the option -fps_mode",
         ),
         ("""if [ "$1" = -filters ]; then REAL -filters | grep -v ' yadif '; exit; fi""", "the filter yadif"),
         ("exec 2>/dev/null", r"the count of packets and frames"),
-        # One that heeds neither the filter nor any other word on colour.
+        # A program that ignores all colour options and filters.
         (
             """for a; do shift; case "$a" in setparams=*) a=null;; esac; set -- "$@" "$a"; done""",
-            "colour as the filter setparams sets it",
+            "the colour tags of the filter setparams",
         ),
     ],
 )
-def test_a_program_is_refused_by_what_it_lacks_whatever_its_version(lack, message, tmp_path, monkeypatch):
+def test_ffmpeg_is_rejected_when_it_lacks_a_feature(lack, message, tmp_path, monkeypatch):
     real = find_ffmpeg().path
     whole = stub(tmp_path / "whole", f"""exec '{real}' "$@" """)
     monkeypatch.setenv(module.VARIABLE, whole)
@@ -73,7 +73,7 @@ def test_a_program_is_refused_by_what_it_lacks_whatever_its_version(lack, messag
     assert module.VARIABLE in str(caught.value)
 
 
-def test_a_program_without_x264_is_one_for_other_profiles(tmp_path, monkeypatch):
+def test_ffmpeg_without_x264_is_accepted_for_other_profiles(tmp_path, monkeypatch):
     lack = """case "$*" in *libx264*) echo "Unknown encoder 'libx264'" >&2; exit 8;; esac"""
     real = find_ffmpeg().path
     listed = f"""if [ "$1" = -encoders ]; then {real} -encoders | grep -v x264; exit; fi"""
@@ -82,7 +82,7 @@ def test_a_program_without_x264_is_one_for_other_profiles(tmp_path, monkeypatch)
     assert (find_ffmpeg().encoders, find_ffmpeg().x264) == (("libvpx-vp9", "libx265", "mjpeg"), "")
 
 
-def test_two_builds_have_two_identities_and_one_build_has_one_wherever_it_lies(tmp_path, monkeypatch):
+def test_identity_depends_on_the_build_and_not_on_its_path(tmp_path, monkeypatch):
     ours = find_ffmpeg()
     assert ours.x264.startswith("core ")
     assert {"libx264", "libvpx-vp9"} <= set(ours.encoders)
@@ -93,6 +93,6 @@ def test_two_builds_have_two_identities_and_one_build_has_one_wherever_it_lies(t
     assert find_ffmpeg().identity() != ours.identity()
 
 
-def test_ffmpeg_gets_no_variable_that_makes_it_write_reports(monkeypatch):
+def test_environment_omits_variables_that_make_ffmpeg_write_reports(monkeypatch):
     monkeypatch.setenv("FFREPORT", "file=/tmp/report")
     assert "FFREPORT" not in environment()

@@ -1,4 +1,4 @@
-"""What a source is, from the file alone."""
+"""Probing a source from its file alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def reason_of(path, limits=None):
     return Reason(caught.value.reason)
 
 
-def test_an_ordinary_video(tmp_path):
+def test_ordinary_video_is_probed(tmp_path):
     info = look(make(tmp_path / "a.mp4", size="128x72", frames=30, rate="30000/1001"))
     assert (info.container, info.codec, info.width, info.height) == ("mov", "h264", 128, 72)
     assert (info.sample_aspect, info.rotation, info.interlaced, info.hdr) == (1, 0, False, False)
@@ -41,11 +41,11 @@ def test_pixel_shape_colour_fields_and_rotation_are_read(tmp_path):
     assert (turned.rotation, turned.turned) == (90, True)
 
 
-def test_absurd_pixel_shapes_are_ignored(tmp_path):
+def test_implausible_pixel_aspect_is_ignored(tmp_path):
     assert look(make(tmp_path / "a.mkv", "-vf", "setsar=400/1", "-c:v", "mpeg4")).sample_aspect == 1
 
 
-def test_the_sound_does_not_count_and_a_cover_is_no_video(tmp_path):
+def test_audio_and_cover_images_are_not_video(tmp_path):
     picture = make(tmp_path / "cover.png", "-frames:v", "1")
     sound = ["-f", "lavfi", "-i", "sine=duration=1"]
     ffmpeg(*sound, str(tmp_path / "sound.m4a"))
@@ -59,7 +59,7 @@ def test_the_sound_does_not_count_and_a_cover_is_no_video(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "avi", "webm", "flv", "ivf"])
 @pytest.mark.parametrize("part", [0.5, 0.95])
-def test_a_cut_file_is_noticed_from_its_packets_alone(suffix, part, tmp_path):
+def test_truncated_file_is_detected_from_its_packets(suffix, part, tmp_path):
     options = {
         "mp4": ("-movflags", "+faststart"),
         "avi": ("-c:v", "mpeg4"),
@@ -70,8 +70,8 @@ def test_a_cut_file_is_noticed_from_its_packets_alone(suffix, part, tmp_path):
     data = make(tmp_path / f"whole.{suffix}", "-b:v", "400k", *options, frames=100).read_bytes()
     cut = tmp_path / f"cut.{suffix}"
     cut.write_bytes(data[: int(len(data) * part)])
-    # Of Matroska, libavformat gives whole packets only; less than a second may be missing unnoticed here. ffmpeg's own
-    # complaint rejects such files (test_transcode).
+    # libavformat returns only whole packets of Matroska, so up to a second may be missing undetected here. ffmpeg's own
+    # error rejects such files (test_transcode).
     if part > 0.9 and suffix in ("mkv", "webm"):
         assert look(cut).timing.shown < 100
         return
@@ -79,7 +79,7 @@ def test_a_cut_file_is_noticed_from_its_packets_alone(suffix, part, tmp_path):
 
 
 def milliseconds(source, target):
-    """An IVF of 25 frames a second with the clock of a WebM, as some versions of ffmpeg copy one."""
+    """Write an IVF at 25 frames per second with the clock of a WebM, as some versions of ffmpeg remux it."""
     data = bytearray(source.read_bytes())
     rate, scale, steps = struct.unpack_from("<3I", data, 16)
     assert (rate, scale) == (25, 1)
@@ -93,10 +93,10 @@ def milliseconds(source, target):
 
 
 @pytest.mark.parametrize("suffix", ["avi", "ivf"])
-def test_a_frame_may_take_many_steps_of_the_clock(suffix, tmp_path):
+def test_file_is_whole_when_frames_take_many_clock_ticks(suffix, tmp_path):
     path = tmp_path / f"a.{suffix}"
     if suffix == "avi":
-        # B-frames, for which AVI has no times; ffmpeg 9 counts 24 steps a frame.
+        # B-frames, for which AVI has no times; ffmpeg 9 counts 24 ticks per frame.
         source = make(tmp_path / "a.mp4", "-pix_fmt", "yuv420p", "-bf", "3", frames=70)
         ffmpeg("-i", str(source), "-c", "copy", str(path))
     else:
@@ -108,14 +108,14 @@ def test_a_frame_may_take_many_steps_of_the_clock(suffix, tmp_path):
     assert reason_of(path) is Reason.TRUNCATED
 
 
-def test_limits_end_in_a_reason(tmp_path):
+def test_exceeded_limit_has_its_reason(tmp_path):
     path = make(tmp_path / "a.mp4")
     assert reason_of(path, Limits(max_pixels=96 * 64 - 1)) is Reason.TOO_LARGE
     assert reason_of(path, Limits(max_frames=19)) is Reason.TOO_LONG
     assert look(path, Limits(max_pixels=96 * 64, max_frames=20)).timing.shown == 20
 
 
-def test_what_cannot_be_opened(tmp_path):
+def test_unreadable_files_have_their_reason(tmp_path):
     assert reason_of(tmp_path / "absent.mp4") is Reason.MISSING
     os.mkfifo(tmp_path / "pipe.mp4")
     assert reason_of(tmp_path / "pipe.mp4") in (Reason.UNREADABLE, Reason.EMPTY)
@@ -125,15 +125,15 @@ def test_what_cannot_be_opened(tmp_path):
     assert reason_of(tmp_path / "half.mp4") in (Reason.BROKEN_CONTAINER, Reason.NO_VIDEO_STREAM)
 
 
-def test_a_file_that_is_another_format_inside_is_not_opened_as_that(tmp_path):
-    # A playlist behind the first bytes of an MP4: forced to be an MP4, it is a broken one.
+def test_playlist_after_mp4_magic_is_not_opened_as_playlist(tmp_path):
+    # A playlist after the first bytes of an MP4 is a malformed MP4, because the demuxer is forced.
     secret = make(tmp_path / "secret.mp4")
     evil = tmp_path / "evil.mp4"
     evil.write_bytes(b"\0\0\0\x08free" + f"\n#EXTM3U\n#EXTINF:1,\n{secret}\n#EXT-X-ENDLIST\n".encode())
     assert reason_of(evil) in (Reason.BROKEN_CONTAINER, Reason.NO_VIDEO_STREAM)
 
 
-def test_broken_text_in_metadata_is_no_reason(footage):
+def test_invalid_text_in_metadata_is_accepted(footage):
     path = footage / "clean" / "ROCm__vision__hmdb51_Turnk_r_Pippi_Michel_cartwheel_f_cm_np2_le_med_6.avi"
     info = look(path)
     # Its 84th packet is a placeholder.

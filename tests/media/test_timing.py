@@ -1,4 +1,4 @@
-"""At which constant rate a source is written."""
+"""The choice of a source's constant frame rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def grid(rate, count, base=TICKS, start=0):
 
 
 @given(rates, st.integers(2, 400), st.integers(0, 10**9), st.randoms())
-def test_frames_on_a_grid_are_one_to_one_however_the_container_rounds_and_orders_them(rate, count, start, random):
+def test_frames_on_a_grid_stay_one_to_one_when_times_are_rounded_or_reordered(rate, count, start, random):
     for base in (TICKS, MILLISECONDS):
         pts = grid(rate, count, base, start)
         random.shuffle(pts)
@@ -30,12 +30,12 @@ def test_frames_on_a_grid_are_one_to_one_however_the_container_rounds_and_orders
 
 
 @given(rates, st.integers(3, 300))
-def test_a_container_that_only_counts_milliseconds_gives_the_true_rate(rate, count):
-    # Matroska and FLV: FFmpeg offers 1000 as the rate.
+def test_true_rate_is_found_when_container_counts_milliseconds(rate, count):
+    # For Matroska and FLV FFmpeg reports a rate of 1000.
     timing = choose_timing(grid(rate, count, MILLISECONDS), MILLISECONDS, [Fraction(1000)], count)
     assert timing.kind == "constant"
     assert timing.frames == count
-    # Over the whole video the clock is right within half a frame.
+    # Over the whole video the clock is accurate to half a frame.
     assert abs((count - 1) / timing.rate - (count - 1) / rate) < Fraction(1, 2) / rate + 2 * MILLISECONDS
 
 
@@ -52,14 +52,14 @@ def test_holes_are_filled_and_no_frame_is_lost(rate, there):
 
 
 @given(st.lists(st.integers(1, 90_000), min_size=2, max_size=200))
-def test_any_clock_gives_a_rate_and_a_bounded_number_of_frames(steps):
+def test_any_timestamps_give_a_rate_and_a_bounded_number_of_frames(steps):
     pts = [sum(steps[:number]) for number in range(len(steps) + 1)]
     timing = choose_timing(pts, TICKS, [None, Fraction(30)], len(pts))
     assert 0 < timing.rate <= MAX_RATE
     assert 1 <= timing.frames <= 2 * len(pts)
 
 
-def test_a_variable_rate_keeps_its_average():
+def test_variable_rate_keeps_its_average():
     pts = [0, 3, 4, 11, 12, 30, 31, 33, 50, 61, 62, 99]
     timing = choose_timing([90_000 * t // 30 for t in pts], TICKS, [Fraction(90_000)], len(pts))
     assert timing.kind == "variable"
@@ -76,17 +76,17 @@ def test_a_variable_rate_keeps_its_average():
         ([7, 7, 7], [Fraction(12)], 12),
         ([0], [Fraction(15)], 15),
         ([0], [Fraction(1000)], 25),
-        # A clock that jumps by a day, as a recording stopped and resumed has it.
+        # A clock that jumps by a day, as in a recording that was stopped and resumed.
         ([*grid(Fraction(30), 50), *grid(Fraction(30), 50, start=90_000 * 86_400)], [Fraction(90_000)], 30),
     ],
 )
-def test_without_a_usable_clock_frames_are_counted(pts, nominal, rate):
+def test_frames_are_counted_when_timestamps_are_unusable(pts, nominal, rate):
     timing = choose_timing(pts, TICKS, nominal, len(pts))
     assert (timing.kind, timing.rate, timing.frames) == ("counted", rate, len(pts))
 
 
 @pytest.mark.parametrize(("rate", "written"), [(120, 60), (100, 50), (240, 60), (90, 45), (144, 48)])
-def test_fast_cameras_are_thinned_by_a_whole_number(rate, written):
+def test_high_rates_are_divided_by_an_integer(rate, written):
     timing = choose_timing(grid(Fraction(rate), 241), TICKS, [Fraction(rate)], 241)
     assert timing.rate == written
     assert timing.frames == -(-241 // (rate // written))
@@ -96,6 +96,6 @@ def test_fast_cameras_are_thinned_by_a_whole_number(rate, written):
     ("claimed", "rate"),
     [("2997/100", "30000/1001"), ("45000/1501", "30000/1001"), ("24000/1001", "24000/1001"), ("24", "24")],
 )
-def test_rounded_header_rates_become_what_they_mean(claimed, rate):
+def test_rounded_header_rates_snap_to_standard_rates(claimed, rate):
     pts = grid(Fraction(rate), 60)
     assert choose_timing(pts, TICKS, [Fraction(claimed)], 60).rate == Fraction(rate)

@@ -50,13 +50,13 @@ rgw frontends = beast endpoint=127.0.0.1:{gateway}
 
 
 def missing_programs() -> list[str]:
-    """Programs of Ceph that are not installed."""
+    """Return the required Ceph programs that are not installed."""
     return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 @contextlib.contextmanager
 def ceph_gateway(folder: Path, *, key: str, secret: str) -> Iterator[str]:
-    """The address of a gateway with one user."""
+    """Run a gateway with one user and yield its address."""
     with reserved_port() as monitor, reserved_port() as gateway:
         yield from _running(folder, monitor, gateway, key=key, secret=secret)
 

@@ -1,4 +1,4 @@
-"""What every storage must do. A test class inherits a contract and says how to open a storage and place files."""
+"""Contract tests for storages. A test class inherits a contract and defines how to open a storage and place files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ODD_NAMES = (
 
 
 class StorageContract:
-    """Reading.
+    """The contract for reading.
 
-    Fixtures of the class that inherits: `storage` is a storage open on an empty folder; `place` is a function
-    (name, data) that puts a file there, or replaces it, without that storage.
+    A subclass defines two fixtures: `storage` is opened on an empty folder; `place` is a function (name, data) that
+    writes or replaces a file there without using `storage`.
     """
 
     refuses_replaced = True
-    """Whether a file that was replaced cannot be read on; else the old one is."""
+    """Whether reads of a replaced file raise; otherwise they continue with the old file."""
 
     def test_ranges_are_exact_in_any_order_and_number(self, storage, place):
         data = os.urandom(100_000)
@@ -43,7 +43,7 @@ class StorageContract:
         assert [bytes(view) for view in views] == [data[offset : offset + length] for offset, length in ranges]
         storage.read_into("a/b.bin", [])
 
-    def test_a_file_that_ends_inside_a_range_is_an_error(self, storage, place):
+    def test_read_raises_when_the_file_ends_inside_a_range(self, storage, place):
         place("a.bin", bytes(1000))
         for offset, length, got in ((990, 20, 10), (1000, 5, 0), (5000, 5, 0)):
             with pytest.raises(
@@ -51,7 +51,7 @@ class StorageContract:
             ):
                 storage.read_into("a.bin", [(0, memoryview(bytearray(10))), (offset, memoryview(bytearray(length)))])
 
-    def test_whole_files(self, storage, place):
+    def test_whole_files_are_read_and_mapped(self, storage, place):
         for name, data in (("full", os.urandom(70_000)), ("empty", b"")):
             place(name, data)
             assert storage.exists(name)
@@ -61,7 +61,7 @@ class StorageContract:
             assert mapped.readonly
             assert bytes(mapped) == data
 
-    def test_missing_files_are_named(self, storage):
+    def test_error_names_the_missing_file(self, storage):
         assert not storage.exists("nothing")
         for call in (storage.read, storage.size, storage.map):
             with pytest.raises(StorageError, match=r"does not exist.*nothing"):
@@ -70,19 +70,19 @@ class StorageContract:
             storage.read_into("nothing", [(0, memoryview(bytearray(1)))])
 
     @pytest.mark.parametrize("name", ODD_NAMES)
-    def test_odd_names_are_taken_as_they_are(self, storage, place, name):
+    def test_unusual_names_are_used_literally(self, storage, place, name):
         place(name, name.encode())
         assert storage.read(name) == name.encode()
         assert storage.size(name) == len(name.encode())
 
-    def test_names_cannot_leave_the_folder(self, storage):
+    def test_names_outside_the_folder_are_rejected(self, storage):
         for name in ("../x", "a/../../x", "/etc/passwd"):
-            with pytest.raises(UsageError, match="leaves its folder"):
+            with pytest.raises(UsageError, match="leads outside its folder"):
                 storage.read(name)
-            with pytest.raises(UsageError, match="leaves its folder"):
+            with pytest.raises(UsageError, match="leads outside its folder"):
                 storage.read_into(name, [])
 
-    def test_a_replaced_file_is_never_mixed_with_the_old_one(self, storage, place):
+    def test_replaced_file_is_never_mixed_with_the_old_one(self, storage, place):
         old, new = b"o" * 50_000, b"n" * 50_000
         place("a.bin", old)
         part = memoryview(bytearray(100))
@@ -98,7 +98,7 @@ class StorageContract:
             assert {bytes(view) for view in views} == {b"o" * 1000}
         assert storage.read("a.bin") == new
 
-    def test_many_threads_read_at_once(self, storage, place):
+    def test_threads_read_concurrently(self, storage, place):
         data = [os.urandom(5000) for _ in range(4)]
         for number, content in enumerate(data):
             place(f"{number}.bin", content)
@@ -120,7 +120,7 @@ class StorageContract:
             thread.join()
         assert not wrong
 
-    def test_it_travels_by_pickle_and_reopens_after_close(self, storage, place):
+    def test_storage_is_picklable_and_reopens_after_close(self, storage, place):
         place("a.bin", b"abc")
         copy = pickle.loads(pickle.dumps(storage))
         assert copy.url == storage.url
@@ -131,12 +131,12 @@ class StorageContract:
         assert bytes(view) == b"c"
         copy.close()
 
-    def test_close_ranges_are_worth_reading_as_one(self, storage):
+    def test_gap_is_positive_and_below_1_mib(self, storage):
         assert 0 < storage.gap < 2**20
 
 
 class WritingContract(StorageContract):
-    """Reading and writing. Writes what reading tests need by a second storage of the same folder."""
+    """The contract for reading and writing. `place` writes through a second storage of the same folder."""
 
     @pytest.fixture
     def place(self, storage):
@@ -144,7 +144,7 @@ class WritingContract(StorageContract):
         yield other.write
         other.close()
 
-    def test_a_write_replaces_the_file_whole(self, storage):
+    def test_write_replaces_the_whole_file(self, storage):
         storage.write("a/x", b"old")
         storage.write("a/x", b"newer")
         assert storage.read("a/x") == b"newer"
@@ -156,13 +156,13 @@ class WritingContract(StorageContract):
         assert bytes(view) == bytes(storage.map("a/x")) == b"third"
 
     @pytest.mark.parametrize("size", [0, 3, 12 * 2**20])
-    def test_a_created_file_appears_when_the_block_ends(self, storage, size):
+    def test_created_file_appears_when_the_block_ends(self, storage, size):
         block, piece = os.urandom(size // 3), bytearray(size // 3)
         with storage.create("a/new.bin") as file:
             for _ in range(3):
                 piece[:] = block
                 file.write(memoryview(piece))
-                # What was written is not what the buffer holds later.
+                # Later changes of the buffer must not change the written bytes.
                 piece[:] = bytes(len(piece))
             assert not storage.exists("a/new.bin")
             assert storage.list() == []
@@ -170,7 +170,7 @@ class WritingContract(StorageContract):
         assert storage.read("a/new.bin") == block * 3
 
     @pytest.mark.parametrize("size", [3, 12 * 2**20])
-    def test_a_block_that_raises_leaves_the_old_file(self, storage, size):
+    def test_old_file_remains_when_the_block_raises(self, storage, size):
         storage.write("x", b"old")
 
         def write_half(kind):
@@ -184,7 +184,7 @@ class WritingContract(StorageContract):
         assert storage.read("x") == b"old"
         assert storage.list() == ["x"]
 
-    def test_lists_are_sorted_and_take_any_prefix(self, storage):
+    def test_list_is_sorted_and_accepts_any_prefix(self, storage):
         names = sorted(["data-000000.tar", "data-000001.tar", "dataset.json", "generations/000001.json", *ODD_NAMES])
         for name in reversed(names):
             storage.write(name, b"x")
@@ -201,14 +201,14 @@ class WritingContract(StorageContract):
         ):
             assert storage.list(prefix) == [name for name in names if name.startswith(prefix)]
 
-    def test_deleting_is_fine_twice(self, storage):
+    def test_delete_succeeds_when_the_file_is_missing(self, storage):
         storage.write("x", b"x")
         storage.delete("x")
         storage.delete("x")
         assert not storage.exists("x")
         assert storage.list() == []
 
-    def test_a_swap_needs_what_was_expected(self, storage):
+    def test_swap_requires_the_expected_content(self, storage):
         assert not storage.swap("d.json", b"one", b"zero")
         assert not storage.exists("d.json")
         assert storage.swap("d.json", b"one", None)
@@ -220,7 +220,7 @@ class WritingContract(StorageContract):
         assert storage.read("d.json") == b"two"
 
     @pytest.mark.parametrize("start", [None, b"start"])
-    def test_of_many_swaps_at_once_one_succeeds(self, storage, start):
+    def test_one_of_many_concurrent_swaps_succeeds(self, storage, start):
         for turn in range(5):
             name = f"{turn}.json"
             if start is not None:
@@ -243,7 +243,7 @@ class WritingContract(StorageContract):
             for other in others:
                 other.close()
 
-    def test_a_sweep_removes_no_file(self, storage):
+    def test_sweep_keeps_complete_files(self, storage):
         storage.write("x", b"x")
         storage.sweep()
         assert storage.read("x") == b"x"

@@ -1,7 +1,7 @@
 """A small HTTP server that misbehaves on request, for tests of remote reading.
 
-It keeps files in memory, answers GET and HEAD with ranges and preconditions as a good server does, logs every request,
-and spends one planned fault on each request that meets it.
+It keeps files in memory, supports ranges and preconditions in GET and HEAD like a good server, logs every request, and
+applies each planned fault to one request.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Seen:
 
     Attributes:
         method: GET or HEAD.
-        name: File asked for.
-        range: First byte and the byte after the last, None for all of it.
-        if_match: The tag that was asked for.
-        status: The answer; 0 when the connection was cut without one.
-        body: Bytes of the body that were sent.
+        name: The requested file.
+        range: First byte and the byte after the last; None for the whole file.
+        if_match: The tag of the precondition.
+        status: The response's status; 0 if the connection was closed without a response.
+        body: Number of body bytes sent.
     """
 
     method: str
@@ -41,18 +41,19 @@ class Seen:
 
 
 class FaultyServer(LocalServer):
-    """Serves `files` and spends `faults`, each on one GET.
+    """Serves `files` and applies each of `faults` to one GET.
 
-    Faults are a status code to answer, or one of: ``reset`` (no answer), ``reset-body`` (cut in the middle of the
-    body), ``stall`` (no answer, connection open), ``stall-body`` (half of the body, connection open), ``short`` (an
-    orderly end in the middle of the body), ``short-range`` (fewer bytes than asked, said so), ``shifted-range`` (other
-    bytes than asked, said so), ``whole`` (ignores the range), ``old-tag`` (ignores the precondition), ``none``.
+    A fault is a status code to respond, or one of: ``reset`` (no response), ``reset-body`` (reset inside the body),
+    ``stall`` (no response, connection open), ``stall-body`` (half of the body, connection open), ``short`` (orderly
+    close inside the body), ``short-range`` (declares and sends fewer bytes than requested), ``shifted-range`` (declares
+    and sends other bytes than requested), ``whole`` (ignores the range), ``old-tag`` (ignores the precondition),
+    ``none``.
 
     Args:
-        tags: Whether answers carry tags.
-        dates: Whether they carry dates.
-        delay: Seconds before each answer.
-        meet: Requests that must be waiting before any is answered; a request that waits too long gets 400.
+        tags: Whether responses have entity tags.
+        dates: Whether responses have dates.
+        delay: Seconds before each response.
+        meet: Number of requests that must be pending before any gets a response; after a time-out they get 400.
     """
 
     def __init__(self, *, tags: bool = True, dates: bool = True, delay: float = 0.0, meet: int = 1) -> None:
@@ -73,7 +74,7 @@ class FaultyServer(LocalServer):
 
     @contextlib.contextmanager
     def counted(self):
-        """Counts requests that are answered at the same time."""
+        """Count the requests that are handled concurrently."""
         with self.lock:
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)

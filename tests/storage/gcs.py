@@ -1,6 +1,6 @@
-"""As much of the XML interface of Google Cloud Storage as a client needs, in memory, with numbered versions.
+"""The part of Google Cloud Storage's XML interface that a client needs, in memory, with numbered versions.
 
-moto has none. The server keeps preconditions strictly: one lock holds for a whole request.
+moto does not have it. The server enforces preconditions strictly: it holds one lock for a whole request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GcsServer(LocalServer):
         self.lock = threading.Lock()
 
     def account(self, path: Path) -> Path:
-        """Writes the service account that sends a client here without a login."""
+        """Write a service account that directs a client to this server without a login."""
         facts = {
             "gcs_base_url": self.endpoint,
             "disable_oauth": True,

@@ -1,4 +1,4 @@
-"""A proxy that passes requests on and loses answers on request, as a network that fails at the worst moment."""
+"""A proxy that can lose responses, like a network that fails at the worst moment."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length",
 
 
 class LossyProxy(LocalServer):
-    """Stands before `endpoint`.
+    """A proxy of `endpoint`.
 
     Attributes:
-        lose: Called with method and path of a request that the server has carried out; says whether to lose the answer.
-        garble: Sends nonsense in place of what `lose` picks, rather than nothing.
-        lost: Requests whose answers were lost.
-        refuse: Called with method and path of a request that has arrived; a status is answered at once, None passes on.
-        compares_quotes: Refuses puts on the condition of a tag in quotes, and passes on those without, as Ceph 16.
+        lose: Called with method and path after the server processed a request; returns whether to lose the response.
+        garble: Whether to send garbage instead of a lost response, rather than nothing.
+        lost: Requests whose responses were lost.
+        refuse: Called with method and path of a request; a returned status is sent immediately, None forwards it.
+        compares_quotes: Whether to reject puts whose precondition has a tag in quotes, like Ceph 16.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -34,7 +34,7 @@ class LossyProxy(LocalServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def lose_next(self, method: str, within: str = "") -> None:
-        """Loses the answer to the next request of a method that has `within` in its path."""
+        """Lose the response to the next request with a method and with `within` in its path."""
         left = [None]
         self.lose = lambda made, path: made == method and within in path and bool(left) and left.pop() is None
 

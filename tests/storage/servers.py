@@ -23,7 +23,7 @@ START_SECONDS = 200
 
 @contextlib.contextmanager
 def started(command: list[str], port: int | None, log: Path) -> Iterator[None]:
-    """Runs a server while the block does; its output goes to `log`. Without a port nobody waits for it to listen."""
+    """Run a server during the block, with its output in `log`; wait until it listens if a port is given."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     try:
@@ -50,7 +50,7 @@ class S3Server:
 
     Attributes:
         endpoint: Its address.
-        log: What it writes, a line a request.
+        log: Its log, with one line per request.
     """
 
     endpoint: str
@@ -58,27 +58,27 @@ class S3Server:
     buckets: int = 0
 
     def bucket(self) -> str:
-        """A new, empty bucket."""
+        """Create a new, empty bucket and return its name."""
         self.buckets += 1
         name = f"bucket-{self.buckets}"
         urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")).close()
         return name
 
     def requests(self, bucket: str) -> list[tuple[str, str, int]]:
-        """Method, path inside the bucket and status of every request to a bucket so far."""
+        """Return method, path inside the bucket and status of all requests to a bucket so far."""
         text = re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_text())
         found = re.findall(rf'"(\w+) /{bucket}/(\S*) HTTP/1.1" (\d+)', text)
         return [(method, path, int(status)) for method, path, status in found]
 
     def uploads(self, bucket: str) -> int:
-        """Uploads that were begun and neither finished nor aborted."""
+        """Return the uploads that were started but neither completed nor aborted."""
         with urllib.request.urlopen(f"{self.endpoint}/{bucket}?uploads") as answer:
             return answer.read().count(b"<UploadId>")
 
 
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
-    """moto's server."""
+    """Run moto's server."""
     log = folder / "moto.log"
     with (
         reserved_port() as port,
@@ -89,11 +89,11 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 @dataclass
 class WebServer:
-    """A server of files.
+    """A file server.
 
     Attributes:
-        url: Of the folder.
-        folder: What it serves.
+        url: URL of the folder.
+        folder: The folder that it serves.
         log: Its access log.
     """
 
@@ -102,8 +102,8 @@ class WebServer:
     log: Path
 
     def requests(self, folder: str, least: int) -> list[tuple[str, str, int, int]]:
-        """Method, path, status and bytes of the body of every request below a folder, once there are `least`."""
-        # The line is written after the answer is sent.
+        """Return method, path, status and body bytes of all requests below a folder, once there are `least`."""
+        # The server writes the log line after it has sent the response.
         end = time.monotonic() + START_SECONDS
         while True:
             lines = [line.split(" ") for line in self.log.read_text().splitlines() if f" /{folder}/" in line]
@@ -113,13 +113,13 @@ class WebServer:
 
 
 def find_nginx() -> str | None:
-    """The program; Debian keeps it outside the path of ordinary users."""
+    """Find nginx, which Debian installs outside the path of ordinary users."""
     return shutil.which("nginx", path=os.environ.get("PATH", "") + os.pathsep + "/usr/sbin")
 
 
 @contextlib.contextmanager
 def web_server(name: str, folder: Path) -> Iterator[WebServer]:
-    """nginx or aiohttp's server, one process, with an access log of our form."""
+    """Run nginx or aiohttp's server in one process, with our access log format."""
     served, log = folder / "served", folder / "access.log"
     served.mkdir()
     with reserved_port() as port:

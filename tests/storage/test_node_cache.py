@@ -1,4 +1,4 @@
-"""The node-local cache of mapped files: one fetch a node, a bounded folder, no harm from crashes."""
+"""The node-local cache of mapped files: one fetch per node, a bounded folder, crash safety."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def key(number: int) -> str:
 
 
 class Source:
-    """Bytes to fetch, counted."""
+    """A source of bytes that counts its fetches."""
 
     def __init__(self) -> None:
         self.fetched: list[int] = []
@@ -50,18 +50,18 @@ def used(folder) -> int:
 
 
 def age(cache, number, seconds):
-    """Makes a file's last use `seconds` after the epoch."""
+    """Set a file's last use to `seconds` after the epoch."""
     os.utime(cache.folder / key(number)[:2] / key(number), (seconds, seconds))
 
 
-def test_a_file_is_fetched_once_and_mapped_then(tmp_path, source):
+def test_file_is_fetched_once_and_then_mapped(tmp_path, source):
     first, second = (NodeCache(tmp_path / "cache", 10_000) for _ in range(2))
     assert [source.get(cache, 1) for cache in (first, second, first)] == [content(1)] * 3
     assert source.fetched == [1]
     assert bytes(first.get(key(2), 0, lambda: b"")) == b""
 
 
-def test_the_folder_keeps_its_limit_and_those_used_last(tmp_path, source):
+def test_eviction_keeps_the_limit_and_the_most_recently_used_files(tmp_path, source):
     cache = NodeCache(tmp_path, 5 * SIZE)
     held = cache.get(key(0), SIZE, lambda: content(0))
     for number in range(1, 5):
@@ -83,14 +83,14 @@ def test_the_folder_keeps_its_limit_and_those_used_last(tmp_path, source):
         assert used(tmp_path) <= 5 * SIZE
 
 
-def test_a_file_larger_than_the_limit_is_not_kept(tmp_path, source):
+def test_file_larger_than_the_limit_is_not_cached(tmp_path, source):
     cache = NodeCache(tmp_path, SIZE - 1)
     assert source.get(cache, 1) == source.get(cache, 1) == content(1)
     assert source.fetched == [1, 1]
     assert used(tmp_path) == 0
 
 
-def test_threads_that_want_one_file_fetch_it_once(tmp_path):
+def test_concurrent_threads_fetch_a_file_once(tmp_path):
     caches, fetched, got = [NodeCache(tmp_path, 10_000) for _ in range(6)], [], []
     gate = threading.Barrier(6)
 
@@ -111,7 +111,7 @@ def test_threads_that_want_one_file_fetch_it_once(tmp_path):
     assert fetched == [1]
 
 
-def test_a_cut_file_is_fetched_again(tmp_path, source):
+def test_truncated_cached_file_is_fetched_again(tmp_path, source):
     cache = NodeCache(tmp_path, 10_000)
     source.get(cache, 1)
     path = tmp_path / key(1)[:2] / key(1)
@@ -122,21 +122,21 @@ def test_a_cut_file_is_fetched_again(tmp_path, source):
 
 
 @pytest.mark.parametrize("book", [b"", b"nonsense", b"0", b"999999999"])
-def test_a_wrong_account_of_what_is_used_mends_itself(tmp_path, source, book):
+def test_wrong_count_of_used_bytes_is_corrected(tmp_path, source, book):
     cache = NodeCache(tmp_path, 5 * SIZE)
     for number in range(4):
         source.get(cache, number)
     (tmp_path / ".used").write_bytes(book)
     for number in range(20):
         assert source.get(cache, number) == content(number)
-    # An account of nothing lets at most one limit more in before files are counted.
+    # A count of zero admits at most one more limit before the files are counted again.
     assert used(tmp_path) <= (9 if book == b"0" else 5) * SIZE
     for number in range(20, 40):
         source.get(cache, number)
     assert used(tmp_path) <= 5 * SIZE
 
 
-def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path, source):
+def test_failed_fetch_leaves_no_file_and_the_next_one_succeeds(tmp_path, source):
     cache = NodeCache(tmp_path, 10_000)
 
     def fail():
@@ -147,8 +147,8 @@ def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path, s
     assert source.get(cache, 1) == content(1)
 
 
-def test_a_process_killed_in_the_middle_blocks_nobody(tmp_path, source):
-    # Killed once while it fetches, and once when half of the file is in the folder.
+def test_killed_process_does_not_block_others(tmp_path, source):
+    # Kill the process once while it fetches, and once when half of the file is in the folder.
     code = (
         "import os, signal, sys; from pathlib import Path; from fastvid.storage.cache import NodeCache\n"
         "die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -160,7 +160,7 @@ def test_a_process_killed_in_the_middle_blocks_nobody(tmp_path, source):
     for moment, name in (("fetch", key(1)), ("write", key(1)), ("write", neighbour)):
         run = subprocess.run([sys.executable, "-c", code, tmp_path, name, moment], check=False, timeout=300)
         assert run.returncode == -9
-    # The neighbour's writer has cleared the other's remains away, and was killed itself.
+    # The second process deleted the first one's temporary file before it was killed itself.
     assert [path.name for path in tmp_path.glob("??/*.tmp")] == [f"{neighbour}.tmp"]
     cache = NodeCache(tmp_path, 2500)
     assert source.get(cache, 1) == content(1)
@@ -170,15 +170,15 @@ def test_a_process_killed_in_the_middle_blocks_nobody(tmp_path, source):
         assert used(tmp_path) <= 2500
 
 
-def test_a_folder_that_cannot_be_used_costs_a_warning_and_no_bytes(tmp_path, source, caplog):
+def test_unusable_folder_logs_a_warning_and_returns_the_bytes(tmp_path, source, caplog):
     (tmp_path / "file").write_bytes(b"")
     cache = NodeCache(tmp_path / "file" / "cache", 10_000)
     with caplog.at_level(logging.WARNING, "fastvid.storage"):
         assert source.get(cache, 1) == content(1)
-    assert "cache is not used: Not a directory" in caplog.text
+    assert "cannot use the cache: Not a directory" in caplog.text
 
 
-def test_a_full_disk_costs_a_warning_and_no_bytes(tmp_path, source, caplog, monkeypatch):
+def test_full_disk_logs_a_warning_and_returns_the_bytes(tmp_path, source, caplog, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
@@ -192,7 +192,7 @@ def test_a_full_disk_costs_a_warning_and_no_bytes(tmp_path, source, caplog, monk
     assert source.fetched == [1, 1]
 
 
-def test_processes_of_a_node_share_it_by_the_environment(tmp_path):
+def test_processes_share_the_cache_set_in_the_environment(tmp_path):
     pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
     from fastvid.storage import RemoteOptions, open_storage
     from tests.storage.faulty import FaultyServer
@@ -209,7 +209,7 @@ def test_processes_of_a_node_share_it_by_the_environment(tmp_path):
         ranks = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
         assert [rank.communicate(timeout=300)[0] for rank in ranks] == [f"{sum(data)} {sum(data)}\n"] * 3
         assert sorted(seen.method for seen in server.log) == ["GET", "HEAD", "HEAD", "HEAD"]
-        # Another version on the server is another file in the cache; what is mapped stays as it was.
+        # A new version on the server is a new file in the cache; an existing map does not change.
         options = RemoteOptions(cache=tmp_path / "cache", cache_bytes=200 * 1024)
         before = open_storage(server.url, options=options)
         old = before.map("a.pkt")

@@ -1,4 +1,4 @@
-"""A dataset in an object store and on a web server: the clips of the local one, for the bytes that were planned."""
+"""A dataset in an object store and on a web server: the clips of the local one, from only the planned bytes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def clips(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory, clips):
-    """The dataset on the disk: two shards of two clips."""
+    """A dataset on the local disk: two shards of two clips."""
     samples = [(key, data, number % 2) for number, (key, data) in enumerate(clips)]
     return pack(tmp_path_factory.mktemp("dataset") / "set", [samples[:2], samples[2:]])
 
 
 def copy(source, target):
-    """All files, the commit record last."""
+    """Return all files, the commit record last."""
     for name in sorted(source.list(), key=lambda name: name == "dataset.json"):
         target.write(name, source.read(name))
 
 
 def fetch_all(dataset, gap=0):
-    """The clip of every sample of a dataset."""
+    """Return the clip of every sample of a dataset."""
     fetched = []
     for sample, (shard, row) in enumerate(zip(*dataset.locate(range(len(dataset))), strict=True)):
         shard = dataset.shard(int(shard))
@@ -54,7 +54,7 @@ def fetch_all(dataset, gap=0):
     return fetched
 
 
-def test_a_dataset_in_an_object_store_gives_the_clips_of_the_local_one(s3, local):
+def test_dataset_in_an_object_store_yields_the_clips_of_the_local_one(s3, local):
     url = f"s3://{s3.bucket()}/sets/one"
     copy(local, open_storage(url))
     remote = Dataset(url)
@@ -73,7 +73,7 @@ def test_shards_are_written_to_an_object_store_byte_for_byte(s3, local, clips):
         assert storage.read(name) == local.read(name)
 
 
-def test_of_two_commits_to_an_object_store_one_is_refused(s3, local):
+def test_one_of_two_concurrent_commits_to_an_object_store_fails(s3, local):
     url = f"s3://{s3.bucket()}/set"
     copy(local, open_storage(url))
     rivals = [open_storage(url) for _ in range(2)]
@@ -86,17 +86,17 @@ def test_of_two_commits_to_an_object_store_one_is_refused(s3, local):
         commit_generation(rivals[number], dataset_id, change, annotations, head=heads[number])
 
     commit(1)
-    with pytest.raises(ConflictError, match="nothing was done"):
+    with pytest.raises(ConflictError, match="nothing was written"):
         commit(0)
     assert Dataset(url).classes == ("left", "right", "rival 1")
 
 
-def test_the_server_sees_the_planned_requests_and_bytes_and_no_others(web, local):
+def test_loader_requests_only_the_planned_ranges(web, local):
     copy(local, LocalStorage(web.folder / "counted"))
     dataset = Dataset(f"{web.url}/counted")
     for shard in range(2):
         dataset.shard(shard)
-    # The record and its generation are looked for and read; the annotations and two sidecars are read.
+    # A look-up and a read each of the commit record and the generation; reads of the annotations and two sidecars.
     opened = web.requests("counted", 7)
     assert [method for method, *_ in opened] == ["HEAD", "GET", "HEAD", "GET", "GET", "GET", "GET"]
     total = len(opened)
@@ -109,7 +109,7 @@ def test_the_server_sees_the_planned_requests_and_bytes_and_no_others(web, local
         assert sum(size for *_, size in seen) == sum(costs.bytes_read for _, costs in fetched)
 
 
-def test_a_shard_that_is_replaced_cut_or_gone_is_an_error_that_names_it(local):
+def test_error_names_the_shard_when_it_is_replaced_truncated_or_missing(local):
     with FaultyServer() as server:
         for name in local.list():
             server.files[name] = local.read(name)
@@ -126,7 +126,7 @@ def test_a_shard_that_is_replaced_cut_or_gone_is_an_error_that_names_it(local):
                 fetch_all(dataset)
 
 
-def test_what_no_tag_or_date_betrays_the_checksum_does(local):
+def test_checksum_detects_a_change_with_the_same_tag_and_date(local):
     with FaultyServer(tags=False) as server:
         for name in local.list():
             server.files[name] = local.read(name)
@@ -137,7 +137,7 @@ def test_what_no_tag_or_date_betrays_the_checksum_does(local):
             fetch_all(dataset)
 
 
-def test_sidecars_come_from_the_cache_of_the_node(local, tmp_path, monkeypatch):
+def test_sidecars_are_read_from_the_node_cache(local, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTVID_CACHE", str(tmp_path / "cache"))
     with FaultyServer() as server:
         for name in local.list():

@@ -1,4 +1,4 @@
-"""Reading from servers that fail: the right bytes or an error that says what is wrong, and never a hang."""
+"""Reading from faulty servers: the right bytes or an error that names the cause, never a hang."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastvid.storage import RemoteOptions, objects, open_storage
 from tests.storage.faulty import FaultyServer
 
 DATA = random.Random(1).randbytes(200_000)
-# Long enough for a busy machine: a stall that was none would be asked for again.
+# Long enough for a busy machine: a response that is only slow must not be retried as a stall.
 QUICK = {"stall_seconds": 20.0, "patience_seconds": 60.0, "cache": ""}
 
 
@@ -29,7 +29,7 @@ def loopback(monkeypatch):
 
 
 def read_six(storage, name="a.bin"):
-    """Six ranges in one call, compared with what is right."""
+    """Read six ranges in one call and compare them with the data."""
     ranges = [(number * 30_000, memoryview(bytearray(2000))) for number in range(6)]
     storage.read_into(name, ranges)
     assert [bytes(view) for _, view in ranges] == [DATA[offset : offset + 2000] for offset, _ in ranges]
@@ -39,7 +39,7 @@ def read_six(storage, name="a.bin"):
 @pytest.mark.parametrize(
     "fault", [500, 503, 429, 408, "reset", "reset-body", "stall", "stall-body", "short", "short-range", "shifted-range"]
 )
-def test_passing_faults_cost_another_request_and_nothing_else(fault, tags):
+def test_transient_fault_costs_one_more_request(fault, tags):
     stall = {"stall_seconds": 0.5} if str(fault).startswith("stall") else {}
     with FaultyServer(tags=tags) as server:
         server.files["a.bin"] = DATA
@@ -53,17 +53,17 @@ def test_passing_faults_cost_another_request_and_nothing_else(fault, tags):
 
 
 @pytest.mark.parametrize("fault", [500, "reset", "stall", "short-range"])
-def test_a_fault_that_lasts_ends_in_an_error_within_the_patience(fault, caplog):
+def test_lasting_fault_raises_within_the_patience(fault, caplog):
     options = RemoteOptions(stall_seconds=0.2, patience_seconds=1.5, cache="")
     with FaultyServer() as server, caplog.at_level(logging.INFO, "fastvid.storage"):
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=options)
         server.faults.extend([fault] * 1000)
-        with pytest.raises(StorageError, match=r"\d+ tries in \d+ s\) \[file=http://127.0.0.1:\d+/set/a.bin\]"):
+        with pytest.raises(StorageError, match=r"\d+ attempts in \d+ s\) \[file=http://127.0.0.1:\d+/set/a.bin\]"):
             storage.read_into("a.bin", [(0, memoryview(bytearray(10)))])
         tries = len(server.gets())
         assert 3 <= tries <= 20
-        # Each failure is logged once, those of a passing hiccup below the level that is shown by default.
+        # Each failure is logged once; the first ones, which may be transient, below the default log level.
         levels = [record.levelno for record in caplog.records]
         assert levels[:3] == [logging.INFO, logging.INFO, logging.WARNING]
         assert len(levels) == tries - 1
@@ -72,14 +72,14 @@ def test_a_fault_that_lasts_ends_in_an_error_within_the_patience(fault, caplog):
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (400, "the server answered 400"),
-        (403, "access is denied"),
-        (401, "access is denied"),
+        (400, "the server responded 400"),
+        (403, "access denied"),
+        (401, "access denied"),
         (404, "file does not exist"),
-        ("whole", "does not keep to byte ranges"),
+        ("whole", "does not support byte ranges"),
     ],
 )
-def test_lasting_faults_are_told_at_once(fault, says):
+def test_permanent_fault_raises_immediately(fault, says):
     with FaultyServer() as server:
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(**QUICK))
@@ -90,7 +90,7 @@ def test_lasting_faults_are_told_at_once(fault, says):
 
 
 @pytest.mark.parametrize("keeps_preconditions", [True, False])
-def test_a_replaced_file_is_refused_by_the_precondition_and_by_the_answer(keeps_preconditions):
+def test_replaced_file_is_detected_by_precondition_and_by_response(keeps_preconditions):
     with FaultyServer() as server:
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(**QUICK))
@@ -103,13 +103,13 @@ def test_a_replaced_file_is_refused_by_the_precondition_and_by_the_answer(keeps_
             read_six(storage)
         late = server.gets()[6:]
         assert {seen.if_match for seen in late} == {tag}
-        # The first refusal ends the call; the others may not have been answered yet.
+        # The first rejection ends the call; other requests may still be pending.
         assert {seen.status for seen in late} - {0} == ({412} if keeps_preconditions else {206})
-        # The first calls knew no tag yet.
+        # The first requests had no tag yet.
         assert {seen.if_match for seen in server.gets()[:6]} == {None}
 
 
-def test_a_file_replaced_inside_the_first_call_is_not_mixed():
+def test_file_replaced_during_the_first_call_is_not_mixed():
     with FaultyServer() as server:
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(concurrency=1, **QUICK))
@@ -126,32 +126,32 @@ def test_a_file_replaced_inside_the_first_call_is_not_mixed():
             read_six(storage)
 
 
-def test_a_body_is_not_continued_with_another_version():
+def test_retry_does_not_continue_a_body_with_another_version():
     with FaultyServer() as server:
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(**QUICK))
         read_six(storage)
         server.faults.append("reset-body")
         send = server.tag
-        # Replaced between the cut answer and the next try.
+        # Replaced between the truncated response and the retry.
         server.tag = lambda data: (server.files.__setitem__("a.bin", DATA[::-1]), send(data))[1]
         with pytest.raises(StorageError, match="replaced"):
             storage.read_into("a.bin", [(0, memoryview(bytearray(50_000)))])
 
 
-def test_many_ranges_are_in_flight_at_once_and_no_more_than_allowed():
+def test_number_of_ranges_in_flight_is_the_concurrency():
     with FaultyServer(meet=5) as server:
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(concurrency=5, cache=""))
         views = [memoryview(bytearray(100)) for _ in range(20)]
-        # The server answers only when five requests are there, so fewer at once would end in its refusal.
+        # The server responds only when five requests are pending, so lower concurrency would fail.
         storage.read_into("a.bin", [(number * 1000, view) for number, view in enumerate(views)])
         assert [bytes(view) for view in views] == [DATA[n * 1000 : n * 1000 + 100] for n in range(20)]
         assert server.most_at_once == 5
         assert len(server.gets()) == 20
 
 
-def test_a_call_asks_for_its_ranges_and_nothing_more():
+def test_call_requests_only_its_ranges():
     with FaultyServer() as server:
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(**QUICK))
@@ -174,7 +174,7 @@ def test_large_ranges_and_files_are_read_in_pieces(monkeypatch):
         assert bytes(storage.map("a.bin")) == DATA
 
 
-def test_a_mapped_file_is_fetched_once_also_by_threads_at_once():
+def test_mapped_file_is_fetched_once_by_concurrent_threads():
     with FaultyServer(delay=0.05) as server:
         server.files["a.pkt"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(**QUICK))
@@ -196,11 +196,11 @@ def test_the_memory_for_mapped_files_is_bounded(monkeypatch):
         storage = open_storage(server.url, options=RemoteOptions(**QUICK))
         for name in "010201":
             assert bytes(storage.map(name)) == DATA
-        # Two files fit. When 2 comes, 1 is the one longest unused.
+        # Two files fit. When 2 is added, 1 is the least recently used.
         assert "".join(seen.name for seen in server.log) == "0121"
 
 
-def test_a_storage_that_never_answered_is_given_up_sooner(monkeypatch):
+def test_storage_that_never_responded_fails_sooner(monkeypatch):
     monkeypatch.setattr("fastvid.storage.client.FIRST_SECONDS", 0.3)
     with FaultyServer() as server:
         server.files["a.bin"] = DATA
@@ -210,12 +210,12 @@ def test_a_storage_that_never_answered_is_given_up_sooner(monkeypatch):
             storage.read("a.bin")
         server.faults.clear()
         assert storage.read("a.bin") == DATA
-        # Once it has answered, the same number of failures is overcome.
+        # After a first response, retries overcome the same number of failures.
         server.faults.extend([500] * 4)
         assert storage.read("a.bin") == DATA
 
 
-def test_an_address_where_nobody_listens_is_an_error():
+def test_refused_connection_raises():
     with reserved_port() as port:
         storage = open_storage(f"http://127.0.0.1:{port}/x", options=RemoteOptions(patience_seconds=0.3))
         with pytest.raises(StorageError, match=r"Connection refused.*\[file=http://127.0.0.1:\d+/x/a.bin\]"):
@@ -225,13 +225,13 @@ def test_an_address_where_nobody_listens_is_an_error():
 @pytest.mark.parametrize(
     "url", ["http://user:secret@host/x", "s3://bucket/x?token=secret", "https://host/x#secret", "s3://", "gs:///x"]
 )
-def test_addresses_that_carry_secrets_or_no_host_are_refused(url):
+def test_urls_with_secrets_or_without_host_are_rejected(url):
     with pytest.raises(UsageError) as caught:
         open_storage(url)
     assert "secret" not in str(caught.value)
 
 
-def test_bad_settings_are_refused(monkeypatch):
+def test_invalid_options_are_rejected(monkeypatch):
     with pytest.raises(UsageError, match="concurrency is 0"):
         RemoteOptions(concurrency=0)
     monkeypatch.setenv("FASTVID_CACHE", "somewhere")
@@ -240,7 +240,7 @@ def test_bad_settings_are_refused(monkeypatch):
         open_storage("http://host/x")
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch):
+def test_error_names_the_extra_when_obstore_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     for name in ("fastvid.storage.objects", "fastvid.storage.client"):
         monkeypatch.delitem(sys.modules, name)
@@ -248,13 +248,13 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
         open_storage("s3://bucket/x")
 
 
-def test_local_storage_loads_no_library_for_remote_ones():
+def test_local_storage_does_not_import_obstore():
     code = "import sys, fastvid.storage as s; s.open_storage('x').list(); print('obstore' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "False\n"
 
 
-def test_a_forked_child_is_told_instead_of_waiting_for_ever():
+def test_forked_child_raises_instead_of_hanging():
     code = (
         "import os, sys; from fastvid.storage import open_storage\n"
         "storage = open_storage(sys.argv[1]); storage.read('a.bin')\n"
@@ -272,7 +272,7 @@ def test_a_forked_child_is_told_instead_of_waiting_for_ever():
     assert "spawn or forkserver" in run.stdout
 
 
-def test_the_users_random_numbers_are_left_alone():
+def test_retries_do_not_change_the_state_of_random():
     with FaultyServer() as server:
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(**QUICK))
@@ -284,8 +284,8 @@ def test_the_users_random_numbers_are_left_alone():
         assert len(server.log) == 3
 
 
-def test_reading_is_not_kept_alive_by_a_program_that_ends():
-    # The server never answers and patience is long; the program must end although its pool is still trying.
+def test_pending_retries_do_not_delay_the_exit():
+    # The server never responds and patience is long: the program must exit although its pool is still retrying.
     code = (
         "import sys, threading; from fastvid.storage import open_storage, RemoteOptions\n"
         "s = open_storage(sys.argv[1], options=RemoteOptions(stall_seconds=1, patience_seconds=1000))\n"

@@ -1,4 +1,4 @@
-"""Writing to an object store: whole or nothing, also when answers are lost and writers are killed."""
+"""Writing to an object store is atomic, even if responses are lost or writers are killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def storage(bucket, monkeypatch):
 
 @pytest.fixture
 def lossy(s3, bucket, monkeypatch):
-    """A storage of the bucket behind a proxy, and the proxy."""
+    """A storage that reaches the bucket through a lossy proxy, and the proxy."""
     with LossyProxy(s3.endpoint) as proxy, monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", proxy.url)
         store = open_storage(f"s3://{bucket}/set", options=OPTIONS)
@@ -40,12 +40,12 @@ def lossy(s3, bucket, monkeypatch):
         store.close()
 
 
-def test_a_write_is_one_request(s3, bucket, storage):
+def test_write_is_one_request(s3, bucket, storage):
     storage.write("a.bin", bytes(2 * PART))
     assert s3.requests(bucket) == [("PUT", "set/a.bin", 200)]
 
 
-def test_a_large_file_goes_up_in_parts_and_appears_by_the_last_request(s3, bucket, storage):
+def test_large_file_is_uploaded_in_parts_and_appears_at_the_end(s3, bucket, storage):
     with storage.create("a.bin") as file:
         for _ in range(3):
             file.write(bytes(PART))
@@ -56,7 +56,7 @@ def test_a_large_file_goes_up_in_parts_and_appears_by_the_last_request(s3, bucke
     assert made[-1] == ("POST", "set/a.bin", False)
 
 
-def test_a_block_that_raises_aborts_its_upload(s3, bucket, storage):
+def test_upload_is_aborted_when_the_block_raises(s3, bucket, storage):
     def write_half():
         with storage.create("a.bin") as file:
             file.write(bytes(2 * PART + 1))
@@ -69,7 +69,7 @@ def test_a_block_that_raises_aborts_its_upload(s3, bucket, storage):
     assert storage.list() == []
 
 
-def test_a_killed_writer_leaves_the_old_file(s3, bucket, storage):
+def test_old_file_remains_when_the_writer_is_killed(s3, bucket, storage):
     storage.write("a.bin", b"old")
     code = (
         "import os, signal, sys; from fastvid.storage import client, open_storage\n"
@@ -84,7 +84,7 @@ def test_a_killed_writer_leaves_the_old_file(s3, bucket, storage):
     assert storage.list() == ["a.bin"]
 
 
-def test_a_swap_whose_answer_was_lost_has_succeeded(lossy):
+def test_swap_succeeds_when_its_response_is_lost(lossy):
     storage, proxy = lossy
     for data, expected in ((b"one", None), (b"two", b"one")):
         proxy.lose_next("PUT")
@@ -93,18 +93,18 @@ def test_a_swap_whose_answer_was_lost_has_succeeded(lossy):
     assert len(proxy.lost) == 2
 
 
-def test_without_the_mark_such_a_swap_would_be_taken_for_lost(lossy, monkeypatch):
+def test_swap_with_lost_response_would_fail_without_the_mark(lossy, monkeypatch):
     storage, proxy = lossy
-    look = client.Client._look
-    monkeypatch.setattr(client.Client, "_look", lambda self, name: (None, look(self, name)[1]))
+    look = client.StoreClient._look
+    monkeypatch.setattr(client.StoreClient, "_look", lambda self, name: (None, look(self, name)[1]))
     proxy.lose_next("PUT")
     assert not storage.swap("d.json", b"one", None)
     assert storage.read("d.json") == b"one"
 
 
-def test_a_swap_does_not_take_a_rivals_equal_bytes_for_its_own(lossy, storage):
+def test_swap_fails_when_another_writer_wrote_equal_bytes(lossy, storage):
     behind, proxy = lossy
-    # Both want to write the same record. The rival is first, and the answer that says so is lost once.
+    # Both write the same record. The other writer is first, and the response that tells so is lost once.
     storage.write("d.json", b"start")
     reading = behind._client.get
 
@@ -119,7 +119,7 @@ def test_a_swap_does_not_take_a_rivals_equal_bytes_for_its_own(lossy, storage):
     assert len(proxy.lost) == 1
 
 
-def test_a_store_that_compares_quotes_can_be_swapped_on(lossy, storage):
+def test_swap_succeeds_when_the_store_compares_tags_without_quotes(lossy, storage):
     behind, proxy = lossy
     proxy.compares_quotes = True
     assert behind.swap("d.json", b"one", None)
@@ -132,7 +132,7 @@ def test_a_store_that_compares_quotes_can_be_swapped_on(lossy, storage):
     ("method", "within"),
     [("PUT", "a.bin"), ("PUT", "partNumber=1"), ("POST", "uploads"), ("POST", "uploadId"), ("POST", "delete")],
 )
-def test_lost_answers_to_writes_cost_a_repetition(lossy, monkeypatch, method, within):
+def test_write_is_retried_when_its_response_is_lost(lossy, monkeypatch, method, within):
     monkeypatch.setattr(client, "PART_BYTES", PART)
     storage, proxy = lossy
     proxy.lose_next(method, within)
@@ -147,7 +147,7 @@ def test_lost_answers_to_writes_cost_a_repetition(lossy, monkeypatch, method, wi
     assert len(proxy.lost) == 1
 
 
-def test_an_upload_that_cannot_be_finished_is_finished_once_and_is_an_error(lossy, monkeypatch):
+def test_failed_completion_of_an_upload_raises_and_is_not_retried(lossy, monkeypatch):
     monkeypatch.setattr(client, "PART_BYTES", PART)
     storage, proxy = lossy
     proxy.garble = True
@@ -163,7 +163,7 @@ def test_an_upload_that_cannot_be_finished_is_finished_once_and_is_an_error(loss
     assert len(proxy.lost) == 1
 
 
-def test_a_bucket_that_does_not_exist_is_named(s3):
+def test_error_names_the_missing_bucket(s3):
     storage = open_storage("s3://no-such-bucket/x", options=OPTIONS)
 
     def create():

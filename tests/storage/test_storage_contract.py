@@ -1,4 +1,4 @@
-"""Every storage keeps the same contract."""
+"""All storages fulfil the same contract."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK = RemoteOptions(stall_seconds=5, patience_seconds=10, cache="")
 class ReadOnlyContract(StorageContract):
     """Plain HTTP."""
 
-    def test_writing_and_listing_are_refused(self, storage, place):
+    def test_writing_and_listing_are_rejected(self, storage, place):
         place("x", b"x")
 
         def create():
@@ -28,15 +28,15 @@ class ReadOnlyContract(StorageContract):
 
         calls = (lambda: storage.write("x", b""), lambda: storage.swap("x", b"", None), lambda: storage.delete("x"))
         for call in (*calls, create):
-            with pytest.raises(StorageError, match="over HTTP cannot be written"):
+            with pytest.raises(StorageError, match="cannot write over HTTP"):
                 call()
-        with pytest.raises(StorageError, match="over HTTP cannot be listed"):
+        with pytest.raises(StorageError, match="cannot list files over HTTP"):
             storage.list()
         assert storage.read("x") == b"x"
 
 
 class TestLocal(WritingContract):
-    refuses_replaced = False  # it stays open
+    refuses_replaced = False  # the old file stays open
 
     @pytest.fixture
     def storage(self, tmp_path):
@@ -46,7 +46,7 @@ class TestLocal(WritingContract):
 class TestS3(WritingContract):
     @pytest.fixture
     def storage(self, s3, monkeypatch):
-        monkeypatch.setattr("fastvid.storage.client.PART_BYTES", 5 * 2**20)  # the least that S3 takes
+        monkeypatch.setattr("fastvid.storage.client.PART_BYTES", 5 * 2**20)  # the minimum of S3
         store = open_storage(f"s3://{s3.bucket()}/some folder/set", options=QUICK)
         yield store
         store.close()
@@ -62,7 +62,7 @@ class TestCachedS3(WritingContract):
 
 @pytest.mark.soak
 class TestCeph(WritingContract):
-    """Another implementation of S3 than Amazon's and moto's; takes half a minute to start on a busy machine."""
+    """An S3 implementation other than Amazon's and moto's; takes half a minute to start on a busy machine."""
 
     numbers = itertools.count()
 
@@ -134,7 +134,7 @@ class TestWeb(ReadOnlyContract):
         def put(name, data):
             disk = LocalStorage(web.folder / folder)
             disk.write(name, data)
-            # A server may make the tag from the size and the second of the change.
+            # A server may derive the tag from the size and the modification time in seconds.
             os.utime(disk.path(name), (second := next(self.seconds), second))
 
         return put

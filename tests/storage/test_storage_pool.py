@@ -1,4 +1,4 @@
-"""Threads for requests: bounded, gone with their pool, and usable to the end of the program."""
+"""The thread pool for requests: bounded, ended with its pool, and usable until the program exits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wait_for(condition):
     return condition()
 
 
-def test_results_and_errors_come_back():
+def test_futures_return_results_and_errors():
     pool = Pool(3)
 
     def fail():
@@ -35,7 +35,7 @@ def test_results_and_errors_come_back():
     pool.close()
 
 
-def test_a_cancelled_call_is_not_made():
+def test_cancelled_call_is_not_run():
     pool, gate, made = Pool(1), threading.Event(), []
     first = pool.submit(lambda: gate.wait(30))
     second = pool.submit(lambda: made.append(1))
@@ -47,7 +47,7 @@ def test_a_cancelled_call_is_not_made():
     pool.close()
 
 
-def test_after_its_end_a_pool_still_calls():
+def test_closed_pool_still_runs_calls():
     pool = Pool(2)
     assert pool.submit(lambda: 1).result(30) == 1
     pool.close()
@@ -55,7 +55,7 @@ def test_after_its_end_a_pool_still_calls():
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_threads_end_with_their_pool(end):
+def test_threads_end_when_the_pool_ends(end):
     before = set(named())
     pool = Pool(4)
     gate = threading.Barrier(5)
@@ -63,7 +63,7 @@ def test_threads_end_with_their_pool(end):
         pool.submit(lambda: gate.wait(30))
     gate.wait(30)
     mine = set(named()) - before
-    # The thread that watches for the end of the program stays.
+    # The thread that watches for the program's exit stays.
     mine = {thread for thread in mine if not thread.name.endswith("-end")}
     assert len(mine) == 4
     assert not any(thread.daemon for thread in mine)

@@ -1,4 +1,4 @@
-"""A server of files, aiohttp's: ``python web.py FOLDER PORT LOG``."""
+"""A file server based on aiohttp: ``python web.py FOLDER PORT LOG``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp.abc import AbstractAccessLogger
 
 
 class Requests(AbstractAccessLogger):
-    """Writes a line a request: method, decoded path, status and bytes of the body."""
+    """Logs one line per request: method, decoded path, status and bytes of the body."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
         with LOG.open("a") as log:

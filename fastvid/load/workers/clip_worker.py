@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
 
-from fastvid.decode.clips import Scratch
+from fastvid.decode.clips import PacketBuffer
 from fastvid.decode.request import Decoder, EncodedClip, Output
 from fastvid.load.clips.clip import Clip, Row
 from fastvid.load.clips.planner import ClipPlanner
@@ -94,7 +94,7 @@ class ClipWorker:
     def __init__(self, decoder: Decoder, max_clips: int | None = None) -> None:
         self.max_clips = max_clips or decoder.max_clips
         self._decoder = decoder
-        self._scratches: list[Scratch] = []
+        self._scratches: list[PacketBuffer] = []
 
     def make(self, tasks: Sequence[Task], at: At, planner: ClipPlanner | None = None) -> Iterator[Made]:
         """See `Lane`. All clips are fetched before the first one is decoded, see `FETCH_CLIPS`."""
@@ -141,7 +141,7 @@ class ClipWorker:
             made.counters.clips, made.counters.decode_seconds = int(error is None), share
             yield made._replace(error=error, frames=None if error else made.frames)
 
-    def _scratch(self, number: int) -> Scratch:
+    def _scratch(self, number: int) -> PacketBuffer:
         while number >= len(self._scratches):
-            self._scratches.append(Scratch())
+            self._scratches.append(PacketBuffer())
         return self._scratches[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastvid.decode.clips import Scratch, read_clip
+from fastvid.decode.clips import PacketBuffer, read_clip
 from fastvid.decode.request import ClipRequest, EncodedClip
 from fastvid.errors import FastvidError
 from fastvid.format.packets import StreamInfo
@@ -20,7 +20,7 @@ def fetch(
     key: str,
     info: StreamInfo | None = None,
     gap: int | None = None,
-    scratch: Scratch | None = None,
+    scratch: PacketBuffer | None = None,
 ) -> tuple[EncodedClip, Counters]:
     """Reads the packets that decode a request; returns them, checked, and what they cost besides time.
 
@@ -67,6 +67,6 @@ def fetch(
     )
 
 
-def fetch_clip(clip: Clip, scratch: Scratch | None = None) -> tuple[EncodedClip, Counters]:
+def fetch_clip(clip: Clip, scratch: PacketBuffer | None = None) -> tuple[EncodedClip, Counters]:
     """`fetch` for a clip of a loader."""
     return fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)

@@ -24,7 +24,7 @@ from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
 from fastvid.media.probe import HDR_TRANSFERS, SourceInfo
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import Timing
+from fastvid.media.timing import FrameTiming
 from fastvid.sharding.encode.encoder_options import ENCODER_OPTIONS
 from fastvid.sharding.encode.profile import Profile
 
@@ -74,7 +74,7 @@ def get_profile(name: str) -> Profile:
     return PROFILES[name]
 
 
-def written_timing(timing: Timing, profile: Profile) -> Timing:
+def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:
     """The rate and number of frames that a profile writes: the source's, unless it sets a rate of its own."""
     if not profile.fps:
         return timing

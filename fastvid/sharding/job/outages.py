@@ -78,7 +78,7 @@ class Trouble:
 
 
 def _in_store(source: Source) -> bool:
-    return is_remote(source.path) and FileUrl.parse(source.path).listed
+    return is_remote(source.path) and FileUrl.parse(source.path).is_listable
 
 
 def _stop(source: Source, outcome: Outcome, before: str = "") -> StorageError:

@@ -164,7 +164,7 @@ def _find_remote(roots: Sequence[FileUrl], ignored: Counter[str]) -> Iterator[Fo
         for name, size, tag in files:
             place = _place(root.root, name)
             parts = tuple(posixpath.relpath(place, folder).split("/"))
-            url = f"{root.root}/{name}" if root.listed else str(root)
+            url = f"{root.root}/{name}" if root.is_listable else str(root)
             if root.query:
                 url = f"{url}?{root.query}"
             yield Found(posixpath.relpath(place, common), f"{root.root}{folder}", parts, url, size, None, tag)
@@ -174,11 +174,11 @@ def _list(root: FileUrl, ignored: Counter[str]) -> list[tuple[str, int, str | No
     """Name, bytes and tag of each file below a root, or of the file that the root is."""
     storage = open_root(root, RemoteOptions())
     name = root.name.rstrip("/")
-    if not root.listed or (name == root.name and os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES):
+    if not root.is_listable or (name == root.name and os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES):
         version = storage.version(root.name) if root.name else None
         if version is not None:
             return [(root.name, version.size, version.tag)]
-        if not root.listed:
+        if not root.is_listable:
             raise UsageError("source does not exist", file=root, hint="web servers list no folders: name the files")
     prefix = f"{name}/" if name else ""
     files, seen = [], False

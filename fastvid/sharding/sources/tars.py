@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.tar import Member, read_members, sample_groups
+from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.reasons import Reason
 from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
 from fastvid.sharding.sources.sources import Source, assign_keys
@@ -37,7 +37,7 @@ class TarSample:
 
     name: str
     first: int
-    video: Member | None
+    video: TarMember | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     label: str | int | None = None
     notes: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int]
     return {place: (name, keys[name]) for place, name in ids.items()}
 
 
-def _sample(view: memoryview, name: str, members: Sequence[Member]) -> TarSample:
+def _sample(view: memoryview, name: str, members: Sequence[TarMember]) -> TarSample:
     videos = [member for member in members if f".{member.suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
     # The plainest suffix is the video itself; others are derived from it, such as "flow.mp4".
     videos.sort(key=lambda member: member.suffix.count("."))

@@ -19,7 +19,7 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import MEMBER_SUFFIX, PACKET_DTYPE, StreamFlag
 from fastvid.format.shard import Shard, index_shard
-from fastvid.format.tar import Member, read_members, wds2idx
+from fastvid.format.tar import TarMember, read_members, wds2idx
 from fastvid.media.check_sample import Finding, Indexed, SampleChecker, check_packets
 from fastvid.runtime.hashing import sha256
 from fastvid.sharding.encode.audio import count_samples
@@ -147,7 +147,7 @@ class _Audit:
             return None
         return shard
 
-    def _tar_index(self, members: list[Member]) -> None:
+    def _tar_index(self, members: list[TarMember]) -> None:
         """Holds `.idx` against the tar."""
         self.findings.checked["idx"] += 1
         try:
@@ -185,7 +185,7 @@ class _Audit:
                 )
 
     def _index(
-        self, view: memoryview, groups: list[tuple[str, list[Member]]], shard: Shard | None, rows: Iterable[int]
+        self, view: memoryview, groups: list[tuple[str, list[TarMember]]], shard: Shard | None, rows: Iterable[int]
     ) -> None:
         """Computes index rows from the tar and compares them."""
         fresh: tuple[Shard, pa.Table] | None = None
@@ -231,7 +231,7 @@ class _Audit:
         except SourceError as error:
             yield "audio", error.message
 
-    def _samples(self, view: memoryview, groups: list[tuple[str, list[Member]]], shard: Shard | None) -> None:
+    def _samples(self, view: memoryview, groups: list[tuple[str, list[TarMember]]], shard: Shard | None) -> None:
         checker = SampleChecker()
         for row in self.task.rows:
             if row >= len(groups):
@@ -271,7 +271,7 @@ class _Scratch:
         self.written[name] = data
 
 
-def _piece(view: memoryview, groups: list[tuple[str, list[Member]]], row: int) -> memoryview:
+def _piece(view: memoryview, groups: list[tuple[str, list[TarMember]]], row: int) -> memoryview:
     """One sample of a tar as a tar of its own, long names included."""
     start = _end(groups[row - 1][1][-1]) if row else 0
     return memoryview(bytes(view[start : _end(groups[row][1][-1])]) + bytes(2 * BLOCKSIZE))
@@ -288,7 +288,7 @@ def _row(shard: Shard, row: int, stream: str) -> Indexed | str:
 
 
 def _compare(
-    view: memoryview, member: Member, stored: tuple[Shard, int], expected: tuple[Shard, int], stream: str
+    view: memoryview, member: TarMember, stored: tuple[Shard, int], expected: tuple[Shard, int], stream: str
 ) -> Iterator[Finding]:
     """Holds a stream's index row against the tar."""
     old, new = _row(*stored, stream), _row(*expected, stream)
@@ -323,7 +323,7 @@ def _packet_differences(table: PacketTable, fresh: PacketTable) -> Iterator[str]
         yield f"{int(differs.sum())} packets are indexed wrongly; packet {packet} with {fields}"
 
 
-def _end(member: Member) -> int:
+def _end(member: TarMember) -> int:
     """Where the next header starts."""
     return member.offset + -(-member.size // BLOCKSIZE) * BLOCKSIZE
 

@@ -20,7 +20,7 @@ from fastvid.format.indexed import IndexedSample, IndexedStream
 from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import DATASET_JSON, LEDGER, shard_stem
 from fastvid.format.shard import index_shard
-from fastvid.format.tar import Member
+from fastvid.format.tar import TarMember
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
@@ -193,7 +193,7 @@ class _Work:
             return None
 
         def indexer(
-            _view: memoryview, _name: str, members: Sequence[Member], _streams: tuple[str, ...]
+            _view: memoryview, _name: str, members: Sequence[TarMember], _streams: tuple[str, ...]
         ) -> IndexedSample | None:
             return found.get(members[0].offset)
 

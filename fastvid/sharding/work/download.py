@@ -69,11 +69,11 @@ def _fetch(task: Task, file: _Scratch, limits: Limits, report: Callable[[str, fl
 
 
 def _verdict(error: StorageError) -> SourceError:
-    from fastvid.storage.client import changed, missing
+    from fastvid.storage.client import is_missing, is_replaced
 
-    if missing(error):
+    if is_missing(error):
         return SourceError("the file is not there", reason=Reason.MISSING)
-    if changed(error):
+    if is_replaced(error):
         return SourceError("the file was replaced while it was being read", reason=Reason.CHANGED)
     return SourceError(error.message, reason=Reason.UNREACHABLE, transient=True)
 

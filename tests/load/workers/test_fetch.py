@@ -130,7 +130,7 @@ def test_a_table_that_leads_outside_the_sample_is_refused():
     dataset = FakeDataset(20)
     shard = dataset.shard(0)
     shard.members[2] = (shard.members[2][0], 5)
-    with pytest.raises(FormatError, match="leads outside"):
+    with pytest.raises(FormatError, match="points outside"):
         get(dataset, 2, [1])
 
 

@@ -269,7 +269,7 @@ class TestConflicts:
     def test_the_record_is_swapped_once(self, store):
         head = read_head(store)
         swap_head(store, head, dataset_id=head.dataset_id, generation=1)
-        with pytest.raises(ConflictError, match="changed by someone else"):
+        with pytest.raises(ConflictError, match="another process changed the dataset"):
             swap_head(store, head, dataset_id=head.dataset_id, generation=1)
 
     def test_a_change_is_made_again_on_what_another_one_left(self, store):

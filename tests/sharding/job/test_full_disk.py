@@ -83,7 +83,7 @@ def test_a_full_disk_for_temporary_files_is_no_verdict_on_a_source(folder, undis
     resize(disk, 4)
     temporary.mkdir()
     stopped = command(folder, "--out", out, *OPTIONS, TMPDIR=str(temporary))
-    is_stopped(stopped, f"the disk for temporary files, {temporary}, is full", "goes on where it was")
+    is_stopped(stopped, f"disk for temporary files, {temporary}, is full", "goes on where it was")
     assert not (out / "ledger.parquet").exists()
     assert command(folder, "--out", out, *OPTIONS).returncode == 0
     assert tars(out) == tars(undisturbed)

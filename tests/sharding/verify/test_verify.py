@@ -236,7 +236,7 @@ class TestIndex:
         flip(store, "data-000000.tar", at.offset)
         problems = verify_dataset(store.url, workers=1).problems
         assert {(p.check, p.key) for p in problems} == {("tar", ""), ("parquet", ""), ("index", "c/1")}
-        assert any("JSON does not parse" in p.message for p in problems)
+        assert any("cannot parse the sample's JSON" in p.message for p in problems)
 
 
 class TestPromises:

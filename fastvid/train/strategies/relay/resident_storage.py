@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import IO
 
 from fastvid.storage import Storage
-from fastvid.storage.protocol import ends_inside
+from fastvid.storage.protocol import truncated_error
 
 
 class Resident:
@@ -51,7 +51,7 @@ class Resident:
         for offset, view in ranges:
             part = data[offset : offset + view.nbytes]
             if len(part) != view.nbytes:
-                raise ends_inside(offset, view.nbytes, len(part), f"{self.url}/{name}")
+                raise truncated_error(offset, view.nbytes, len(part), f"{self.url}/{name}")
             view.cast("B")[:] = part
 
     def size(self, name: str) -> int:

@@ -1,6 +1,6 @@
-"""Row filters as users write them: ``num_frames >= 64 and label in (1, 2)``.
+"""Parse row filters such as ``num_frames >= 64 and label in (1, 2)``.
 
-A filter is an expression of comparisons over columns joined by and, or, not. It is parsed, never evaluated as code.
+A filter consists of comparisons over columns, joined by and, or, not. It is parsed, never evaluated as code.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _COMPARE: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 }
 
 
-def parse_where(text: str, columns: list[str]) -> pc.Expression:
-    """The Arrow expression of a filter.
+def parse_filter(text: str, columns: list[str]) -> pc.Expression:
+    """Convert a filter to an Arrow expression.
 
     Args:
         text: Comparisons (``== != < <= > >= in``, ``not in``, ``is None``) joined by ``and``, ``or``, ``not``.
-        columns: Names that may be used.
+        columns: Names of the existing columns.
 
     Raises:
-        UsageError: The text is no such expression, or names an unknown column.
+        UsageError: If the text is not such an expression, or names an unknown column.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
-        raise UsageError(f"filter {text!r} does not parse: {error.msg}") from error
+        raise UsageError(f"cannot parse filter {text!r}: {error.msg}") from error
     return _Parser(text, columns).expression(tree)
 
 
@@ -87,8 +87,8 @@ class _Parser:
     def field(self, node: ast.Name) -> Any:
         if node.id not in self.columns:
             raise UsageError(
-                f"filter {self.text!r} names the unknown column {node.id!r}",
-                hint=f"columns are {', '.join(sorted(self.columns))}; texts stand in quotes",
+                f"filter {self.text!r} names unknown column {node.id!r}",
+                hint=f"quote string values; columns are {', '.join(sorted(self.columns))}",
             )
         return pc.field(node.id)
 
@@ -103,6 +103,6 @@ class _Parser:
 
     def refused(self, node: ast.expr) -> UsageError:
         return UsageError(
-            f"filter {self.text!r} holds {ast.unparse(node)!r}, which is no comparison",
-            hint='write such as num_frames >= 64 and split == "train"',
+            f"filter {self.text!r} contains {ast.unparse(node)!r}, which is not a comparison",
+            hint='write it like num_frames >= 64 and split == "train"',
         )
