@@ -1,7 +1,8 @@
 """TSM-ResNet-50 fine-tuned on HMDB51, split 1: 72.68 % top-1 with one centre crop of one clip of 8 frames.
 
-Number and settings are those of mmaction2's tsm_k400_pretrained_r50_1x1x8_25e_hmdb51_rgb.py (0.x zoo; the file read at
-commit 28ac80c): weights of TSM on Kinetics-400, 25 epochs, 0.0015 at 96 clips, tenths at epochs 10 and 20, no flip.
+Number and settings are from mmaction2's tsm_k400_pretrained_r50_1x1x8_25e_hmdb51_rgb.py (0.x zoo; config at commit
+28ac80c): TSM weights from Kinetics-400, 25 epochs, learning rate 0.0015 at 96 clips, divided by 10 at epochs 10 and 20,
+no flip.
 
     fastvid shard hmdb51 --out shards/hmdb51 --annotations hmdb51:testTrainMulti_7030_splits --profile compact
     torchrun --nproc-per-node 8 -m fastvid.train hmdb51_tsm_r50 \\

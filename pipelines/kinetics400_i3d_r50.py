@@ -1,8 +1,8 @@
 """I3D-ResNet-50, 32 frames at stride 2, Kinetics-400: 73.47 % top-1 with 10 clips of 3 crops.
 
-Number and settings are those of mmaction2's i3d_imagenet-pretrained-r50_8xb8-32x2x1-100e_kinetics400-rgb.py (its zoo at
-commit 4d6c934; the file read at 50fda13): ImageNet weights inflated, 100 epochs of SGD, 0.01 at 64 clips, tenths at
-epochs 40 and 80, clipping at 40, two crop scales, dropout 0.5.
+Number and settings are from mmaction2's i3d_imagenet-pretrained-r50_8xb8-32x2x1-100e_kinetics400-rgb.py (zoo at commit
+4d6c934; config at 50fda13): ImageNet weights inflated, 100 epochs of SGD, learning rate 0.01 at 64 clips, divided by 10
+at epochs 40 and 80, gradient clipping at 40, two crop scales, dropout 0.5.
 
     fastvid shard kinetics400/train kinetics400/val --out shards/kinetics400 \\
         --annotations kinetics:kinetics400/train.csv --annotations kinetics:kinetics400/validate.csv --profile compact
@@ -45,7 +45,7 @@ def recipe() -> Config:
             eval_spatial=(CenterCrop(224),),
             global_batch_size=64,
             eval_batch_size=128,
-            # Old downloads have holes; what does not decode is left out and counted, never replaced.
+            # Old downloads have gaps; clips that do not decode are skipped and counted, never replaced.
             on_error="skip",
         ),
         model=ModelConfig(name="i3d-r50", options={"dropout": 0.5}),

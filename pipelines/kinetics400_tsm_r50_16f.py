@@ -1,7 +1,7 @@
 """TSM-ResNet-50, 16 frames, Kinetics-400: 72.6 % top-1 with one centre crop of one clip.
 
-The number is that of the TSM repository's model zoo (TSM-R50, 16 frames, uniform sampling, 1 crop; commit 0185b90), the
-settings are those of its scripts/train_tsm_kinetics_rgb_16f.sh (commit 1846ca9): as with 8 frames.
+The number is from the TSM repository's model zoo (TSM-R50, 16 frames, uniform sampling, 1 crop; commit 0185b90), the
+settings from its scripts/train_tsm_kinetics_rgb_16f.sh (commit 1846ca9), the same as for 8 frames.
 
     fastvid shard kinetics400/train kinetics400/val --out shards/kinetics400 \\
         --annotations kinetics:kinetics400/train.csv --annotations kinetics:kinetics400/validate.csv --profile compact
@@ -42,7 +42,7 @@ def recipe() -> Config:
             eval_spatial=(CenterCrop(224),),
             global_batch_size=128,
             eval_batch_size=256,
-            # Old downloads have holes; what does not decode is left out and counted, never replaced.
+            # Old downloads have gaps; clips that do not decode are skipped and counted, never replaced.
             on_error="skip",
         ),
         model=ModelConfig(name="tsm-r50", options={"dropout": 0.5}),

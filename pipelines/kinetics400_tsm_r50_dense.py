@@ -1,8 +1,8 @@
 """TSM-ResNet-50, 8 frames, dense sampling, Kinetics-400: 74.1 % top-1 with 10 clips of 3 crops at full resolution.
 
-The number is that of the TSM repository's model zoo (TSM-R50, dense, 100 epochs, 8 x 10 clips; commit 0185b90). A clip
-is 8 frames of a window of 64, ops/dataset.py there. Rate, batch and steps are those of the uniform recipe stretched to
-100 epochs, as in mmaction2's tsm_r50_dense_1x1x8_100e_kinetics400_rgb.py (commit 0532499).
+The number is from the TSM repository's model zoo (TSM-R50, dense, 100 epochs, 8 x 10 clips; commit 0185b90). A clip is
+8 frames from a window of 64, see its ops/dataset.py. Learning rate, batch size and decay steps are those of the uniform
+recipe stretched to 100 epochs, as in mmaction2's tsm_r50_dense_1x1x8_100e_kinetics400_rgb.py (commit 0532499).
 
     fastvid shard kinetics400/train kinetics400/val --out shards/kinetics400 \\
         --annotations kinetics:kinetics400/train.csv --annotations kinetics:kinetics400/validate.csv --profile compact
@@ -43,7 +43,7 @@ def recipe() -> Config:
             eval_spatial=(CenterCrop(224),),
             global_batch_size=128,
             eval_batch_size=512,
-            # Old downloads have holes; what does not decode is left out and counted, never replaced.
+            # Old downloads have gaps; clips that do not decode are skipped and counted, never replaced.
             on_error="skip",
         ),
         model=ModelConfig(name="tsm-r50", options={"dropout": 0.5}),

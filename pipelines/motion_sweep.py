@@ -1,10 +1,10 @@
-"""Three models of the motion dataset in one sweep that reads its videos once: widths, rates, momentum and decay differ.
+"""A sweep of three models that reads the motion dataset once: widths, rates, momentum and decay differ.
 
     fastvid shard runs/demo/videos --out runs/sweep/shards \\
         --annotations csv:runs/demo/videos/annotations.csv --profile compact --short-side 96 --samples-per-shard 128
     torchrun --nproc-per-node 2 -m fastvid.train motion_sweep
 
-The videos are those of ``fastvid demo``; there are at least as many shards as stages.
+``fastvid demo`` makes the videos. There must be at least as many shards as stages.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from fastvid.train import (
 
 
 def recipe() -> Config:
-    """The first of them, as it is trained alone by sync=ddp."""
+    """The first model of the sweep; sync=ddp trains it alone."""
     return Config(
         shard=ShardConfig(
             sources=("runs/demo/videos",),
@@ -56,7 +56,7 @@ def recipe() -> Config:
 
 
 def sweep() -> list[Config]:
-    """Quarter width; wider with another rate; and one with dropout, less momentum and more weight decay."""
+    """Quarter width; a wider net with a lower rate; and one with dropout, less momentum and more weight decay."""
     first = recipe()
     return [
         first,

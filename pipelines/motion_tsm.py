@@ -1,15 +1,15 @@
-"""The demo: eight directions of motion that no single frame tells apart, learned by a small TSM on a CPU.
+"""The demo: a small TSM learns eight directions of motion on a CPU; no single frame reveals the direction.
 
     fastvid demo
 
-makes the videos and runs everything below. By hand:
+makes the videos and runs all commands below. Manually:
 
     fastvid shard runs/demo/videos --out runs/demo/shards \\
         --annotations csv:runs/demo/videos/annotations.csv --profile compact --short-side 96
     torchrun --nproc-per-node 2 -m fastvid.train motion_tsm
 
 The same net without temporal shift stays at chance (12.5 %): model.name=tsn-r18 model.options.shift_div=none. It does
-learn what a frame shows: data.label=texture.
+learn what a single frame shows: data.label=texture.
 """
 
 from fastvid.train import (
@@ -40,7 +40,7 @@ def recipe() -> Config:
             eval_split="test",
             frames=Segments(8),
             eval_frames=Segments(8, jitter=False),
-            # No flip: it would turn left into right.
+            # No flip: it would swap left and right.
             spatial=(RandomCrop(64),),
             eval_spatial=(CenterCrop(64),),
             global_batch_size=16,

@@ -1,8 +1,8 @@
 """TSM-ResNet-50, 8 frames, Something-Something v2: 61.2 % top-1 with 2 clips of 3 crops at full resolution.
 
-The number is that of the TSM repository's model zoo (commit 0185b90), and so are the settings, from its README:
-ImageNet weights, 50 epochs, 0.01 at 64 clips, tenths at epochs 20 and 40, clipping at 20, dropout 0.5. Nothing is
-flipped: left and right are part of the labels.
+The number is from the TSM repository's model zoo (commit 0185b90), and so are the settings, from its README: ImageNet
+weights, 50 epochs, learning rate 0.01 at 64 clips, divided by 10 at epochs 20 and 40, gradient clipping at 20, dropout
+0.5. No flip: left and right are part of the labels.
 
     fastvid shard 20bn-something-something-v2 --out shards/ssv2 --annotations sthv2:labels --profile compact
     torchrun --nproc-per-node 8 -m fastvid.train ssv2_tsm_r50 model.weights=resnet50.pth

@@ -1,15 +1,15 @@
 """TSM-ResNet-50 fine-tuned on UCF101, split 1: 94.50 % top-1 with one centre crop of one clip of 8 frames.
 
-Number and settings are those of mmaction2's tsm_k400_pretrained_r50_1x1x8_25e_ucf101_rgb.py (0.x zoo; the file read at
-commit 5441910): weights of TSM on Kinetics-400, 25 epochs, 0.0015 at 96 clips, tenths at epochs 10 and 20, no flip. The
-weights may be those of the TSM repository, of mmaction2, or a checkpoint of kinetics400_tsm_r50.
+Number and settings are from mmaction2's tsm_k400_pretrained_r50_1x1x8_25e_ucf101_rgb.py (0.x zoo; config at commit
+5441910): TSM weights from Kinetics-400, 25 epochs, learning rate 0.0015 at 96 clips, divided by 10 at epochs 10 and 20,
+no flip. The weights may be from the TSM repository, from mmaction2, or a checkpoint of kinetics400_tsm_r50.
 
     fastvid shard UCF-101 --out shards/ucf101 --annotations ucf101:ucfTrainTestlist --profile compact
     torchrun --nproc-per-node 8 -m fastvid.train ucf101_tsm_r50 \\
         model.weights=TSM_kinetics_RGB_resnet50_shift8_blockres_avg_segment8_e50.pth
 
-Splits 2 and 3: data.split=split2:train data.eval_split=split2:test. The head alone first, and faster: optim.freeze with
-all-but-head:2 and optim.head_lr_mult=10.
+Splits 2 and 3: data.split=split2:train data.eval_split=split2:test. To train only the head at first, and at a higher
+rate: optim.freeze=all-but-head:2 optim.head_lr_mult=10.
 """
 
 from fastvid.train import (

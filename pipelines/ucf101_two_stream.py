@@ -1,29 +1,28 @@
-"""Two streams on UCF101, ResNet-50 each: the paper behind it reports 93.1 % top-1.
+"""Two streams on UCF101, ResNet-50 each: the paper reports 93.1 % top-1.
 
-The number is that of Cong, Domeniconi, Shapiro, Zhou and Chen, SBAC-PAD 2018 (doi 10.1109/CAHPC.2018.8645861; its
-abstract): two streams, K-step averaging, an adaptive batch size, an Adam made for it, and transfer learning, on 16
-GPUs. The abstract gives no settings. Those here are common to public two-stream code (stacks of 10 flows,
-cross-modality initialisation from ImageNet, dropout 0.8, crops of 1, 0.875 and 0.75 of the short side, flow at 1.5
-times the weight of pictures); the rules for batch and Adam are fastvid's own. The number is a target, not a measurement
-of this recipe.
+The number is from Cong, Domeniconi, Shapiro, Zhou and Chen, SBAC-PAD 2018 (doi 10.1109/CAHPC.2018.8645861, abstract):
+two streams, K-step averaging, an adaptive batch size, an Adam variant for it, and transfer learning, on 16 GPUs. The
+abstract has no settings. Those here are common in public two-stream code (stacks of 10 flows, cross-modality
+initialisation from ImageNet, dropout 0.8, crops of 1, 0.875 and 0.75 of the short side, flow at 1.5 times the weight of
+RGB); the schedules of batch size and Adam are fastvid's own. The number is a target, not a measurement of this recipe.
 
     fastvid shard UCF-101 --out shards/ucf101 --annotations ucf101:ucfTrainTestlist --profile compact \\
         --streams rgb,flow
 
-Each net by itself, from ImageNet weights, on 16 GPUs that average every 8 steps:
+Each net separately, from ImageNet weights, on 16 GPUs that average every 8 steps:
 
     torchrun --nnodes 2 --nproc-per-node 8 -m fastvid.train ucf101_two_stream model.name=tsn-r50 \\
         data.streams=rgb model.weights=resnet50.pth run.out=runs/ucf101_spatial
     torchrun --nnodes 2 --nproc-per-node 8 -m fastvid.train ucf101_two_stream model.name=temporal-r50 \\
         data.streams=flow model.weights=resnet50.pth run.out=runs/ucf101_temporal
 
-Their scores together, without further training; then, if wished, both trained on as one net:
+Their averaged scores, without further training; then, optionally, joint training of both nets:
 
     fastvid eval ucf101_two_stream model.weights=SPATIAL.pt,TEMPORAL.pt
     torchrun --nnodes 2 --nproc-per-node 8 -m fastvid.train ucf101_two_stream model.weights=SPATIAL.pt,TEMPORAL.pt
 
 SPATIAL.pt and TEMPORAL.pt are files of runs/ucf101_*/checkpoints, or weights trained on Kinetics. A joint head instead
-of added scores: model.options.fusion=joint. Flow by TV-L1, as the public numbers have it, at a hundred times the cost:
+of averaged scores: model.options.fusion=joint. TV-L1 flow, as in the published numbers, at a hundred times the cost:
 --flow tvl1. Splits 2 and 3: data.split=split2:train data.eval_split=split2:test.
 """
 
@@ -42,7 +41,7 @@ from fastvid.train import (
 
 
 def recipe() -> Config:
-    """Three snippets of a video, a frame and the ten flows around it each; K-step averaging of Adam."""
+    """Three snippets per video, each a frame and the ten flows around it; K-step averaging of Adam."""
     return Config(
         shard=ShardConfig(
             sources=("UCF-101",),
@@ -75,7 +74,7 @@ def recipe() -> Config:
             clip_norm=20.0,
         ),
         run=RunConfig(out="runs/ucf101_two_stream", epochs=60, amp="bf16"),
-        # Batches double where the rate would fall, up to four times.
+        # The batch size doubles where the learning rate would decay, up to 1024.
         sync="kavg",
         sync_options={"period": 8, "batch": "schedule", "batch_max": 1024},
     )

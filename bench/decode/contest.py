@@ -13,8 +13,8 @@ from av.video.frame import VideoFrame
 from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
 from fastvid.errors import FastvidError
 from fastvid.measure.clips import Corpus
-from fastvid.measure.planned import FastvidJob
-from fastvid.measure.rounds import Contender, Timing, measure
+from fastvid.measure.fastvid_contender import FastvidRunner
+from fastvid.measure.rounds import Contender, RoundTimes, measure
 from fastvid.runtime.arrays import UInt8Array
 
 # Mean difference from fastvid's RGB, in levels. Converters differ by 1 to 2 (rounding, chroma); a wrong frame of a
@@ -95,7 +95,7 @@ def check(contender: Contender, corpus: Corpus) -> str | None:
         None, or what is wrong. A frame passes when it is closer to the wanted frame than to its neighbours, unless they
         hardly differ, and within the tolerance.
     """
-    ours, theirs = FastvidJob(corpus, "rgb", "memory"), contender.open_job()
+    ours, theirs = FastvidRunner(corpus, "rgb", "memory"), contender.open_runner()
     for task in range(min(_CHECKED, len(corpus.requests))):
         found = _rgb(np.asarray(theirs(task))).astype(np.int16)
         request = corpus.requests[task]
@@ -114,7 +114,7 @@ def check(contender: Contender, corpus: Corpus) -> str | None:
     return None
 
 
-def entry(contender: Contender, timing: Timing) -> dict[str, Any]:
+def entry(contender: Contender, timing: RoundTimes) -> dict[str, Any]:
     """A contender and its times, for a record."""
     return _settings(contender) | timing.summary()
 

@@ -21,7 +21,7 @@ from bench.decode.encodings import DEFAULT, Encoding, equal_quality
 from bench.decode.floor import FloorJob
 from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
-from fastvid.measure.planned import fastvid
+from fastvid.measure.fastvid_contender import fastvid
 from fastvid.measure.rounds import Contender, measure, ratio
 from fastvid.runtime.cores import available_cores
 
@@ -128,7 +128,7 @@ def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[s
         "sampling": corpus.sampling,
         "clips": len(corpus.requests),
         "megabytes": round(sum(map(len, corpus.mp4s)) / 1e6, 2),
-        "packets_a_clip": corpus.packets_a_clip(),
+        "packets_a_clip": corpus.mean_packets(),
         "contenders": entries,
         "sweeps": rivals.sweeps,
         "refused": rivals.refused,

@@ -20,7 +20,7 @@ from bench.decode.dali import WholeJob
 from bench.decode.rivals import PyAvFilesJob, SpdlJob
 from fastvid.decode.request import ClipRequest
 from fastvid.measure.clips import CROP, Corpus
-from fastvid.measure.planned import FastvidJob
+from fastvid.measure.fastvid_contender import FastvidRunner
 from fastvid.measure.rounds import Contender
 from fastvid.runtime.arrays import UInt8Array
 
@@ -136,7 +136,7 @@ _JOBS: Final[Mapping[str, Callable[..., Any]]] = {
     "pyav": PyAvFilesJob,
     "spdl": SpdlJob,
     "spdl-yuv": partial(SpdlJob, crop="filter", pix_fmt="yuv420p"),
-    "dali-cpu": partial(FastvidJob, product="rgb", decoder="dali-cpu"),
+    "dali-cpu": partial(FastvidRunner, product="rgb", decoder="dali-cpu"),
     "dali-whole": WholeJob,
 }
 

@@ -18,8 +18,8 @@ from bench.decode.charts import best_rival, title
 from bench.decode.contest import at_their_best, entry
 from bench.decode.encodings import DEFAULT, videos
 from fastvid.measure.clips import Corpus
-from fastvid.measure.planned import fastvid
-from fastvid.measure.rounds import Contender, Timing, measure, ratio
+from fastvid.measure.fastvid_contender import fastvid
+from fastvid.measure.rounds import Contender, RoundTimes, measure, ratio
 
 TODAY: Final = "today's practice"
 SLICED: Final = "sliced against whole"
@@ -90,7 +90,7 @@ def sliced(
             "sampling": _SAMPLING,
             "clips": len(corpus.requests),
             "megabytes": {name: round(sum(map(len, corpus.mp4s)) / 1e6, 2)},
-            "packets_a_clip": corpus.packets_a_clip(),
+            "packets_a_clip": corpus.mean_packets(),
             "sweeps": found.sweeps,
             "refused": found.refused,
             "contenders": [],
@@ -104,7 +104,9 @@ def sliced(
         yield row
 
 
-def _behind(rivals: Sequence[Contender], timings: Sequence[Timing], ours: Mapping[str, Timing]) -> list[dict[str, Any]]:
+def _behind(
+    rivals: Sequence[Contender], timings: Sequence[RoundTimes], ours: Mapping[str, RoundTimes]
+) -> list[dict[str, Any]]:
     return [
         entry(one, timing) | {"fastvid_is_faster_by": {name: ratio(own, timing) for name, own in ours.items()}}
         for one, timing in zip(rivals, timings, strict=True)

@@ -24,7 +24,7 @@ from bench.decode.rivals import spdl_io
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.load.workers.clip_worker import FETCH_CLIPS
 from fastvid.measure.clips import Corpus
-from fastvid.measure.planned import FastvidJob
+from fastvid.measure.fastvid_contender import FastvidRunner
 
 CROP: Final = 224
 FRAMES: Final = 8
@@ -81,12 +81,12 @@ def fastvid_loader(work: Work, *, workers: str = "thread", decoder: str = "pyav"
 def decoder_alone(work: Work) -> Batches:
     """What `python -m bench decode` times: fastvid's decoder on as many threads, its RGB thrown away. A batch is given,
     always the same, when as many clips as it has are decoded."""
-    jobs = [FastvidJob(Corpus(work.url, "tsn8"), "rgb", "disk") for _ in range(work.workers)]
+    jobs = [FastvidRunner(Corpus(work.url, "tsn8"), "rgb", "disk") for _ in range(work.workers)]
     count = len(Corpus(work.url, "tsn8").requests) // FETCH_CLIPS * FETCH_CLIPS
     turns = itertools.count(step=FETCH_CLIPS)
     decoded: queue.Queue[None] = queue.Queue(2 * work.batch)
 
-    def decode(job: FastvidJob) -> None:
+    def decode(job: FastvidRunner) -> None:
         while True:
             first = next(turns) % count
             job.run(range(first, first + FETCH_CLIPS))

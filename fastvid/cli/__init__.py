@@ -1,1 +1,1 @@
-"""The command line: one file a command. stdout is data, stderr is the log, and failure is an exit code."""
+"""The command line, one file per command: data on stdout, log on stderr, failures as exit codes."""

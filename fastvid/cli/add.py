@@ -1,11 +1,11 @@
-"""Adds new videos to a dataset, in its own profile.
+"""Add new videos to a dataset, encoded with its profile.
 
-Sources that the dataset knows already are left alone, also those that were rejected (unless --again) or removed. The
-new samples stand in shards of their own; old shards are not touched. Killed or interrupted, the command goes on when it
-is run again with the same arguments.
+Sources that are already in the dataset are skipped, including those that were rejected (unless --again) or removed. New
+samples go into new shards; old shards are not changed. After a kill or an interruption, run the command again with the
+same arguments to resume it.
 
-Exit codes: 0 everything new was packed, 1 the job failed, 2 wrong usage, 3 the samples are added and sources were
-rejected (0 with --allow-rejected).
+Exit codes: 0 all new sources were packed, 1 the job failed, 2 wrong usage, 3 the samples were added, but some sources
+were rejected (0 with --allow-rejected).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--annotations", action="append", default=[], metavar="FORMAT:PATH", help="as for `fastvid shard`"
     )
-    parser.add_argument("--prefix", metavar="NAME", help="put NAME/ in front of the names of all these sources")
-    parser.add_argument("--again", action="store_true", help="try sources again that were rejected before")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--prefix", metavar="NAME", help="prepend NAME/ to the names of all these sources")
+    parser.add_argument("--again", action="store_true", help="retry sources that were rejected before")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
     add_packing_options(parser)
     parser.add_argument("--other-build", action="store_true", help="encode with another ffmpeg than the dataset's")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Adds the sources and prints what became of them."""
+    """Add the sources and print a summary."""
     done = add_sources(
         args.dataset,
         args.sources,
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         follow_links=args.follow_links,
         other_build=args.other_build,
     )
-    print(f"{done.known:8} known already")
+    print(f"{done.known:8} already known")
     if done.report.ledger.num_rows:
         print(summary(done.report))
     print(f"generation {done.generation}")

@@ -1,6 +1,6 @@
-"""Measures: decoding, loading, sharding, training, strategies, scale. `fastvid bench` alone lists the questions.
+"""Run benchmarks of decoding, loading, sharding, training, strategies and scaling.
 
-The same as `python -m bench QUESTION` in a checkout.
+`fastvid bench` alone lists them. Same as `python -m bench QUESTION` in a checkout.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Final
 
 import fastvid
 
-HANDS_ON: Final = True
+RAW_ARGUMENTS: Final = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything behind the question belongs to it."""
+    """Pass all arguments to the benchmark."""
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="QUESTION [options]", help="see `fastvid bench`")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark in a process of its own, so that nothing of this one is measured."""
-    places = [str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # -P: a folder called bench where the user stands is not ours.
+    """Run the benchmark in a separate process, so that the state of this one is not measured."""
+    search_path = [str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # -P: do not import a folder named bench in the current directory.
     command = [sys.executable, "-P", "-m", "bench", *args.words]
-    return subprocess.call(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(places)})
+    return subprocess.call(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path)})
 
 
 def folder() -> Path:
-    """The folder in which the package ``bench`` lies: inside fastvid when installed, beside it in a checkout."""
+    """Return the folder of the package ``bench``: inside fastvid if installed, beside it in a checkout."""
     package = Path(fastvid.__file__).parent
     installed = package / "bundled"
     return installed if installed.is_dir() else package.parent

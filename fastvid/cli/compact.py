@@ -1,7 +1,7 @@
-"""Rewrites the shards that hold removed samples, without them.
+"""Rewrite the shards that contain removed samples, without those samples.
 
-Kept samples keep their bytes and their order. The new shards stand beside the old ones under new names, and a new
-generation refers to them; the old ones stay for jobs that have pinned an older generation, until `fastvid gc`.
+The other samples keep their bytes and order. The new shards have new names, and a new generation refers to them; the
+old ones stay, for jobs that use an older generation, until `fastvid gc` deletes them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compacts and prints what changed."""
+    """Compact the dataset and print the changes."""
     done = compact_shards(open_storage(args.dataset), progress=lambda n, total: _LOG.info("%d of %d shards", n, total))
     if not done.rewritten:
-        print(f"generation {done.generation}: no shard holds removed samples")
+        print(f"generation {done.generation}: no shard contains removed samples")
         return 0
     for old, new in done.rewritten.items():
-        print(f"{old} -> {new or 'nothing: no sample is left'}")
+        print(f"{old} -> {new or 'no shard: it has no samples left'}")
     print(
-        f"generation {done.generation}: without {things(done.samples, 'removed sample')}, {size(done.bytes)} less;"
+        f"generation {done.generation}: dropped {things(done.samples, 'removed sample')}, {size(done.bytes)} less;"
         " the old shards stay until `fastvid gc`"
     )
     return 0

@@ -1,5 +1,7 @@
-"""Shows the whole path on this machine, without a GPU: makes a motion dataset with ffmpeg, shards it, times the loader,
-trains TSM and a control under torchrun, and writes summary.json and report.html.
+"""Run all steps on this machine, without a GPU.
+
+Makes a motion dataset with ffmpeg, shards it, times the loader, trains TSM and a control under torchrun, and writes
+summary.json and report.html.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid demo``."""
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder to write to; emptied first")
-    parser.add_argument("--seed", type=int, default=0, help="of the videos and of training")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the videos and of training")
     parser.add_argument("--processes", type=int, default=2, help="training processes under torchrun")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the demo and prints its summary as JSON."""
+    """Run the demo and print its summary as JSON."""
     import json
 
     from fastvid.demo import run as demo

@@ -1,9 +1,9 @@
-"""What this machine can decode and encode with, why not, and whether its decoders agree.
+"""Check which decoders and encoders work here, why others do not, and whether decoders agree.
 
 Prints versions, the ffmpeg that sharding uses, GPUs with their video engines and driver libraries, and for every
-decoder whether it loads. Then it proves that the default way works: a tiny video is sharded, planned and decoded by
-every decoder that runs. At last these decode the same clips: do the frames agree, how far are the colours apart, and
-how fast is one lane. The exit code is 1 when a step of the proof fails, or decoders disagree.
+decoder whether it can be loaded. Then it tests the default pipeline: a tiny video is sharded, planned and decoded by
+every decoder that works. Finally all of these decode the same clips, to compare frames, colours and the speed of one
+lane. The exit code is 1 if a step of the test fails or decoders disagree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PACKAGES: Final = (
 )
 _DECODED: Final = f"decode {REFERENCE}"
 _NEEDED_ENCODERS: Final = {"libx264": "compact, intra", "libvpx-vp9": "vp9"}
-# Libraries of the NVIDIA driver, and the capability of NVIDIA_DRIVER_CAPABILITIES that brings each into a container.
+# Libraries of the NVIDIA driver, and the entry of NVIDIA_DRIVER_CAPABILITIES that adds each to a container.
 _DRIVER: Final = {
     "libcuda.so.1": "compute",
     "libnvcuvid.so.1": "video",
@@ -49,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; 0 when this machine has sharded and decoded a video, and its decoders agree."""
+    """Print the findings; return 0 if this machine has sharded and decoded a video and its decoders agree."""
     found = examine(parity=not args.no_parity)
     print(json.dumps(found, indent=1) if args.json else text(found))
     return 1 if found["problems"] else 0
 
 
 def examine(*, parity: bool = True) -> dict[str, Any]:
-    """The findings: versions, ffmpeg, GPUs, decoders, a proof that they work, and how decoders compare."""
+    """Return the findings: versions, ffmpeg, GPUs, decoders, a test that they work, and their comparison."""
     found: dict[str, Any] = {
         "fastvid": __version__,
         "python": platform.python_version(),
@@ -85,13 +85,13 @@ def examine(*, parity: bool = True) -> dict[str, Any]:
             found["problems"].append(f"test clips: {error.message}")
     for row in found["parity"]:
         if not row["frames"]:
-            problem = row["problem"] or f"other frames than {REFERENCE} gives"
+            problem = row["problem"] or f"frames differ from those of {REFERENCE}"
             found["problems"].append(f"clip {row['clip']!r} by {row['backend']}: {problem}")
     return found
 
 
 def _proof(runs: list[Backend]) -> list[dict[str, Any]]:
-    """A tiny video through what users do first; the default decoder has to decode it, also when it does not load."""
+    """Run users' first steps on a tiny video; test the default decoder even if it cannot be loaded."""
     rest = [one for one in runs if one.name != REFERENCE]
     return [asdict(step) for step in self_test([backends()[REFERENCE], *rest])]
 
@@ -106,7 +106,7 @@ def _version(package: str) -> str | None:
 def _gpus() -> list[dict[str, Any]]:
     try:
         import torch
-    except (ImportError, OSError):  # what is installed may lack a library
+    except (ImportError, OSError):  # an installed torch may lack a library
         return []
     return [_gpu(torch.cuda.get_device_name(index), index) for index in range(torch.cuda.device_count())]
 
@@ -116,20 +116,20 @@ def _gpu(name: str, index: int) -> dict[str, Any]:
 
     try:
         engines = {codec.label: count for codec, count in nvdec.capabilities(index).items()}
-    except (MissingDependency, RuntimeError) as error:  # torch raises the latter when a GPU is full or taken
+    except (MissingDependency, RuntimeError) as error:  # torch raises RuntimeError if a GPU is full or in use
         return {"name": name, "nvdec": {}, "problem": str(error).strip().replace("\n", ";")}
     return {"name": name, "nvdec": engines, "problem": None if engines else "it has no NVDEC engine"}
 
 
 def _driver() -> dict[str, Any]:
-    """The NVIDIA driver as this process sees it: its version, and which of its libraries load."""
+    """Return the version of the NVIDIA driver and which of its libraries this process can load."""
     version = _DRIVER_VERSION.read_text().splitlines()[0] if _DRIVER_VERSION.exists() else None
     libraries = {name: _loads(name) for name in _DRIVER}
     problem = None
-    lost = sorted({capability for name, capability in _DRIVER.items() if not libraries[name]})
-    if any(libraries.values()) and lost:
+    missing = sorted({capability for name, capability in _DRIVER.items() if not libraries[name]})
+    if any(libraries.values()) and missing:
         problem = (
-            f"driver libraries of the capabilities {', '.join(lost)} are missing: start the container with"
+            f"driver libraries of the capabilities {', '.join(missing)} are missing: start the container with"
             " NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
         )
     return {"version": version, "libraries": libraries, "problem": problem}
@@ -152,7 +152,7 @@ def _ffmpeg() -> dict[str, Any]:
 
 
 def _parity(runs: list[Backend]) -> list[dict[str, Any]]:
-    """Test clips through every decoder that runs here."""
+    """Decode test clips with every decoder that works here."""
     from fastvid.media.sample_clips import make_sample_clips
 
     with tempfile.TemporaryDirectory(prefix="fastvid-doctor-") as folder:
@@ -166,7 +166,7 @@ def _parity(runs: list[Backend]) -> list[dict[str, Any]]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The findings for people."""
+    """Render the findings as text."""
     lines = [f"fastvid {found['fastvid']}, Python {found['python']}, {found['machine']}"]
     lines.append("packages  " + ", ".join(f"{name} {version}" for name, version in found["packages"].items()))
     lines += _text_gpus(found)
@@ -225,7 +225,7 @@ def _text_gpus(found: dict[str, Any]) -> list[str]:
     lines = lines or ["GPUs      none"]
     driver = found["driver"]
     if driver["version"] or any(driver["libraries"].values()):
-        loaded = ", ".join(f"{name} {'yes' if there else 'NO'}" for name, there in driver["libraries"].items())
+        loaded = ", ".join(f"{name} {'yes' if found else 'NO'}" for name, found in driver["libraries"].items())
         lines.append(f"driver    {driver['version'] or 'version unknown'}; {loaded}")
     if driver["problem"]:
         lines.append(f"          {driver['problem']}")

@@ -1,4 +1,4 @@
-"""Scores a checkpoint of a run on the evaluation split, every video once; prints one JSON object.
+"""Score a checkpoint of a run on the evaluation split, each video once; print one JSON object.
 
 fastvid eval kinetics400_tsm_r50 run.out=runs/mine --protocol 10x3 --size 256 --report eval.html
 """
@@ -11,7 +11,7 @@ from fastvid.cli.train import add_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE, key=value, which checkpoint and how to look at the videos."""
+    """Options of ``fastvid eval``."""
     add_recipe(parser)
     add_views(parser)
     parser.add_argument("--json", metavar="FILE", help="write per-class numbers and the confusion matrix")
@@ -19,23 +19,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_views(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoint, and which views of a video."""
+    """Add the options that select the checkpoint and the views of a video."""
     parser.add_argument(
         "--checkpoint",
         metavar="NAME",
-        help="file name in the run's checkpoints, or best; the newest that is whole by default",
+        help="file name in the run's checkpoints, or best (default: the newest complete one)",
     )
     parser.add_argument(
         "--protocol",
         default="1x1",
         metavar="NAME",
-        help="CLIPSxCROPS that are averaged: 1x1 (default), 10x3, 1x10, twice, twicex3, ...",
+        help="CLIPSxCROPS to average: 1x1 (default), 10x3, 1x10, twice, twicex3, ...",
     )
-    parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the crops, such as 256; the recipe's else")
+    parser.add_argument(
+        "--size", type=int, metavar="PIXELS", help="side of the crops, such as 256 (default: the recipe's)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates; exit code 1 when a sample could not be scored."""
+    """Evaluate; return 1 if a sample could not be scored."""
     import json
     import os
     from pathlib import Path

@@ -1,7 +1,7 @@
-"""Deletes old generations and the shards that only they refer to.
+"""Delete old generations and the shards that only they refer to.
 
-Shows what would go, and does nothing, unless --yes is given. Jobs that have pinned a generation that goes can no longer
-read it. Files that fastvid did not name are never touched.
+Without --yes, only list what would be deleted. Jobs that use a deleted generation can no longer read it. Files whose
+names are not fastvid's are never deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Deletes, or says what would be deleted."""
+    """Delete, or list what would be deleted."""
     storage = open_storage(args.dataset)
     act = collect_garbage if args.yes else find_garbage
     print(_text(act(storage, keep_generations=args.keep_generations), deleted=args.yes))

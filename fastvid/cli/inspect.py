@@ -1,7 +1,7 @@
-"""Shows what is in a dataset: samples, classes, durations, sizes, colour, packets, and why sources were rejected.
+"""Show a dataset's samples, classes, durations, sizes, colour, packets and rejected sources.
 
---html FILE writes one page that needs no network: histograms, clips of every class that play when pointed at, and the
-ledger with filters.
+--html FILE writes a self-contained page: histograms, clips of every class that play on hover, and the ledger with
+filters.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.units import count, duration, percent, shares, size, things
 from fastvid.sharding.page.summary import ClassCount, Summary, summarize
 
-_NAME: Final = 12  # columns of the names at the left
+_NAME: Final = 12  # width of the name column in characters
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid inspect``."""
     parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
-    parser.add_argument("--html", metavar="FILE", help="write a page")
+    parser.add_argument("--html", metavar="FILE", help="write an HTML page")
     parser.add_argument(
-        "--max-bytes", type=int, default=8_000_000, metavar="N", help="bytes of the page (default %(default)s)"
+        "--max-bytes", type=int, default=8_000_000, metavar="N", help="maximum size of the page (default %(default)s)"
     )
     parser.add_argument("--top", type=int, default=12, metavar="N", help="classes to list (default %(default)s)")
-    parser.add_argument("--generation", type=int, metavar="N", help="which generation; the current one by default")
+    parser.add_argument("--generation", type=int, metavar="N", help="generation to show (default: the current one)")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the summary and writes the page if asked to."""
+    """Print the summary, and write the page if requested."""
     summary = summarize(args.dataset, generation=args.generation)
     print(json.dumps(summary.to_json(), indent=1) if args.json else _text(summary, args.top))
     if args.html is not None:
@@ -78,25 +78,25 @@ def _videos(summary: Summary) -> list[str]:
         _row("video", f"{duration(float(seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames"),
         _row("duration", "{} shortest, {} median, {} longest".format(*map(duration, quartiles.tolist()))),
         _row(
-            "bytes", f"{size(summary.tar_bytes)} of tars, {size(summary.bytes.mean())} a clip, {mean_rate:.0f} kbit/s"
+            "bytes", f"{size(summary.tar_bytes)} of tars, {size(summary.bytes.mean())} per clip, {mean_rate:.0f} kbit/s"
         ),
         _row("size", shares(summary.sizes)),
-        _row("rate", shares(summary.rates) + " frames a second"),
+        _row("rate", shares(summary.rates) + " frames per second"),
         _row("colour", shares(summary.colours)),
         _row("codec", f"{shares(summary.codecs)}; profile {', '.join(sorted(summary.profiles))}"),
         _row(
             "packets",
-            f"{summary.packets_per_key:.1f} a key frame, {percent(summary.droppable_share, 1)} that nothing refers to",
+            f"{summary.packets_per_key:.1f} per key frame, {percent(summary.droppable_share, 1)} are not referenced",
         ),
     ]
     if summary.conforming < summary.num_samples:
         lines.append(_row("conforming", percent(summary.conforming, summary.num_samples)))
     extras = summary.generation.extras
     if flow := extras.get("flow"):
-        how = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels a frame"
+        how = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels per frame"
         lines.append(_row("flow", how))
     if "audio" in extras:
-        lines.append(_row("sound", {"copy": "AAC and ALAC as they were, others as AAC"}.get(extras["audio"], "AAC")))
+        lines.append(_row("audio", {"copy": "AAC and ALAC copied, others as AAC"}.get(extras["audio"], "AAC")))
     if summary.whole:
         lines.append(_row("whole", f"{count(summary.whole)} samples are decoded from their first packet"))
     return lines
@@ -104,7 +104,7 @@ def _videos(summary: Summary) -> list[str]:
 
 def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]:
     counts = [c.count for c in classes]
-    line = f"{count(len(classes))}, of {min(counts)} to {max(counts)} samples, median {np.median(counts):.0f}"
+    line = f"{count(len(classes))}, with {min(counts)} to {max(counts)} samples, median {np.median(counts):.0f}"
     shown = classes[:top]
     names = [_plain(c.name) for c in shown]
     column = min(max(map(len, names)), 32)
@@ -142,5 +142,5 @@ def _bar(share: float, room: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that cannot move the cursor or turn the line around."""
+    """Replace characters that could move the cursor or reverse the line."""
     return "".join("?" if unicodedata.category(letter) in ("Cc", "Cf") else letter for letter in text)

@@ -1,7 +1,7 @@
-"""``fastvid COMMAND``: finds the command, sets up logging, turns errors into messages and exit codes.
+"""``fastvid COMMAND``: find the command, set up logging, turn errors into messages and exit codes.
 
-A command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; it is imported when it is called. Its
-options may stand between its other words, except where it says ``HANDS_ON = True``: it takes all words as they are.
+A command is a module with ``add_arguments(parser)`` and ``run(args) -> int``, which is imported when it is called. Its
+options may come between its positional arguments; a command with ``RAW_ARGUMENTS = True`` gets its arguments unchanged.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from fastvid.runtime.command_line import parse
 COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
     "tune": ("fastvid.cli.tune", "measure every profile on a sample of your videos, and recommend one"),
-    "add": ("fastvid.cli.add", "encode new videos into a dataset that exists"),
-    "inspect": ("fastvid.cli.inspect", "what is in a dataset, in the terminal or as one HTML page"),
-    "index": ("fastvid.cli.index", "make a dataset of video tars that other tools wrote, or rebuild sidecars"),
-    "verify": ("fastvid.cli.verify", "prove a dataset: hashes, checksums, index, every frame"),
-    "remove": ("fastvid.cli.remove", "take samples out, at once"),
-    "relabel": ("fastvid.cli.relabel", "give samples other labels, splits or captions"),
+    "add": ("fastvid.cli.add", "encode new videos into an existing dataset"),
+    "inspect": ("fastvid.cli.inspect", "show what is in a dataset, in the terminal or as an HTML page"),
+    "index": ("fastvid.cli.index", "make a dataset from video tars of other tools, or rebuild sidecars"),
+    "verify": ("fastvid.cli.verify", "check a dataset: hashes, checksums, index, every frame"),
+    "remove": ("fastvid.cli.remove", "remove samples at once, without rewriting shards"),
+    "relabel": ("fastvid.cli.relabel", "change labels, splits or captions of samples"),
     "compact": ("fastvid.cli.compact", "rewrite shards without their removed samples"),
-    "gc": ("fastvid.cli.gc", "delete old generations and what only they refer to"),
-    "bench": ("fastvid.cli.bench", "measure decoding, loading, sharding, training and scale"),
-    "doctor": ("fastvid.cli.doctor", "what this machine can decode and encode with, and why not"),
+    "gc": ("fastvid.cli.gc", "delete old generations and files that only they use"),
+    "bench": ("fastvid.cli.bench", "measure decoding, loading, sharding, training and scaling"),
+    "doctor": ("fastvid.cli.doctor", "check which decoders and encoders work on this machine, and why others do not"),
     "demo": ("fastvid.cli.demo", "make a motion dataset, shard it, train on it, write a report"),
     "train": ("fastvid.cli.train", "train a recipe; under torchrun for more than one process"),
-    "report": ("fastvid.cli.report", "training runs as one HTML page: curves, speed, scaling"),
-    "predict": ("fastvid.cli.predict", "what a trained model says of videos that are in no dataset"),
-    "eval": ("fastvid.cli.evaluate", "score a checkpoint on a split, every video once"),
+    "report": ("fastvid.cli.report", "render training runs as an HTML page: curves, speed, scaling"),
+    "predict": ("fastvid.cli.predict", "classify videos that are not in a dataset with a trained model"),
+    "eval": ("fastvid.cli.evaluate", "score a checkpoint on a split, each video once"),
 }
 
 EXIT_ERROR: Final = 1
@@ -43,7 +43,7 @@ EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 0 success, 1 an error, 2 wrong usage, 130 interrupted."""
+    """Run a command and return its exit code: 0 success, 1 an error, 2 wrong usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_version())
         return 0
     if arguments[0] not in COMMANDS:
-        print(f"fastvid: unknown command {arguments[0]!r}; known are {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"fastvid: unknown command {arguments[0]!r}; use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
     logging.basicConfig(
         stream=sys.stderr,
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = argparse.ArgumentParser(prog=f"fastvid {name}", description=module.__doc__ or summary)
             command.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(command)
-            if getattr(module, "HANDS_ON", False):
+            if getattr(module, "RAW_ARGUMENTS", False):
                 return int(module.run(command.parse_args(arguments[1:])))
             return int(module.run(parse(command, arguments[1:])))
     except FastvidError as error:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fastvid {name}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our stdout has gone, as in `fastvid inspect DIR | head`; the interpreter must not flush again.
+        # The reader of stdout has exited, as in `fastvid inspect DIR | head`; keep the interpreter from flushing again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
 

@@ -1,8 +1,10 @@
-"""What a trained model says of videos that are in no dataset: the likeliest classes, as one JSON line a video.
+"""Classify videos that are not in a dataset with a trained model.
+
+Prints the top classes, one JSON line per video.
 
   fastvid predict kinetics400_tsm_r50 my.mp4 other.mp4 run.out=runs/mine --picture strip.png
 
-A video is encoded as the recipe's dataset was, so the model sees what it was trained on.
+Videos are encoded like the recipe's dataset, so the model sees the same kind of input as in training.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from fastvid.cli.evaluate import add_views
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE, videos, key=value and how to look at them."""
+    """Options of ``fastvid predict``."""
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe that comes with fastvid, or a file's path")
     parser.add_argument("words", nargs="+", metavar="VIDEO | key=value", help="files, and settings of the recipe")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to tell (default %(default)s)")
-    parser.add_argument("--picture", metavar="FILE", help="write the frames it saw: .png, or .html with the classes")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to print (default %(default)s)")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="write the model's input frames: .png, or .html with the classes"
+    )
     add_views(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predicts."""
+    """Predict and print the classes."""
     import json
     from pathlib import Path
 
@@ -32,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.picture is not None and not args.picture.endswith((".png", ".html")):
         raise UsageError("--picture must end in .png or .html", file=args.picture)
-    # A file may have "=" in its name.
+    # A file name may contain "=".
     changes = [word for word in args.words if "=" in word and not Path(word).exists()]
     videos = [word for word in args.words if word not in changes]
     config = recipes.load(args.recipe, changes)

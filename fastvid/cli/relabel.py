@@ -1,8 +1,8 @@
-"""Gives samples of a dataset other labels, splits or captions, without touching a shard.
+"""Change labels, splits or captions of samples, without rewriting a shard.
 
---from reads a CSV with the column key, and label (a class name or index) or any other columns; --annotations reads the
-same formats as `fastvid shard` and finds samples by the names of their sources. Samples that are not named keep what
-they have. An unknown key or class is an error, and then nothing changes.
+--from reads a CSV with a column key, and label (a class name or index) or any other columns; --annotations reads the
+same formats as `fastvid shard` and finds samples by the names of their sources. Other samples keep their values. If a
+key or class is unknown, nothing is changed and the command fails.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--annotations",
         action="append",
         metavar="FORMAT:FILE",
-        help="as for `fastvid shard`; may be given several times",
+        help="as for `fastvid shard`; may be repeated",
     )
-    parser.add_argument("--new-classes", action="store_true", help="add class names that the dataset does not have")
+    parser.add_argument("--new-classes", action="store_true", help="add class names that are not in the dataset")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Relabels and prints what changed."""
+    """Relabel and print the changes."""
     storage = open_storage(args.dataset)
     rows: Mapping[str, Mapping[str, Any]]
     if args.table is not None:
@@ -55,18 +55,20 @@ def run(args: argparse.Namespace) -> int:
             read_table(storage, read_head(storage).generation), read_annotations(args.annotations)
         )
         for names, why in (
-            (matched.unmatched, "name no sample"),
-            (matched.ambiguous, "name samples of several sources"),
+            (matched.unmatched, "match no sample"),
+            (matched.ambiguous, "match samples of several sources"),
         ):
             if names:
                 shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
                 _LOG.warning("%s that %s: %s", things(len(names), "row"), why, shown)
         if not matched.rows:
-            raise UsageError("no row of the annotations names a sample", file=storage.url)
+            raise UsageError("no row of the annotations matches a sample", file=storage.url)
         rows, note = matched.rows, f"relabel from {', '.join(args.annotations)}"
     done = relabel_samples(storage, rows, new_classes=args.new_classes, note=note)
     if not done.columns:
-        print(f"generation {done.generation}: {things(len(rows), 'sample')} with these values already")
+        print(
+            f"generation {done.generation}: nothing to change, {things(len(rows), 'sample')} already have these values"
+        )
         return 0
     print(f"generation {done.generation}: {things(done.samples, 'sample')} changed in {', '.join(done.columns)}")
     if done.new_classes:

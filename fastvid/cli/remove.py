@@ -1,8 +1,8 @@
-"""Takes samples out of a dataset, at once.
+"""Remove samples from a dataset at once, without rewriting shards.
 
-Every later open of the dataset no longer shows them, and the shards stay as they are: a new generation is made in
-milliseconds. Their bytes are still in the tars, and in the generations before, until `fastvid compact DIR` and
-`fastvid gc DIR --yes`. An unknown key is an error, and then nothing is removed.
+This writes a new generation, which takes milliseconds; readers that open the dataset afterwards do not see the samples.
+Their bytes stay in the tars, and in earlier generations, until `fastvid compact DIR` and `fastvid gc DIR --yes`. If a
+key is unknown, nothing is removed and the command fails.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid remove``."""
     parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
     parser.add_argument("--keys", nargs="+", default=[], metavar="KEY", help="keys of samples")
-    parser.add_argument("--keys-file", metavar="FILE", help="a file with one key a line; - is stdin")
+    parser.add_argument("--keys-file", metavar="FILE", help="a file with one key per line; - is stdin")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes the samples and prints what changed."""
+    """Remove the samples and print the changes."""
     done = remove_samples(open_storage(args.dataset), [*args.keys, *_read_keys(args.keys_file)])
-    before = f", {count(done.already)} removed before" if done.already else ""
+    before = f", {count(done.already)} already removed" if done.already else ""
     print(f"generation {done.generation}: {things(done.removed, 'sample')} removed{before}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Writes training runs as one HTML page: curves, where the time went, scaling against the smallest run."""
+"""Render training runs as an HTML page: curves, time by phase, scaling over the smallest run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Folders of runs and where the page goes."""
+    """Options of ``fastvid report``."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, its run.out")
-    parser.add_argument("--out", metavar="FILE", help="the page; report.html in the first run's folder by default")
+    parser.add_argument("--out", metavar="FILE", help="the page (default: report.html in the first run's folder)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the page and prints its path."""
+    """Write the page and print its path."""
     from pathlib import Path
 
     from fastvid.train.run import run_report as report

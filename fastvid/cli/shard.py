@@ -1,11 +1,11 @@
-"""Encodes raw videos into an indexed WebDataset.
+"""Encode raw videos into an indexed WebDataset.
 
-The class of a video is the folder it lies in, unless annotations say otherwise. Killed or interrupted, the command
-goes on when it is run again with the same arguments. The summary goes to stdout; ledger.parquet says of every source
-what became of it. Several machines share the work with --part 0/N to N-1/N and the same folder; when they have ended,
-the command without --part makes the dataset.
+The class of a video is its folder, unless annotations say otherwise. After a kill or an interruption, run the command
+again with the same arguments to resume it. The summary is printed to stdout; ledger.parquet records the outcome of
+every source. To share the work among machines, run it with --part 0/N to N-1/N and the same folder; after all have
+finished, the command without --part writes the dataset.
 
-Exit codes: 0 everything was packed, 1 the job failed, 2 wrong usage, 3 the dataset, or the part, is complete, but
+Exit codes: 0 everything was packed, 1 the job failed, 2 wrong usage, 3 the dataset, or the part, is complete, but some
 sources were rejected (0 with --allow-rejected).
 """
 
@@ -25,7 +25,7 @@ from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 
 EXIT_REJECTED: Final = 3
-_SHOWN: Final = 20  # rejected sources that the summary names
+_SHOWN: Final = 20  # most rejected sources listed in the summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="SOURCE",
         help="folder of videos, a video, or tars of samples; also s3:// and gs:// folders and files, http(s):// files; "
-        "none where the annotations name URLs",
+        "none if the annotations contain URLs",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset; also s3:// and gs://")
     parser.add_argument(
@@ -44,37 +44,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FORMAT:PATH",
         help="csv:FILE json:FILE list:FILE kinetics:FILE ucf101:DIR hmdb51:DIR sthv2:DIR diving48:PATH;"
-        " may be given more than once",
+        " may be repeated",
     )
-    parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one a line")
+    parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one per line")
     parser.add_argument("--profile", default="compact", help=f"one of {', '.join(PROFILES)} (default: %(default)s)")
-    parser.add_argument("--short-side", type=int, metavar="PIXELS", help="instead of the profile's 256")
-    parser.add_argument("--crf", type=int, metavar="N", help="instead of the profile's quality; lower is better")
-    parser.add_argument("--gop", type=int, metavar="FRAMES", help="instead of the profile's distance of key frames")
-    parser.add_argument("--fps", metavar="RATE", help="instead of each source's own rate; such as 15 or 30000/1001")
+    parser.add_argument("--short-side", type=int, metavar="PIXELS", help="short side (default: 256)")
+    parser.add_argument("--crf", type=int, metavar="N", help="quality, lower is better (default: the profile's)")
+    parser.add_argument("--gop", type=int, metavar="FRAMES", help="key frame interval (default: the profile's)")
+    parser.add_argument("--fps", metavar="RATE", help="frame rate, such as 15 or 30000/1001 (default: each source's)")
     parser.add_argument("--streams", default="rgb", metavar="NAMES", help="rgb, or rgb,flow (default: %(default)s)")
     parser.add_argument(
-        "--flow", default="dis", choices=["dis", "tvl1"], help="how flow is made (default: %(default)s)"
+        "--flow", default="dis", choices=["dis", "tvl1"], help="optical flow method (default: %(default)s)"
     )
-    parser.add_argument("--flow-bound", type=float, metavar="PIXELS", help="largest motion a frame (default: 20)")
+    parser.add_argument("--flow-bound", type=float, metavar="PIXELS", help="largest motion per frame (default: 20)")
     parser.add_argument("--audio", default="drop", choices=["drop", "copy", "aac"], help="default: %(default)s")
     parser.add_argument(
         "--engine", default="local", choices=list(ENGINES), help="where to encode (default: %(default)s)"
     )
     parser.add_argument(
-        "--ray-address", metavar="HOST:PORT", help="of the Ray cluster (default: RAY_ADDRESS, or one on this machine)"
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="address of the Ray cluster (default: RAY_ADDRESS, or a cluster on this machine)",
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="sources at the same time (default: one a core)")
+    parser.add_argument("--workers", type=int, metavar="N", help="sources encoded at once (default: one per core)")
     parser.add_argument(
         "--part",
         metavar="I/N",
-        help="do only every N-th shard, from the I-th (from 0), and commit nothing; the same command without --part "
-        "finishes",
+        help="only write shards I, I+N, I+2N, ... (I counts from 0) and commit nothing; finish with the same command "
+        "without --part",
     )
     parser.add_argument(
         "--scratch",
         metavar="DIR",
-        help="local folder for what waits to be packed (default: the dataset's, or TMPDIR for an object store)",
+        help="local folder for samples that are not yet packed (default: the dataset's, or TMPDIR for an object store)",
     )
     add_packing_options(parser)
     parser.add_argument("--other-build", action="store_true", help="go on with another ffmpeg than the job began with")
@@ -86,20 +88,22 @@ def add_packing_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order in the new shards (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the order in the new shards (default: %(default)s)"
+    )
     add_allow_rejected(parser)
-    parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
+    parser.add_argument("--follow-links", action="store_true", help="accept links that point outside their folder")
 
 
 def add_allow_rejected(parser: argparse.ArgumentParser) -> None:
-    """The option of all commands that may reject sources."""
+    """Add the option of all commands that may reject sources."""
     parser.add_argument(
-        "--allow-rejected", action="store_true", help="exit with 0, not 3, when the only trouble is rejected sources"
+        "--allow-rejected", action="store_true", help="exit with 0, not 3, if the only problem is rejected sources"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the job and prints its summary."""
+    """Run the job and print its summary."""
     report = run_job(
         args.sources,
         args.out,
@@ -126,11 +130,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(report: JobReport) -> str:
-    """The counts by reason, the sizes, and the first rejected sources."""
+    """Render counts by reason, sizes, and the first rejected sources."""
     rows = report.ledger.to_pylist()
     packed = [row for row in rows if row["status"] == "packed"]
     rejected = [row for row in rows if row["status"] != "packed"]
-    lines = [] if report.part is None else [f"part {report.part}; the command without --part makes the dataset"]
+    lines = [] if report.part is None else [f"part {report.part}; run the command without --part to write the dataset"]
     lines.append(f"{len(packed):8} packed")
     changes = Counter(warning for row in packed for warning in row["warnings"] or ())
     lines += [f"{count:8}   {change}" for change, count in sorted(changes.items())]
@@ -154,10 +158,10 @@ def _profile(args: argparse.Namespace) -> Profile:
 
 
 def class_names(path: str | None) -> list[str]:
-    """Lines of the file of ``--classes``; none without one.
+    """Return the lines of the file given as ``--classes``; an empty list without one.
 
     Raises:
-        UsageError: It cannot be read.
+        UsageError: If it cannot be read.
     """
     if path is None:
         return []

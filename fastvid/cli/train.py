@@ -1,8 +1,8 @@
-"""Trains a recipe in this process, or on every rank when torchrun starts it:
+"""Train a recipe in this process, or on every rank under torchrun:
 
   torchrun --nproc-per-node 8 -m fastvid.train RECIPE [key=value ...]
 
-A run goes on from the newest checkpoint in its folder. On SIGTERM it writes one and ends.
+A run resumes from the newest checkpoint in its folder. On SIGTERM it writes a checkpoint and exits.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE and key=value."""
+    """Options of ``fastvid train``."""
     add_recipe(parser)
-    parser.add_argument("--show", action="store_true", help="print the configuration as JSON and train nothing")
+    parser.add_argument("--show", action="store_true", help="print the configuration as JSON and do not train")
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check files, labels, weights, steps and memory; print them as JSON and train nothing",
+        help="check files, labels, weights, steps and memory; print them as JSON and do not train",
     )
-    parser.add_argument("--world", type=int, default=1, metavar="N", help="ranks that a dry run assumes (default 1)")
+    parser.add_argument(
+        "--world", type=int, default=1, metavar="N", help="world size that a dry run assumes (default 1)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains."""
+    """Train, or print the configuration or the results of a dry run."""
     import json
 
     from fastvid.train.config import config, recipes
@@ -44,6 +46,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name a configuration."""
+    """Add the arguments that select a configuration."""
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe that comes with fastvid, or a file's path")
     parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or run.epochs=10")

@@ -1,8 +1,8 @@
-"""Encodes a sample of your videos with each profile, measures size, encode time, quality and clips a second, and
-recommends one.
+"""Measure every profile on a sample of your videos, and recommend one.
 
-Nothing is left behind unless --keep names a folder. All profiles are timed in turn, so what else runs on the machine
-hits them alike; ratios between profiles hold better than the numbers themselves.
+Encodes the sample with each profile and measures size, encode time, quality and clips per second. The encoded samples
+are deleted unless --keep names a folder. Profiles are timed in turn, so other load on the machine affects all of them
+alike; ratios between profiles are more reliable than the numbers themselves.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profiles", nargs="+", default=list(PROFILES), choices=list(PROFILES), metavar="PROFILE", help="(all)"
     )
     parser.add_argument("--sampling", default="tsn8", help="frames of a clip: tsnN or denseNxSTRIDE (%(default)s)")
-    parser.add_argument("--need", type=float, metavar="N", help="clips a second that training takes; picks by it")
-    parser.add_argument("--videos", type=int, default=24, metavar="N", help="videos of the sample (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and its clips (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times that clips are decoded (%(default)s)")
-    parser.add_argument("--workers", type=int, metavar="N", help="to encode and to decode with (default: one a core)")
-    parser.add_argument("--html", metavar="FILE", help="write the table, charts and advice as one page")
-    parser.add_argument("--keep", metavar="DIR", help="leave the encoded samples here")
-    parser.add_argument("--follow-links", action="store_true", help="take links that lead out of their folder")
+    parser.add_argument(
+        "--need", type=float, metavar="N", help="clips per second that training needs; recommend for it"
+    )
+    parser.add_argument("--videos", type=int, default=24, metavar="N", help="videos in the sample (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample and its clips (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times to decode the clips (%(default)s)")
+    parser.add_argument("--workers", type=int, metavar="N", help="workers to encode and decode (default: one per core)")
+    parser.add_argument("--html", metavar="FILE", help="write the table, charts and advice as an HTML page")
+    parser.add_argument("--keep", metavar="DIR", help="keep the encoded samples here")
+    parser.add_argument("--follow-links", action="store_true", help="accept links that point outside their folder")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints."""
+    """Measure and print the results."""
     from fastvid.tune.advice import recommend
     from fastvid.tune.study import study
     from fastvid.tune.text import render

@@ -1,7 +1,7 @@
-"""Proves a dataset: hashes, checksums, index rows, facts, labels, and every frame decoded.
+"""Check a dataset: hashes, checksums, index rows, facts, labels, and every frame by decoding.
 
-The exit code is 1 when anything is wrong. --sample N looks at N samples only, and hashes no tar. --repair computes
-sidecars anew from tars that are whole, and checks them again.
+The exit code is 1 if anything is wrong. --sample N checks only N samples and does not hash the tars. --repair rebuilds
+damaged sidecars from intact tars and checks again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _LOG = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid verify``."""
     parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
-    parser.add_argument("--sample", type=int, metavar="N", help="a quick look: N samples instead of all")
-    parser.add_argument("--seed", type=int, default=0, help="which samples --sample draws (default 0)")
-    parser.add_argument("--repair", action="store_true", help="write damaged sidecars anew from their tars")
-    parser.add_argument("--generation", type=int, metavar="N", help="which generation; the current one by default")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; one for each core by default")
+    parser.add_argument("--sample", type=int, metavar="N", help="quick check of N samples instead of all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the samples drawn by --sample (default 0)")
+    parser.add_argument("--repair", action="store_true", help="rebuild damaged sidecars from their tars")
+    parser.add_argument("--generation", type=int, metavar="N", help="generation to check (default: the current one)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
     parser.add_argument("--show", type=int, default=20, metavar="N", help="problems to print (default 20)")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks, repairs if asked to, prints the report; 0 when nothing is wrong."""
+    """Check, repair if requested, and print the report; return 0 if nothing is wrong."""
     report = _verify(args)
     if args.repair and not report.ok:
         repaired = repair_sidecars(args.dataset, report)
         if repaired:
-            _LOG.info("sidecars of %s written anew; checking again", things(len(repaired), "shard"))
+            _LOG.info("rebuilt the sidecars of %s; checking again", things(len(repaired), "shard"))
             report = _verify(args)
             report.repaired = repaired
     print(json.dumps(report.to_json(), indent=1) if args.json else _text(report, args.show))
@@ -85,6 +85,6 @@ def _text(report: Report, show: int) -> str:
         lines.append(f"and {len(report.problems) - show} more; --show N prints N, --json all")
     lines.append("")
     if report.repaired:
-        lines.append(f"sidecars written anew: {', '.join(report.repaired)}")
+        lines.append(f"rebuilt sidecars: {', '.join(report.repaired)}")
     lines.append("nothing is wrong" if report.ok else things(len(report.problems), "problem"))
     return "\n".join(lines)

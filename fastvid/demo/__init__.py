@@ -1,1 +1,1 @@
-"""The demonstration: a motion dataset made on the spot, sharded, loaded and learnt."""
+"""The demo: generate a motion dataset, shard it, load it and train on it."""

@@ -1,4 +1,4 @@
-"""What trained models say of the held-out clips: in order, shuffled in time, and some of them to look at."""
+"""Run trained models on the held-out clips, with frames in order and shuffled in time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
-    """What the models said.
+class DemoEvaluation:
+    """Predictions of the trained models.
 
     Attributes:
-        shuffled_top1: Top-1 in percent of the first model on clips whose frames are shuffled in time.
-        strips: Clips to look at, with every model's guess.
+        shuffled_top1: Top-1 accuracy in percent of the first model on clips whose frames are shuffled in time.
+        strips: Example clips with every model's prediction.
     """
 
     shuffled_top1: float
@@ -43,15 +43,15 @@ def examine(
     recipe: str,
     changes: Mapping[str, Sequence[str]],
     strips: int,
-) -> Verdict:
-    """Runs trained models over the held-out clips.
+) -> DemoEvaluation:
+    """Run trained models on the held-out clips.
 
     Args:
         dataset: The held-out samples.
-        folders: Run folder of each model; the first is also shown shuffled frames.
+        folders: Run folder of each model; the first model is also run on shuffled frames.
         recipe: The recipe that all were trained with.
-        changes: Overrides of each model's run.
-        strips: How many clips to show.
+        changes: Configuration overrides of each model's run.
+        strips: Number of example clips.
     """
     models = {name: _load(folder, recipe, changes[name], len(dataset.classes)) for name, folder in folders.items()}
     config = recipes.load(recipe).data
@@ -69,8 +69,8 @@ def examine(
     )
     shuffle = torch.Generator().manual_seed(0)
     hits, total, shown = 0, 0, []
-    # Spread over the split, at places that differ in texture and direction.
-    wanted = {round((number + 0.5) * len(dataset) / strips) + number for number in range(strips)}
+    # Positions spread over the split, with different textures and directions.
+    examples = {round((number + 0.5) * len(dataset) / strips) + number for number in range(strips)}
     for batch in loader:
         order = torch.stack([torch.randperm(batch.video.shape[2], generator=shuffle) for _ in range(len(batch))])
         shuffled = torch.stack([clip[:, when] for clip, when in zip(batch.video, order, strict=True)])
@@ -79,17 +79,17 @@ def examine(
         total += len(batch)
         guesses = {name: model(batch.video).argmax(1) for name, model in models.items()}
         for row, sample in enumerate(batch.sample.tolist()):
-            if sample in wanted:
+            if sample in examples:
                 shown.append(_strip(dataset, batch.key[row], batch.frame_index[row], guesses, row, crop))
     loader.close()
-    return Verdict(100.0 * hits / total, tuple(shown))
+    return DemoEvaluation(100.0 * hits / total, tuple(shown))
 
 
 def _load(folder: Path, recipe: str, changes: Sequence[str], num_classes: int) -> nn.Module:
     config = recipes.load(recipe, changes)
     model = zoo.build(config.model.name, num_classes, config.data.frames.num_frames, **config.model.arguments)
     found = checkpoint.Checkpoints(str(folder / "checkpoints")).newest()
-    assert found is not None, "a run that ended has a checkpoint"
+    assert found is not None, "a finished run has a checkpoint"
     model.load_state_dict(checkpoint.decode(found.data, found.name)["replica"]["model"])
     return model.eval()
 
@@ -102,5 +102,5 @@ def _strip(
     height, width = crop.output
     top, left = (data.shape[1] - height) // 2, (data.shape[2] - width) // 2
     truth = names[int(dataset.labels[dataset.find(key)])]
-    said = {name: names[int(guess[row])] for name, guess in guesses.items()}
-    return Strip(np.ascontiguousarray(data[:, top : top + height, left : left + width]), truth, said)
+    predicted = {name: names[int(guess[row])] for name, guess in guesses.items()}
+    return Strip(np.ascontiguousarray(data[:, top : top + height, left : left + width]), truth, predicted)

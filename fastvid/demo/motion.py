@@ -1,8 +1,8 @@
 """A motion dataset: textures that drift in one of eight directions.
 
-The label cannot be told from a single frame. Every texture drifts in all eight directions from the same random place,
-and it wraps around, so each frame of each direction is a uniformly random shift of the same picture. Held-out textures
-are new ones. The kind of texture is a second label that needs no motion: it shows whether a model can learn at all.
+A single frame does not reveal the label. Every texture drifts in all eight directions from the same random position and
+wraps around, so each frame of each direction is a uniformly random shift of the same picture. Held-out textures do not
+occur in training. The kind of texture is a second label that needs no motion: it shows whether a model learns at all.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ DIRECTIONS: Final = {
     "up": (-1, 0),
     "up-right": (-1, 1),
 }
-SIDE: Final = 96  # pixels of a video's side; a multiple of 16, so that sharding keeps every pixel
+SIDE: Final = 96  # width and height in pixels; a multiple of 16, so that sharding keeps every pixel
 NUM_FRAMES: Final = 24
 FPS: Final = 24
-SPEED: Final = 2  # pixels a frame along each moving axis: 6 between the frames of 8 segments, a third of a feature
+SPEED: Final = 2  # pixels per frame along each moving axis: 6 between the frames of 8 segments, a third of a feature
 
 Make = Callable[[np.random.Generator, FloatArray, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
 class MotionVideo:
-    """One video to make."""
+    """One video to generate."""
 
     split: str
     direction: str
@@ -53,12 +53,12 @@ class MotionVideo:
 
     @property
     def name(self) -> str:
-        """File name without a folder: unique over the dataset."""
+        """File name without a folder; unique in the dataset."""
         return f"{self.split}-{self.texture}-{self.instance:02d}-{self.direction}.mp4"
 
 
 def _waves(rng: np.random.Generator, y: FloatArray, x: FloatArray, low: int, high: int, count: int) -> FloatArray:
-    """A sum of random waves with whole periods, so that it wraps; frequencies in periods a side."""
+    """Return a sum of random waves that wraps around; frequencies are in whole periods per side."""
     total = np.zeros_like(x)
     for _ in range(count):
         angle, frequency = rng.uniform(0, 2 * np.pi), rng.uniform(low, high)
@@ -131,11 +131,11 @@ TEXTURES: Final[dict[str, Make]] = {
 
 
 def plan_videos(instances: dict[str, int], *, seed: int = 0) -> list[MotionVideo]:
-    """The videos of a dataset: every texture instance in every direction.
+    """Return the videos of a dataset: every texture instance in every direction.
 
     Args:
-        instances: Texture instances of each kind for each split, such as ``{"train": 6, "test": 2}``.
-        seed: Decides every picture.
+        instances: Instances per kind of texture for each split, such as ``{"train": 6, "test": 2}``.
+        seed: Seed of all pictures.
     """
     return [
         MotionVideo(split, direction, texture, instance, seed)
@@ -147,8 +147,8 @@ def plan_videos(instances: dict[str, int], *, seed: int = 0) -> list[MotionVideo
 
 
 def frames(video: MotionVideo) -> Iterator[UInt8Array]:
-    """The frames of a video, uint8 [SIDE, SIDE, 3] each, RGB."""
-    # A texture's seed leaves the direction out: all eight directions show the same picture from the same place.
+    """Yield the frames of a video, RGB uint8 [SIDE, SIDE, 3] each."""
+    # The seed excludes the direction: all eight directions start with the same picture at the same position.
     names = (video.split, video.texture)
     rng = np.random.default_rng([video.seed, video.instance, *(ord(c) for name in names for c in name)])
     grid = np.arange(SIDE) / SIDE
@@ -165,17 +165,17 @@ def frames(video: MotionVideo) -> Iterator[UInt8Array]:
 
 
 def make_videos(folder: Path, videos: list[MotionVideo]) -> Path:
-    """Writes the videos into a folder, and their annotations beside them.
+    """Write the videos and their annotations to a folder.
 
     Returns:
-        The annotations, see `annotate`.
+        The path of the annotations, see `annotate`.
 
     Raises:
-        JobError: ffmpeg failed.
+        JobError: If ffmpeg fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     program = find_ffmpeg().path
-    # One ffmpeg for all directions of a texture: starting it costs more than encoding 24 small frames.
+    # One ffmpeg process per texture, for all its directions: starting one costs more than encoding 24 small frames.
     groups = [videos[start : start + len(DIRECTIONS)] for start in range(0, len(videos), len(DIRECTIONS))]
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         for _ in pool.map(lambda group: _encode(program, group, folder), groups):
@@ -184,7 +184,7 @@ def make_videos(folder: Path, videos: list[MotionVideo]) -> Path:
 
 
 def annotate(path: Path, videos: list[MotionVideo]) -> Path:
-    """Writes a table of videos: path, label (the direction), split, and texture as a number. Returns `path`."""
+    """Write a CSV of videos: path, label (the direction), split, and texture as a number; return `path`."""
     kinds = list(TEXTURES)
     with path.open("w", newline="") as file:
         table = csv.writer(file)
@@ -199,7 +199,7 @@ def _encode(program: str, videos: list[MotionVideo], folder: Path) -> None:
     outputs = []
     for number, video in enumerate(videos):
         part = source[number].trim(start_frame=number * NUM_FRAMES, end_frame=(number + 1) * NUM_FRAMES)
-        # Nearly lossless: what the demo shows of compression should come from the sharding.
+        # Nearly lossless, so that compression artefacts in the demo come only from sharding.
         codec = {"c:v": "libx264", "preset": "ultrafast", "crf": 12, "pix_fmt": "yuv420p", "threads": 1}
         outputs.append(ffmpeg.output(part.setpts("PTS-STARTPTS"), f"file:{folder / video.name}", **codec))
     graph = ffmpeg.merge_outputs(*outputs).global_args("-v", "error", "-nostdin", "-y")

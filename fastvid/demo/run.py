@@ -1,4 +1,4 @@
-"""The demo, step by step, through the same commands that a user types."""
+"""Run the demo step by step, with the same commands that a user types."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _PERCENT: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DemoRun:
     """One training run of the demo.
 
     Attributes:
-        name: Its folder.
-        title: What the report calls it.
-        changes: What it changes in the recipe.
+        name: Name of its folder.
+        title: Its name in the report.
+        changes: Overrides of the recipe.
     """
 
     name: str
@@ -50,15 +50,15 @@ class Run:
 
 WITHOUT_SHIFT: Final = ("model.name=tsn-r18", "model.options.shift_div=none")
 RUNS: Final = (
-    Run("tsm", "TSM"),
-    Run("control", "control", WITHOUT_SHIFT),
-    Run("control-texture", "texture, by the control", (*WITHOUT_SHIFT, "data.label=texture")),
+    DemoRun("tsm", "TSM"),
+    DemoRun("control", "control", WITHOUT_SHIFT),
+    DemoRun("control-texture", "texture, by the control", (*WITHOUT_SHIFT, "data.label=texture")),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """What a loader gave without a model behind it."""
+class LoaderSpeed:
+    """Throughput of a loader without a model."""
 
     decoder: str
     encoding: str
@@ -68,36 +68,36 @@ class Timing:
     split: dict[str, float]
 
     def row(self) -> tuple[str, str, str, str]:
-        """For the report's table."""
+        """Return a row of the report's table."""
         packets = f"{self.fed:.1f} of {self.from_keys:.1f}"
         return self.decoder, self.encoding, f"{self.clips_per_second:.0f}", packets
 
 
 def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, Any]:
-    """Makes the dataset, shards it, times the loader, trains, and writes summary.json and report.html into `out`.
+    """Make the dataset, shard it, time the loader, train, and write summary.json and report.html to `out`.
 
     Args:
         out: Folder of the demo; emptied first.
-        seed: Of the videos and of training.
-        processes: Under torchrun.
+        seed: Seed of the videos and of training.
+        processes: Training processes under torchrun.
 
     Returns:
         The summary.
 
     Raises:
-        JobError: A step failed.
+        JobError: If a step fails.
     """
     started = time.monotonic()
     _empty(out)
     videos = motion.plan_videos(INSTANCES, seed=seed)
     log.info("making %d videos: %d textures in %d directions", len(videos), len(videos) // 8, len(motion.DIRECTIONS))
     annotations = motion.make_videos(out / "videos", videos)
-    few = motion.annotate(out / "videos" / "held-out.csv", [video for video in videos if video.split == "test"])
+    held_out = motion.annotate(out / "videos" / "held-out.csv", [video for video in videos if video.split == "test"])
 
     size = ["--short-side", str(motion.SIDE)]
     compact, vp9 = out / "shards", out / "shards-vp9"
     _fastvid("shard", out / "videos", "--out", compact, "--annotations", f"csv:{annotations}", *size)
-    _fastvid("shard", out / "videos", "--out", vp9, "--annotations", f"csv:{few}", "--profile", "vp9", *size)
+    _fastvid("shard", out / "videos", "--out", vp9, "--annotations", f"csv:{held_out}", "--profile", "vp9", *size)
 
     timings = [_time_loader(compact, "pyav", "compact")]
     timings += [_time_loader(vp9, name, "vp9") for name in ("pyav", "dali-cpu") if not backend(name).why_unavailable()]
@@ -109,7 +109,7 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
     for entry in RUNS:
         _torchrun(processes, changes[entry.name])
     top1 = {entry.name: _rows(out / entry.name, "eval")[-1]["top1_percent"] for entry in RUNS}
-    verdict = evaluate.examine(
+    evaluation = evaluate.examine(
         open_dataset(str(compact), split="test"),
         {entry.title: out / entry.name for entry in RUNS[:2]},
         recipe=RECIPE,
@@ -121,7 +121,7 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
         "tsm_top1": top1["tsm"],
         "control_top1": top1["control"],
         "control_texture_top1": top1["control-texture"],
-        "shuffled_top1": verdict.shuffled_top1,
+        "shuffled_top1": evaluation.shuffled_top1,
         "chance": _PERCENT / len(motion.DIRECTIONS),
         "clips_per_second": timings[0].clips_per_second,
         "seconds": time.monotonic() - started,
@@ -132,7 +132,7 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
         summary,
         curves={entry.title: _curve(out / entry.name, "eval", "top1_percent") for entry in RUNS},
         losses={entry.title: _curve(out / entry.name, "train", "loss") for entry in RUNS},
-        strips=verdict.strips,
+        strips=evaluation.strips,
         split=_step_split(out / "tsm", timings[0]),
         facts=_facts(compact),
         loaders=[timing.row() for timing in timings],
@@ -145,7 +145,7 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
 def _empty(out: Path) -> None:
     if out.exists():
         if any(out.iterdir()) and not (out / "videos").is_dir():
-            raise JobError("folder holds something that is no demo", file=out, hint="choose another --out")
+            raise JobError("folder contains files that are not a demo's", file=out, hint="choose another --out")
         shutil.rmtree(out)
     out.mkdir(parents=True)
 
@@ -162,15 +162,15 @@ def _torchrun(processes: int, changes: Sequence[str]) -> None:
 def _command(words: Sequence[str]) -> None:
     shown = shlex.join(words).replace(f"{sys.executable} -m torch.distributed.run", "torchrun")
     log.info("$ %s", shown.replace(f"{sys.executable} -m fastvid", "fastvid"))
-    # torchrun asks that the number of threads be chosen; the trainer sets it from the cores of its node.
+    # Avoids torchrun's warning about OMP_NUM_THREADS; the trainer sets the threads from the cores of its node.
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     result = subprocess.run(words, stdout=subprocess.DEVNULL, env=environment, check=False)
     if result.returncode:
-        raise JobError(f"command ended with exit code {result.returncode}: {shown}")
+        raise JobError(f"command failed with exit code {result.returncode}: {shown}")
 
 
-def _time_loader(shards: Path, decoder: str, encoding: str) -> Timing:
-    """Clips a second out of the recipe's training loader, with nothing behind it."""
+def _time_loader(shards: Path, decoder: str, encoding: str) -> LoaderSpeed:
+    """Measure the clips per second of the recipe's training loader without a model."""
     data = recipes.load(RECIPE).data
     dataset = open_dataset(str(shards))
     size = min(data.global_batch_size, len(dataset))
@@ -184,7 +184,7 @@ def _time_loader(shards: Path, decoder: str, encoding: str) -> Timing:
         world_size=1,
     )
     for _ in loader:
-        break  # opens the decoders
+        break  # warm-up: opens the decoders
     clips, began = 0, time.perf_counter()
     while (seconds := time.perf_counter() - began) < _TIMED_SECONDS:
         for batch in loader:
@@ -196,7 +196,7 @@ def _time_loader(shards: Path, decoder: str, encoding: str) -> Timing:
         for name in ("fetch", "decode", "finish")
     }
     fed, from_keys = total.packets / total.clips, total.packets_from_keys / total.clips
-    return Timing(decoder, encoding, clips / seconds, fed, from_keys, split)
+    return LoaderSpeed(decoder, encoding, clips / seconds, fed, from_keys, split)
 
 
 def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -204,18 +204,18 @@ def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def _curve(folder: Path, kind: str, name: str) -> list[tuple[float, float]]:
-    """Points over epochs."""
+    """Return (epoch, value) points."""
     size = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["lineage"][0]["samples"]
     return [(row["samples"] / size, row[name]) for row in _rows(folder, kind) if row[name] is not None]
 
 
-def _step_split(folder: Path, timing: Timing) -> dict[str, float]:
-    """Seconds of a training step by part, median over the run; the loader's parts run beside the model's."""
+def _step_split(folder: Path, timing: LoaderSpeed) -> dict[str, float]:
+    """Return the parts of the median training step in seconds; the loader's overlap the model's."""
     rows = sorted(_rows(folder, "train"), key=lambda row: row["step_ms"])
     row = rows[len(rows) // 2]
     step, wait = row["step_ms"] / 1e3, row["step_ms"] / 1e3 * row["wait_percent"] / _PERCENT
     return {"compute": step - wait, "wait for data": wait} | {
-        f"{name} (beside)": value / PROCESSES for name, value in timing.split.items()
+        f"{name} (in parallel)": value / PROCESSES for name, value in timing.split.items()
     }
 
 

@@ -1,1 +1,1 @@
-"""Timing decoders on the clips of a dataset: what `fastvid tune` and the benchmarks share."""
+"""Time decoders on the clips of a dataset; used by `fastvid tune` and the benchmarks."""

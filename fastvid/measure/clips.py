@@ -1,7 +1,7 @@
-"""The clips that are timed: a dataset, which frames of each video, which crop.
+"""The clips to be timed: a dataset, and the frames and crop of each clip.
 
-Everyone who is compared gets the same frames and crops of the same MP4s, which lie in the dataset's tars and, for
-decoders that would rather have files, beside them as files.
+All contenders decode the same frames and crops of the same MP4s. These are stored in the dataset's tars and, for
+decoders that need files, also as files next to the dataset.
 """
 
 from __future__ import annotations
@@ -21,37 +21,40 @@ from fastvid.errors import UsageError
 from fastvid.runtime.arrays import IntArray
 
 CROP: Final = 224
-"""Pixels of a square crop's side: what networks for 256-pixel videos take."""
+"""Side of the square crop in pixels, as usual for networks trained on 256-pixel videos."""
 
 _SAMPLING: Final = re.compile(r"tsn(\d+)|dense(\d+)x(\d+)")
 
 
 def parse_sampling(text: str) -> tuple[int, int | None]:
-    """Frames of a clip and their stride: ``tsn8`` is one random frame of each of eight segments, without a stride;
-    ``dense16x4`` sixteen frames, four apart.
+    """Return the number of frames per clip and their stride.
+
+    ``tsn8`` is one random frame from each of eight segments, with stride None; ``dense16x4`` is sixteen frames, four
+    apart.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: If the text is neither.
     """
     found = _SAMPLING.fullmatch(text)
     count, stride = (int(found[1] or found[2]), int(found[3] or 0) or None) if found else (0, None)
     if found is None or not count or (found[2] and stride is None):
-        raise UsageError(f"sampling {text!r} is not understood", hint="tsn8, or dense16x4 for 16 frames 4 apart")
+        raise UsageError(f"unknown sampling {text!r}", hint="use tsn8, or dense16x4 for 16 frames 4 apart")
     return count, stride
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Clips of a dataset; small and picklable, opened where it is used.
+    """Clips of a dataset; small and picklable, because the dataset is opened lazily.
 
     Attributes:
         folder: The dataset.
         sampling: See `parse_sampling`.
-        repeats: Clips of each video.
-        seed: Of frames and crops.
-        crop: Side of the crop in pixels, of videos whose short side is `of`; None crops that many pixels of any.
-        of: See `crop`; crops of larger videos are larger in proportion.
-        keys: Samples to take; all by default.
+        repeats: Clips per video.
+        seed: Seed of frames and crops.
+        crop: Side of the crop in pixels, for videos whose short side is `of`.
+        of: Short side that `crop` refers to; the crop scales with the video's short side. With None the crop has the
+            same size for all videos.
+        keys: Samples to use; None for all.
     """
 
     folder: str
@@ -63,7 +66,7 @@ class Corpus:
     keys: tuple[str, ...] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What was read stays behind when a corpus travels to a worker process.
+        # Do not pickle the cached properties.
         return Corpus, (self.folder, self.sampling, self.repeats, self.seed, self.crop, self.of, self.keys)
 
     @cached_property
@@ -73,7 +76,7 @@ class Corpus:
 
     @cached_property
     def requests(self) -> list[ClipRequest]:
-        """The clips, in an order that mixes the videos."""
+        """The clips, with videos in random order."""
         rng = np.random.default_rng(self.seed)
         count = len(self.dataset)
         samples = np.arange(count) if self.keys is None else np.asarray([self.dataset.find(key) for key in self.keys])
@@ -85,12 +88,12 @@ class Corpus:
             if min(sides) < side:
                 raise UsageError(f"{video} is smaller than the {side}-pixel crop")
             y, x = (int(rng.integers(0, (length - side) // 2 + 1)) * 2 for length in sides)
-            frames = choose(video.num_frames, self.sampling, rng)
+            frames = sample_frames(video.num_frames, self.sampling, rng)
             requests.append(ClipRequest(sample, frames, Box(y, x, side, side), (side, side)))
         return [requests[place] for place in rng.permutation(len(requests)).tolist()]
 
     def mp4(self, sample: int) -> bytes:
-        """A sample's MP4, read from its tar."""
+        """Read a sample's MP4 from its tar."""
         shards, rows = self.dataset.locate([sample])
         shard = self.dataset.shard(int(shards[0]))
         start, size = shard.member(int(rows[0]))
@@ -105,7 +108,7 @@ class Corpus:
 
     @cached_property
     def files(self) -> list[str]:
-        """Every sample's MP4 as a file of its own, in a folder beside the dataset."""
+        """Paths of every sample's MP4 as a separate file, in a folder next to the dataset."""
         folder = Path(f"{self.folder.rstrip('/')}.files")
         folder.mkdir(exist_ok=True)
         paths = []
@@ -117,8 +120,8 @@ class Corpus:
             paths.append(str(path))
         return paths
 
-    def packets_a_clip(self) -> dict[str, float]:
-        """Mean packets that fastvid feeds, and that a decoder without a plan feeds."""
+    def mean_packets(self) -> dict[str, float]:
+        """Return the mean packets per clip that fastvid decodes, and that a decoder without a plan decodes."""
         plans = [self.dataset[request.sample].table.plan(request.frames) for request in self.requests]
         return {
             "planned": float(np.mean([len(plan.packets) for plan in plans])),
@@ -126,8 +129,8 @@ class Corpus:
         }
 
 
-def choose(num_frames: int, sampling: str, rng: np.random.Generator) -> IntArray:
-    """Frame indices of one clip, int64 [T], sorted."""
+def sample_frames(num_frames: int, sampling: str, rng: np.random.Generator) -> IntArray:
+    """Draw the frame indices of one clip, int64 [T], sorted."""
     count, stride = parse_sampling(sampling)
     if stride is None:
         edges = np.linspace(0, num_frames, count + 1)

@@ -1,7 +1,7 @@
-"""Contenders that take turns: rounds of the same tasks, wall and CPU time of each, and ratios round by round.
+"""Time contenders in turn: rounds of the same tasks, wall and CPU time of each, and ratios per round.
 
-What else the machine does then hits all alike. CPU time is recorded beside wall time: it hardly changes when the
-machine is shared.
+Taking turns spreads the machine's other load evenly over all contenders. CPU time is recorded as well as wall time,
+because it hardly changes when the machine is shared.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 
-class Job(Protocol):
-    """One worker's way to do task number n; made in the worker itself."""
+class TaskRunner(Protocol):
+    """Runs task number n; each worker creates its own."""
 
     def __call__(self, task: int, /) -> object: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """Somebody's way to do the tasks.
+    """One of the implementations that are compared.
 
     Attributes:
-        name: Who.
-        settings: How, for the record.
-        open_job: Makes a worker's job; picklable, called in each worker.
-        workers: How many.
+        name: Its name.
+        settings: Its settings, for the report.
+        open_runner: Creates a worker's task runner; picklable, called in each worker.
+        workers: Number of workers.
         processes: Whether workers are processes instead of threads.
-        chunk: Tasks that a worker takes at once; with more than one its job has ``run(range)``.
+        chunk: Tasks that a worker takes at once; if above 1, the task runner must have ``run(range)``.
     """
 
     name: str
     settings: Mapping[str, Any]
-    open_job: Callable[[], Job]
+    open_runner: Callable[[], TaskRunner]
     workers: int
     processes: bool = False
     chunk: int = 1
 
     @property
     def label(self) -> str:
-        """Name and settings in one line."""
+        """Name and settings on one line."""
         kind = "processes" if self.processes else "threads"
         return ", ".join([self.name, f"{self.workers} {kind}", *(f"{k}={v}" for k, v in self.settings.items())])
 
 
 @dataclass
-class Timing:
-    """Rounds of one contender.
+class RoundTimes:
+    """Measurements of one contender, one per round.
 
     Attributes:
-        rates: Tasks a second of each round, by the wall clock.
-        cpu_ms: CPU milliseconds a task of each round, all workers together.
+        rates: Tasks per second of wall time.
+        cpu_ms: CPU milliseconds per task, all workers together.
     """
 
     rates: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
-        """Median and spread."""
+        """Return the median and range."""
         return {
             "rate": statistics.median(self.rates),
             "rate_min": min(self.rates),
@@ -74,28 +74,28 @@ class Timing:
 
 
 class ThreadWorkers:
-    """Threads that take task after task. Jobs, and so decoders, are kept between rounds."""
+    """Threads that take tasks in turn; task runners, and so open decoders, are kept between rounds."""
 
     def __init__(self, contender: Contender) -> None:
         self._chunk = contender.chunk
-        self._jobs = [contender.open_job() for _ in range(contender.workers)]
+        self._runners = [contender.open_runner() for _ in range(contender.workers)]
 
     def round(self, tasks: int) -> tuple[float, float]:
-        """Does tasks 0..tasks-1; returns wall and CPU seconds."""
+        """Run tasks 0 to tasks - 1 and return wall and CPU seconds."""
         counter = itertools.count(step=self._chunk)
         errors: list[BaseException] = []
 
-        def work(job: Any) -> None:
+        def work(runner: Any) -> None:
             try:
                 while (task := next(counter)) < tasks:
                     if self._chunk > 1:
-                        job.run(range(task, min(task + self._chunk, tasks)))
+                        runner.run(range(task, min(task + self._chunk, tasks)))
                     else:
-                        job(task)
+                        runner(task)
             except BaseException as error:  # noqa: BLE001 - raised again below
                 errors.append(error)
 
-        threads = [threading.Thread(target=work, args=(job,)) for job in self._jobs]
+        threads = [threading.Thread(target=work, args=(runner,)) for runner in self._runners]
         cpu, wall = time.process_time(), time.perf_counter()
         for thread in threads:
             thread.start()
@@ -107,12 +107,12 @@ class ThreadWorkers:
         return spent
 
     def close(self) -> None:
-        """Lets the jobs go."""
-        self._jobs.clear()
+        """Release the task runners."""
+        self._runners.clear()
 
 
 class ProcessWorkers:
-    """Processes that take task after task from a shared counter."""
+    """Processes that take tasks one after another from a shared counter."""
 
     def __init__(self, contender: Contender) -> None:
         context = get_context("spawn")
@@ -121,7 +121,7 @@ class ProcessWorkers:
         self._processes = []
         for _ in range(contender.workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._counter, contender.open_job), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, self._counter, contender.open_runner), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -129,7 +129,7 @@ class ProcessWorkers:
             pipe.recv_bytes()
 
     def round(self, tasks: int) -> tuple[float, float]:
-        """Does tasks 0..tasks-1; returns wall and CPU seconds."""
+        """Run tasks 0 to tasks - 1 and return wall and CPU seconds."""
         self._counter.value = 0
         wall = time.perf_counter()
         for pipe in self._pipes:
@@ -139,15 +139,15 @@ class ProcessWorkers:
         return time.perf_counter() - wall, sum(cpu)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Stop the processes."""
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
             process.join()
 
 
-def _serve(pipe: Connection, counter: Any, open_job: Callable[[], Job]) -> None:
-    job = open_job()
+def _serve(pipe: Connection, counter: Any, open_runner: Callable[[], TaskRunner]) -> None:
+    runner = open_runner()
     pipe.send_bytes(b"ready")
     while (tasks := pipe.recv()) is not None:
         cpu = time.process_time()
@@ -157,30 +157,30 @@ def _serve(pipe: Connection, counter: Any, open_job: Callable[[], Job]) -> None:
                 counter.value = task + 1
             if task >= tasks:
                 break
-            job(task)
+            runner(task)
         pipe.send_bytes(repr(time.process_time() - cpu).encode())
 
 
-def measure(contenders: Sequence[Contender], tasks: int, rounds: int) -> list[Timing]:
-    """Times contenders in turn: one round each to warm up, then `rounds`, each begun by another contender."""
+def measure(contenders: Sequence[Contender], tasks: int, rounds: int) -> list[RoundTimes]:
+    """Time contenders in turn: a warm-up round, then `rounds`, each starting with another contender."""
     workers = [ProcessWorkers(c) if c.processes else ThreadWorkers(c) for c in contenders]
-    timings = [Timing() for _ in contenders]
+    timings = [RoundTimes() for _ in contenders]
     try:
         for number in range(-1, rounds):
             for step in range(len(contenders)):
-                who = (step + number) % len(contenders)
-                wall, cpu = workers[who].round(tasks)
+                index = (step + number) % len(contenders)
+                wall, cpu = workers[index].round(tasks)
                 if number >= 0:
-                    timings[who].rates.append(tasks / wall)
-                    timings[who].cpu_ms.append(1e3 * cpu / tasks)
+                    timings[index].rates.append(tasks / wall)
+                    timings[index].cpu_ms.append(1e3 * cpu / tasks)
     finally:
         for group in workers:
             group.close()
     return timings
 
 
-def ratio(ours: Timing, theirs: Timing) -> dict[str, float]:
-    """How many times as fast ours is, round by round, and by CPU time."""
+def ratio(ours: RoundTimes, theirs: RoundTimes) -> dict[str, float]:
+    """Return by what factor ours is faster: median and range over rounds by wall time, median by CPU time."""
     pairs = [a / b for a, b in zip(ours.rates, theirs.rates, strict=True)]
     by_cpu = [b / a for a, b in zip(ours.cpu_ms, theirs.cpu_ms, strict=True)]
     return {

@@ -1,1 +1,1 @@
-"""Models that map clips to logits. They stand beside the data path: torch and `fastvid.errors` are all they need."""
+"""Models that map clips to logits; they need only torch and `fastvid.errors`, not the data path."""

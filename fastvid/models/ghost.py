@@ -1,9 +1,9 @@
-"""Ghost batch norm: statistics over fixed groups of clips, so that they do not depend on how a batch is cut.
+"""Ghost batch norm: statistics over fixed groups of clips, however a batch is split.
 
-Plain batch norm normalises by whatever a rank happens to hold, so another number of ranks, or another micro-batch,
-trains another model. Here each group of neighbouring clips has its own mean and variance (Hoffer et al. 2017, "Train
-longer, generalize better", section 4, "Ghost Batch Normalization"), and a loader with that ``group_size`` never parts
-a group. With it, a step's gradient is the same in any world, up to rounding.
+Plain batch norm normalises over the clips that a rank processes together, so changing the number of ranks or the size
+of the micro-batch changes the model that is trained. Here each group of neighbouring clips has its own mean and
+variance (Hoffer et al. 2017, "Train longer, generalize better", section 4, "Ghost Batch Normalization"), and a loader
+with that ``group_size`` never splits a group. A step's gradient is then the same at any world size, up to rounding.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fastvid.errors import UsageError
 
 
 @dataclass
-class Groups:
-    """How the batch under way is cut; one object for all layers of a model.
+class GhostGroups:
+    """How the current batch is split into groups; all layers of a model share one object.
 
     Attributes:
-        size: Clips of a group.
-        count: Groups of the batch that the model was called with last.
+        size: Clips per group.
+        count: Groups in the batch of the model's latest call.
     """
 
     size: int
@@ -32,24 +32,25 @@ class Groups:
 
 
 class GhostBatchNorm(_BatchNorm):
-    """Batch norm over groups of rows; parameters, buffers and evaluation are those of `nn.BatchNorm2d`.
+    """Batch norm over groups of rows.
 
-    Rows [N, C, ...] of the clips of a batch lie clip by clip, so that a group is a run of N / groups rows. Running
-    statistics move once a step, in `update`, by the mean of the groups' means and variances.
+    Parameters, buffers and evaluation mode are those of `nn.BatchNorm2d`. The rows of the input [N, C, ...] are ordered
+    by clip, so a group is N / groups consecutive rows. `update_running` moves the running statistics once per step, by
+    the mean of the groups' means and variances.
     """
 
-    def __init__(self, like: _BatchNorm, groups: Groups) -> None:
+    def __init__(self, like: _BatchNorm, groups: GhostGroups) -> None:
         super().__init__(like.num_features, like.eps, like.momentum, like.affine, like.track_running_stats)
         self.weight, self.bias = like.weight, like.bias
         self.running_mean, self.running_var = like.running_mean, like.running_var
         self.num_batches_tracked = like.num_batches_tracked
         self.training = like.training
         self.groups = groups
-        # Sums over the groups of a step: means, variances, and how many.
+        # Sums of the means and variances of the groups seen in this step, and the number of those groups.
         self._mean, self._var, self._seen = torch.zeros(0), torch.zeros(0), 0
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
-        """Any rows of channels."""
+        """Accept any [N, C, ...]."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         if not self.training:
@@ -64,19 +65,19 @@ class GhostBatchNorm(_BatchNorm):
             self._mean, self._var = torch.zeros_like(mean), torch.zeros_like(var)
         out, means, variances = [], torch.zeros_like(mean), torch.zeros_like(mean)
         for rows in input.tensor_split(self.groups.count):
-            # A momentum of one leaves the group's own statistics in the buffers; the variance is the unbiased one.
+            # With momentum 1 the buffers end up with this group's own mean and unbiased variance.
             out.append(functional.batch_norm(rows, mean, var, self.weight, self.bias, True, 1.0, self.eps))
             means += mean
             variances += var
-        # All or nothing: activation checkpointing may stop its second run inside the loop.
+        # Add the sums only here: activation checkpointing may abort its second run inside the loop.
         self._mean += means
         self._var += variances
         self._seen += self.groups.count
         return torch.cat(out)
 
     @torch.no_grad()
-    def update(self, share: float) -> None:
-        """Moves the running statistics; see `update`."""
+    def update_running(self, share: float) -> None:
+        """Move the running statistics; see `update_running_stats`."""
         if not self._seen or self.running_mean is None or self.running_var is None:
             return
         momentum = 0.1 if self.momentum is None else self.momentum
@@ -86,19 +87,19 @@ class GhostBatchNorm(_BatchNorm):
 
 
 def use_ghost_norm(model: nn.Module, group_size: int) -> nn.Module:
-    """Replaces the batch norms of a model in place; keys and values of its state dict stay.
+    """Replace a model's batch norms in place; keys and values of its state dict stay the same.
 
     Args:
-        model: Clips [B, C, T, H, W] to logits. In training B is a multiple of `group_size`.
-        group_size: Clips of a group.
+        model: Maps clips [B, C, T, H, W] to logits. In training B must be a multiple of `group_size`.
+        group_size: Clips per group.
 
     Returns:
         The model.
 
     Raises:
-        UsageError: The model has no batch norm with running statistics.
+        UsageError: If the model has no batch norm with running statistics.
     """
-    groups = Groups(group_size)
+    groups = GhostGroups(group_size)
     found = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -111,21 +112,21 @@ def use_ghost_norm(model: nn.Module, group_size: int) -> nn.Module:
     def count(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         clips = len(inputs[0])
         if module.training and clips % group_size:
-            raise UsageError(f"{clips} clips cannot be cut into groups of {group_size}")
+            raise UsageError(f"{clips} clips cannot be split into groups of {group_size}")
         groups.count = max(1, clips // group_size)
 
     model.register_forward_pre_hook(count)
     return model
 
 
-def update(model: nn.Module, share: float = 1.0) -> None:
-    """Moves the running statistics of all ghost batch norms by the batches seen since the last call.
+def update_running_stats(model: nn.Module, share: float = 1.0) -> None:
+    """Update the running statistics of all ghost batch norms from the batches seen since the last call.
 
     Args:
         model: Any model.
-        share: This process' clips over the mean of all processes' in this step. The mean of the processes' statistics
-            then is what one process would have with the whole batch, because the update is linear.
+        share: Clips of this process in this step, divided by the mean over all processes. Because the update is linear,
+            the mean of all processes' statistics then equals that of one process with the whole batch.
     """
     for module in model.modules():
         if isinstance(module, GhostBatchNorm):
-            module.update(share)
+            module.update_running(share)

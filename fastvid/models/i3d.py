@@ -1,22 +1,23 @@
 """I3D and SlowOnly: the zoo's ResNet with some of its 2D convolutions inflated in time.
 
-Which kernels are inflated, and every stride, follow open-mmlab/mmaction2, which follows Wang et al. 2018, "Non-local
+The choice of inflated kernels and all strides follow open-mmlab/mmaction2, which follows Wang et al. 2018, "Non-local
 Neural Networks" (``configs/_base_/models/i3d_r50.py`` at 38099c7, ``slowonly_r50.py`` at 23b9d16,
 ``mmaction/models/backbones/resnet3d.py`` at 01436f0, ``resnet3d_slowonly.py`` at 147c29d):
 
 =================  ============  ===========  ====================================  ======================
-name               stem, stride  pool stride  inflated blocks                       kernel that is inflated
+name               stem, stride  pool stride  inflated blocks                       inflated kernel
 =================  ============  ===========  ====================================  ======================
-i3d-*-3x1x1        5x7x7, 2      2, 2         stage 1 all, 2 and 3 every second     first 1x1 to 3x1x1
-                                              from the first, 4 from the second
+i3d-*-3x1x1        5x7x7, 2      2, 2         all of stage 1; in stages 2 and 3     first 1x1 to 3x1x1
+                                              every second from the first; in
+                                              stage 4 every second from the second
 i3d-*              5x7x7, 2      2, 2         the same                              the 3x3 to 3x3x3
 i3d-*-heavy        5x7x7, 1      1, 2         all                                   first 1x1 to 3x1x1
 slowonly-*         1x7x7, 1      1, none      all of stages 3 and 4                 first 1x1 to 3x1x1
 =================  ============  ===========  ====================================  ======================
 
-Strides are in time; the second pool, 2x1x1, stands after stage 1. mmaction2 calls the 3x1x1 net "I3D-R50", whose 28.0 M
-parameters and 43.5 G multiply-adds at 32x256x256 it prints. Dropout 0.5 and a last layer of N(0, 0.01) are from its
-``I3DHead``.
+Strides are temporal; the second pool, 2x1x1, follows stage 1. mmaction2 calls the 3x1x1 net "I3D-R50" and reports 28.0
+M parameters and 43.5 G multiply-adds for it at 32x256x256. Dropout 0.5 and a last layer initialised from N(0, 0.01) are
+those of its ``I3DHead``.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ HEAD_STD = 0.01
 
 @dataclass(frozen=True)
 class Inflation:
-    """What becomes 3D and how much time shrinks.
+    """Which convolutions become 3D, and the temporal strides.
 
     Attributes:
-        kernel: Which convolution of an inflated block gets a temporal kernel of 3.
-        blocks: Which blocks are inflated: "alternate" is the first row of the table above, "late" is stages 3 and 4.
+        kernel: The convolution of an inflated block that gets a temporal kernel of 3.
+        blocks: The blocks that are inflated: "alternate" is the first row of the table above, "late" is stages 3 and 4.
         stem_kernel: Temporal kernel of the first convolution.
-        stem_stride: Its temporal stride.
+        stem_stride: Temporal stride of the first convolution.
         pool_stride: Temporal stride of the first pool.
-        second_pool: Whether a pool halves time after stage 1.
+        second_pool: Whether a pool halves the number of frames after stage 1.
     """
 
     kernel: Literal["3x3x3", "3x1x1"]
@@ -56,11 +57,11 @@ class Inflation:
 
     @property
     def temporal_stride(self) -> int:
-        """Input frames for each frame of the last stage."""
+        """Input frames per frame of the last stage."""
         return self.stem_stride * self.pool_stride * (2 if self.second_pool else 1)
 
     def inflates(self, stage: int, block: int) -> bool:
-        """Whether block ``block`` of stage ``stage`` is inflated, both counted from 0."""
+        """Return whether block ``block`` of stage ``stage`` is inflated; both count from 0."""
         if self.blocks == "alternate":
             return stage == 0 or block % 2 == (1 if stage == 3 else 0)
         return self.blocks == "all" or stage >= 2
@@ -73,12 +74,12 @@ SLOW_ONLY = Inflation("3x1x1", blocks="late", stem_kernel=1, stem_stride=1, pool
 
 
 class ClipNet(nn.Module):
-    """Clips [B, C, T, H, W] to logits [B, num_classes] by a 3D backbone.
+    """A 3D backbone that maps clips [B, C, T, H, W] to logits [B, num_classes].
 
     Args:
-        backbone: Clips [B, C, T, H, W] to logits [B, num_classes].
-        num_frames: T of training; other T work as long as the backbone's temporal strides leave a frame.
-        temporal_stride: Input frames for each frame of the backbone's last stage, the least T.
+        backbone: Maps clips [B, C, T, H, W] to logits [B, num_classes].
+        num_frames: T in training; any T of at least ``temporal_stride`` works.
+        temporal_stride: Input frames per frame of the backbone's last stage, which is also the smallest T.
     """
 
     input_layout = "BCTHW"
@@ -99,25 +100,27 @@ class ClipNet(nn.Module):
 
     def _check_frames(self, num_frames: int) -> None:
         if num_frames < self.temporal_stride:
-            raise UsageError(f"a clip of {num_frames} frames is too short: this net needs {self.temporal_stride}")
+            raise UsageError(
+                f"a clip of {num_frames} frames is too short: this net needs at least {self.temporal_stride}"
+            )
 
 
 def inflate(net: ResNet, plan: Inflation) -> ResNet:
-    """Turns a 2D ResNet into a 3D one, in place; state-dict keys stay the same.
+    """Turn a 2D ResNet into a 3D one, in place; state-dict keys stay the same.
 
-    Weights are repeated over the new kernel axis and divided by its length (Carreira and Zisserman 2017, "Quo Vadis,
-    Action Recognition?"), so that a convolution of one repeated frame gives what the 2D one gives, away from the zero
-    padding at both ends of the clip.
+    Weights are repeated along the new kernel axis and divided by its length (Carreira and Zisserman 2017, "Quo Vadis,
+    Action Recognition?"), so on a clip that repeats one frame the 3D convolution returns what the 2D one returns for
+    that frame, except near the zero padding at both ends of the clip.
 
     Args:
-        net: [N, C, H, W] before, [B, C, T, H, W] after.
+        net: Takes [N, C, H, W] before, [B, C, T, H, W] after.
         plan: What to inflate.
 
     Returns:
         ``net``.
 
     Raises:
-        UsageError: 3x1x1 inflation of a ResNet without bottlenecks, which has no 1x1 convolution to inflate.
+        UsageError: If the inflation is 3x1x1 and the ResNet has no bottlenecks, so no 1x1 convolution to inflate.
     """
     deep = _kernels_to_inflate(net, plan)
     for name, module in list(net.named_modules()):
@@ -130,13 +133,13 @@ def inflate(net: ResNet, plan: Inflation) -> ResNet:
     net.maxpool = nn.MaxPool3d((1, 3, 3), stride=(plan.pool_stride, 2, 2), padding=(0, 1, 1))
     net.avgpool = nn.AdaptiveAvgPool3d(1)
     if plan.second_pool:
-        # Without parameters, so that it may close the first stage without changing a key.
+        # Appended to the first stage: a pool has no parameters, so no state-dict key changes.
         net.layer1.append(nn.MaxPool3d((2, 1, 1), stride=(2, 1, 1)))
     return net
 
 
 def inflated_weight(weight: Tensor, depth: int) -> Tensor:
-    """A 2D kernel [O, I, H, W] as a 3D kernel [O, I, depth, H, W] with the same response to a repeated frame."""
+    """Inflate a kernel [O, I, H, W] to [O, I, depth, H, W] with the same response to a repeated frame."""
     return weight.unsqueeze(2).repeat(1, 1, depth, 1, 1) / depth
 
 
@@ -150,20 +153,22 @@ def i3d(
     dropout: float = DROPOUT,
     **options: Unpack[ResNetOptions],
 ) -> ClipNet:
-    """An inflated ResNet with fresh weights; `fastvid.models.weights.load_weights` inflates 2D checkpoints into it.
+    """Build an inflated ResNet with random weights.
+
+    `fastvid.models.weights.load_weights` inflates 2D checkpoints into it.
 
     Args:
-        depth: Of the ResNet.
+        depth: Depth of the ResNet.
         plan: What to inflate.
         num_classes: Width of the last layer.
-        num_frames: Frames a clip, at least ``plan.temporal_stride``.
-        non_local: Mode of five non-local blocks (ResNet-50), or None for none; see `fastvid.models.non_local`.
-        dropout: Before the last layer.
-        **options: Of the ResNet.
+        num_frames: Frames per clip, at least ``plan.temporal_stride``.
+        non_local: Mode of the non-local blocks (five in ResNet-50), or None; see `fastvid.models.non_local`.
+        dropout: Dropout probability before the last layer.
+        **options: Options of the ResNet.
     """
     net = ResNet(depth, num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
     inflate(net, plan)
-    # Inflated random 2D weights would make all frames of a kernel equal.
+    # Initialise again: inflated random 2D weights are equal along the temporal axis.
     init_weights(net, zero_init_residual=options.get("zero_init_residual", False))
     if non_local is not None:
         insert_non_local(net, non_local, first=1, num_segments=None)
@@ -209,7 +214,7 @@ def _inflated_conv(conv: nn.Conv2d, depth: int, stride: int) -> nn.Conv3d:
 
 
 def _norm_3d(norm: nn.BatchNorm2d) -> nn.BatchNorm3d:
-    # A batch norm's parameters and statistics do not depend on the number of dimensions, so they are taken over.
+    # A batch norm's parameters and statistics do not depend on the number of dimensions, so reuse them.
     new = nn.BatchNorm3d(norm.num_features, eps=norm.eps, momentum=norm.momentum, device="meta")
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
         setattr(new, name, getattr(norm, name))

@@ -1,4 +1,4 @@
-"""MobileNetV2 over frames (Sandler et al. 2018), with the module names of torchvision's ``models/mobilenetv2.py``."""
+"""MobileNetV2 over frames (Sandler et al. 2018), with torchvision's module names (``mobilenetv2.py``)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LAST_CHANNELS = 1280
 
 
 class InvertedResidual(nn.Module):
-    """Expand by 1x1, filter by depthwise 3x3, project by 1x1: [N, C, H, W] to [N, C', H / stride, W / stride].
+    """1x1 expansion, depthwise 3x3, 1x1 projection: [N, C, H, W] to [N, C', H / stride, W / stride].
 
     Attributes:
         expands: Whether ``conv`` begins with a 1x1 expansion.
-        skips: Whether the input is added to the output.
-        recompute: Keep only the block's input for backward and run the block again there.
+        skips: Whether the block has a skip connection that adds the input to the output.
+        recompute: Save only the block's input and run the block again in backward.
     """
 
     def __init__(self, in_channels: int, channels: int, stride: int, expansion: int) -> None:
@@ -59,18 +59,19 @@ class MobileNetV2Options(TypedDict, total=False):
 
 
 class MobileNetV2(nn.Module):
-    """Frames [N, in_channels, H, W] to logits [N, num_classes].
+    """MobileNetV2: frames [N, in_channels, H, W] to logits [N, num_classes].
 
     Args:
         num_classes: Width of the last layer.
-        width_mult: Multiplies the channels of every layer, rounded to multiples of 8; the last one only grows.
+        width_mult: Factor on the channels of every layer, rounded to multiples of 8; the last convolution keeps at
+            least 1280.
         in_channels: Channels of the input: 3 for RGB.
         dropout: Probability of dropping a pooled feature before the last layer.
         head_std: Standard deviation of the last layer's initial weights; torchvision uses 0.01.
-        recompute: Keep only each block's input for backward and run the block again there.
+        recompute: Save only each block's input and run the block again in backward.
 
     Raises:
-        UsageError: A width, class or channel number that is not positive.
+        UsageError: If the width multiplier or the number of classes or channels is not positive.
     """
 
     head_name = "classifier.1"
@@ -110,7 +111,7 @@ class MobileNetV2(nn.Module):
                 module.recompute = recompute
 
     def expanding_skip_blocks(self) -> Iterator[InvertedResidual]:
-        """The blocks that TSM shifts: those that use their skip connection and expand."""
+        """Yield the blocks that TSM shifts: those with a skip connection and an expansion."""
         for module in self.features:
             if isinstance(module, InvertedResidual) and module.skips and module.expands:
                 yield module
@@ -127,6 +128,6 @@ def _conv_norm(in_channels: int, channels: int, kernel: int, *, stride: int = 1,
 
 
 def _rounded(channels: float, multiple: int = 8) -> int:
-    """Rounds to the nearest multiple of 8, never down by more than a tenth, as torchvision's ``_make_divisible``."""
+    """Round to a multiple of 8, never down by more than 10 %, like torchvision's ``_make_divisible``."""
     rounded = max(multiple, int(channels + multiple / 2) // multiple * multiple)
     return rounded + multiple if rounded < 0.9 * channels else rounded

@@ -1,10 +1,11 @@
-"""Non-local block (Wang et al. 2018, "Non-local Neural Networks"): attention over all positions of a clip.
+"""Non-local block: attention over all positions of a clip.
 
-Settings are those of the paper and of both public code bases: half the channels inside, keys and values pooled 2x2 in
-space, no 1/sqrt(d) scale, batch norm at the end with gamma 0, so that a new block starts as an identity.
+From Wang et al. 2018, "Non-local Neural Networks". Settings are those of the paper and of both public code bases: half
+the channels inside, keys and values pooled 2x2 in space, no 1/sqrt(d) scale, and a final batch norm with gamma 0, so
+that a new block starts as an identity.
 
-The convolution in front of that batch norm has no bias, as in mmcv's block; the one of mit-han-lab has one, which the
-checkpoint loader folds into the batch norm.
+The convolution before that batch norm has no bias, as in mmcv's block; mit-han-lab's has one, which the checkpoint
+loader folds into the batch norm.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ Mode = Literal["embedded_gaussian", "dot_product"]
 
 
 class NonLocal(nn.Module):
-    """[B, C, T, H, W] to the same shape; over frames, [B * num_segments, C, H, W] to the same shape.
+    """Non-local block on clips [B, C, T, H, W] or frames [B * num_segments, C, H, W]; keeps the shape.
 
     Args:
         channels: C.
         mode: "embedded_gaussian" is softmax attention; "dot_product" divides by the number of keys instead.
-        num_segments: Frames a clip when the input is folded frames; None when the input is a clip.
+        num_segments: Frames per clip if the input is folded frames; None if it is clips.
     """
 
     def __init__(self, channels: int, *, mode: Mode = "embedded_gaussian", num_segments: int | None = None) -> None:
@@ -58,8 +59,9 @@ class NonLocal(nn.Module):
         if self.mode == "embedded_gaussian":
             mixed = functional.scaled_dot_product_attention(query, key, value, scale=1.0)
         else:
-            # Without a softmax the products associate. Keys with values first costs D x D instead of positions squared;
-            # published counts of this mode (61.30 G for TSM-R50 with five blocks) take the longer way.
+            # Without a softmax the matrix products associate. Multiplying keys by values first costs D x D instead of
+            # positions squared; published counts of this mode (61.30 G for TSM-R50 with five blocks) use the other
+            # order.
             mixed = query @ (key.transpose(2, 3) @ value / key.shape[2])
         mixed = mixed.squeeze(1).transpose(1, 2).reshape(x.shape[0], -1, *x.shape[2:])
         attended: Tensor = self.out_bn(self.out(mixed))
@@ -67,23 +69,23 @@ class NonLocal(nn.Module):
 
 
 def insert_non_local(net: ResNet, mode: Mode, *, first: int, num_segments: int | None) -> None:
-    """Adds a non-local block after every second residual block of ``layer2`` and ``layer3``.
+    """Add a non-local block after every second residual block of ``layer2`` and ``layer3``.
 
-    For ResNet-50 that is the paper's five blocks. The code bases differ in where they begin: mmaction2's I3D with the
-    second block (``configs/recognition/i3d``, ``non_local=((0, 0, 0), (0, 1, 0, 1), (0, 1, 0, 1, 0, 1), (0, 0, 0))``),
-    TSM of mit-han-lab (``ops/non_local.py``) and of mmaction2 with the first. For other depths the same rule is used.
+    In ResNet-50 these are the paper's five blocks. The code bases start at different blocks: mmaction2's I3D at the
+    second (``configs/recognition/i3d``, ``non_local=((0, 0, 0), (0, 1, 0, 1), (0, 1, 0, 1, 0, 1), (0, 0, 0))``),
+    TSM of mit-han-lab (``ops/non_local.py``) and of mmaction2 at the first. Other depths follow the same rule.
 
     Args:
         net: Changed in place; new parameters are named ``layerX.Y.non_local.*``.
         mode: See `NonLocal`.
-        first: 0 or 1, the first block of each stage that gets one.
-        num_segments: Frames a clip when ``net`` runs on folded frames, None when it is inflated.
+        first: Index, 0 or 1, of the first block of each stage that gets one.
+        num_segments: Frames per clip if ``net`` runs on folded frames, None if it is inflated.
 
     Raises:
-        UsageError: Unknown mode.
+        UsageError: If the mode is unknown.
     """
     if mode not in get_args(Mode):
-        raise UsageError(f"no non-local mode {mode!r}", hint=f"use one of {', '.join(map(repr, get_args(Mode)))}")
+        raise UsageError(f"unknown non-local mode {mode!r}", hint=f"use one of {', '.join(map(repr, get_args(Mode)))}")
     for stage in (net.layer2, net.layer3):
         for block in net.blocks_of(stage)[first::2]:
             channels = block.last_norm().num_features

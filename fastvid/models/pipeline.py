@@ -1,12 +1,12 @@
-"""A replica on several devices: its blocks lie in a row on them, and micro-batches follow each other through the row.
+"""Pipeline parallelism: one replica's blocks on several devices, fed with micro-batches.
 
-This is GPipe (Huang et al. 2019) in one process. All micro-batches go forward before any goes backward; because work on
-devices is only issued, a device computes one micro-batch while the next device computes the one before it, and the
-autograd engine has a thread for each device. With S devices and M micro-batches (S - 1) / (M + S - 1) of the time is
-lost to filling and draining the row.
+This is GPipe (Huang et al. 2019) in one process. All micro-batches run forward before any runs backward. Kernel
+launches are asynchronous, so a device computes one micro-batch while the next device computes the previous one, and the
+autograd engine has a thread per device. With S devices and M micro-batches, (S - 1) / (M + S - 1) of the time is lost
+to filling and draining the pipeline.
 
-Norm layers see one micro-batch at a time. Tensor parallelism is not offered: DTensor's convolution gives wrong numbers
-without an error in torch 2.13 when its weight or its image is sharded.
+Norm layers see one micro-batch at a time. Tensor parallelism is not offered: in torch 2.13 DTensor's convolution
+silently returns wrong results when its weight or its input is sharded.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fastvid.errors import UsageError
 from fastvid.models.mobilenet import InvertedResidual
 from fastvid.models.resnet import ResidualBlock
 
-# Their inputs are used more than once, so all of one lies on one device.
-_WHOLE: Final = (ResidualBlock, InvertedResidual)
+# Never split across devices: these blocks use their input more than once.
+_UNSPLIT: Final = (ResidualBlock, InvertedResidual)
 
 
-def spread(model: nn.Module, devices: Sequence[torch.device], micro_batches: int) -> None:
-    """Lays a model's blocks on devices, in place. Names of parameters and the state dict stay as they are.
+def place_on_devices(model: nn.Module, devices: Sequence[torch.device], micro_batches: int) -> None:
+    """Distribute a model's blocks over devices in place, without changing its state dict.
 
     Args:
-        model: Clips [b, ...], one of each stream, to logits [b, classes]; its blocks run in the order of its modules.
-        devices: The first takes the clips, and logits come back to it.
-        micro_batches: Parts of a batch in training.
+        model: Maps clips [b, ...], one tensor per stream, to logits [b, classes]; its blocks run in module order.
+        devices: The first one receives the clips and the logits.
+        micro_batches: Number of micro-batches per batch in training.
 
     Raises:
-        UsageError: There are more devices than blocks.
+        UsageError: If there are more devices than blocks.
     """
     blocks = [block for block in _blocks(model) if next(block.parameters(), None) is not None]
     if len(blocks) < len(devices):
@@ -50,7 +50,7 @@ def spread(model: nn.Module, devices: Sequence[torch.device], micro_batches: int
         if not model.training:
             return _logits(whole(*clips)).to(home)
         parts = zip(*(clip.chunk(micro_batches) for clip in clips), strict=True)
-        # To the first device only when all are issued: a copy may wait for what it copies.
+        # Copy to the first device only after all are launched: a copy may block until its source is ready.
         logits = [_logits(whole(*part)) for part in parts]
         return torch.cat([part.to(home) for part in logits])
 
@@ -58,12 +58,12 @@ def spread(model: nn.Module, devices: Sequence[torch.device], micro_batches: int
 
 
 def local_devices(home: torch.device, count: int) -> list[torch.device]:
-    """The devices of one replica among those of a machine, the rank's own first.
+    """Return the devices of one replica on this machine, the rank's own device first.
 
-    Ranks of a machine have devices 0 to L - 1 as their own; rank r's further ones are r + L, r + 2 L and so on.
+    With L local ranks, local rank r gets devices r, r + L, r + 2 L and so on.
 
     Raises:
-        UsageError: The machine has too few.
+        UsageError: If the machine has too few devices.
     """
     if home.type != "cuda":
         return [home] * count
@@ -71,14 +71,14 @@ def local_devices(home: torch.device, count: int) -> list[torch.device]:
     found = [torch.device("cuda", (home.index or 0) + ranks * step) for step in range(count)]
     if ranks * count > torch.cuda.device_count():
         raise UsageError(
-            f"{ranks} ranks of {count} devices each do not fit on {torch.cuda.device_count()}",
-            hint=f"start at most {torch.cuda.device_count() // count} ranks on a machine",
+            f"{ranks} ranks of {count} devices each need more than this machine's {torch.cuda.device_count()}",
+            hint=f"start at most {torch.cuda.device_count() // count} ranks per machine",
         )
     return found
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    if isinstance(module, _WHOLE) or next(module.children(), None) is None:
+    if isinstance(module, _UNSPLIT) or next(module.children(), None) is None:
         yield module
         return
     for child in module.children():
@@ -92,6 +92,6 @@ def _mover(device: torch.device) -> Callable[[nn.Module, tuple[Any, ...]], tuple
     return move
 
 
-def _logits(found: Any) -> Tensor:
-    assert isinstance(found, Tensor)
-    return found
+def _logits(output: Any) -> Tensor:
+    assert isinstance(output, Tensor)
+    return output

@@ -1,11 +1,11 @@
-"""Activation checkpointing of one residual block, without the usual damage to batch-norm statistics.
+"""Activation checkpointing of one residual block that updates batch-norm statistics only once.
 
-`torch.utils.checkpoint` runs the block's forward twice for each training step: once as usual, once inside backward.
-Batch norm would then move its running mean and variance twice with the same batch, so a network trained with
-checkpointing would be evaluated with other statistics than one trained without. Here the second run works on copies of
-the buffers: weights, gradients and running statistics are bit-equal with and without checkpointing.
+`torch.utils.checkpoint` runs the block's forward twice per training step: once as usual, once inside backward. Batch
+norm would then update its running mean and variance twice with the same batch, so checkpointing would change the
+statistics used in evaluation. Here the second run uses copies of the buffers: weights, gradients and running statistics
+are bit-equal with and without checkpointing.
 
-Under `torch.compile` the compiler does the recomputing and applies the update of statistics once by itself.
+Under `torch.compile` the compiler recomputes and updates the statistics only once by itself.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(block: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Runs ``forward(x)``, keeps only ``x`` for backward and runs ``forward`` again there.
+    """Run ``forward(x)``, save only ``x`` for backward, and run ``forward`` again in backward.
 
     Args:
-        block: The module whose buffers ``forward`` may update; its buffers are not touched by the second run.
-        forward: The block's own forward. It must not use random numbers, which the second run would draw anew.
+        block: The module whose buffers ``forward`` may update; the second run leaves them alone.
+        forward: The block's own forward. It must not draw random numbers: the second run would draw different ones.
         x: The block's input.
 
     Returns:
-        What ``forward(x)`` returns.
+        The result of ``forward(x)``.
     """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _buffers_set_aside(block)
+        return nullcontext(), _copied_buffers(block)
 
     out: Tensor
     if torch.compiler.is_compiling():
@@ -42,13 +42,15 @@ def recomputed(block: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor)
 
 
 @contextmanager
-def _buffers_set_aside(block: nn.Module) -> Iterator[None]:
-    own = [(module, name, buffer) for module in block.modules() for name, buffer in module.named_buffers(recurse=False)]
-    for module, name, buffer in own:
+def _copied_buffers(block: nn.Module) -> Iterator[None]:
+    originals = [
+        (module, name, buffer) for module in block.modules() for name, buffer in module.named_buffers(recurse=False)
+    ]
+    for module, name, buffer in originals:
         setattr(module, name, buffer.clone())
     try:
         yield
     finally:
-        # The second run stops early, by an exception of checkpoint's own, once backward has what it needs.
-        for module, name, buffer in own:
+        # checkpoint aborts the second run with its own exception once backward has what it needs.
+        for module, name, buffer in originals:
             setattr(module, name, buffer)

@@ -1,7 +1,7 @@
-"""The ResNet that every ResNet model of the zoo is made from: TSN and TSM use it as it is, I3D inflates it.
+"""The ResNet behind all ResNet models of the zoo: TSN and TSM use it unchanged, I3D inflates it.
 
-Module names are those of torchvision's ``models/resnet.py``, so ImageNet checkpoints load without renaming. The stride
-of a bottleneck sits on its 3x3 convolution (ResNet "v1.5"), as in torchvision.
+Module names are those of torchvision's ``models/resnet.py``, so ImageNet checkpoints load without renaming. As in
+torchvision, the 3x3 convolution of a bottleneck has the stride (ResNet "v1.5").
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastvid.models.recompute import recomputed
 
 
 class ResidualBlock(nn.Module):
-    """What both kinds of block share: input [N, C, H, W], output [N, C', H / stride, W / stride].
+    """Base class of residual blocks: input [N, C, H, W], output [N, C', H / stride, W / stride].
 
     Attributes:
-        non_local: Runs on the block's output when set; see `fastvid.models.non_local`.
-        recompute: Keep only the block's input for backward and run the block again there.
+        non_local: Runs on the block's output if set; see `fastvid.models.non_local`.
+        recompute: Save only the block's input and run the block again in backward.
     """
 
     expansion: int
@@ -52,11 +52,11 @@ class ResidualBlock(nn.Module):
 
     @abstractmethod
     def residual(self, x: Tensor) -> Tensor:
-        """The branch that is added to the identity path. It must not write to ``x``."""
+        """Return the residual branch, which is added to the identity path. It must not write to ``x``."""
 
     @abstractmethod
     def last_norm(self) -> nn.Module:
-        """The batch norm at the end of the residual branch; a gamma of zero makes the block an identity."""
+        """Return the last batch norm of the residual branch; with gamma 0 the block is an identity."""
 
 
 class BasicBlock(ResidualBlock):
@@ -81,7 +81,7 @@ class BasicBlock(ResidualBlock):
 
 
 class Bottleneck(ResidualBlock):
-    """1x1, 3x3 and 1x1 convolutions, four times as wide outside as inside (ResNet-50 and -101)."""
+    """1x1, 3x3 and 1x1 convolutions; the output has four times the inner channels (ResNet-50 and -101)."""
 
     expansion = 4
 
@@ -104,7 +104,7 @@ class Bottleneck(ResidualBlock):
         return self.bn3
 
 
-# Blocks a stage; He et al. 2015, "Deep Residual Learning for Image Recognition", table 1.
+# Blocks per stage; He et al. 2015, "Deep Residual Learning for Image Recognition", table 1.
 DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
     34: (BasicBlock, (3, 4, 6, 3)),
@@ -131,22 +131,22 @@ class StreamOptions(TypedDict, total=False):
 
 
 class ResNet(nn.Module):
-    """Frames [N, in_channels, H, W] to logits [N, num_classes].
+    """ResNet: frames [N, in_channels, H, W] to logits [N, num_classes].
 
     Args:
         depth: One of `DEPTHS`.
         num_classes: Width of the last layer.
-        width: Channels of the stem and of the first stage's inner convolutions; 64 is the standard net. Each later
+        width: Channels of the stem and of the first stage's inner convolutions; 64 in the standard net. Each later
             stage doubles it.
         in_channels: Channels of the input: 3 for RGB.
         dropout: Probability of dropping a pooled feature before the last layer.
-        head_std: Standard deviation of the last layer's initial weights; None keeps `nn.Linear`'s own.
+        head_std: Standard deviation of the last layer's initial weights; None keeps `nn.Linear`'s default.
         zero_init_residual: Start the last batch norm of each block at gamma 0, so that each block starts as an identity
             (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
-        recompute: Keep only each block's input for backward and run the block again there.
+        recompute: Save only each block's input and run the block again in backward.
 
     Raises:
-        UsageError: Unknown depth, or a width, class or channel number below 1.
+        UsageError: If the depth is unknown, or the width or the number of classes or channels is below 1.
     """
 
     head_name = "fc"
@@ -165,7 +165,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth not in DEPTHS:
-            raise UsageError(f"no ResNet of depth {depth}", hint=f"use one of {', '.join(map(str, DEPTHS))}")
+            raise UsageError(f"unknown ResNet depth {depth}", hint=f"use one of {', '.join(map(str, DEPTHS))}")
         for name, value in (("num_classes", num_classes), ("width", width), ("in_channels", in_channels)):
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
@@ -194,7 +194,7 @@ class ResNet(nn.Module):
         return [self.layer1, self.layer2, self.layer3, self.layer4]
 
     def blocks_of(self, stage: nn.Sequential) -> list[ResidualBlock]:
-        """The residual blocks of a stage, without a pool that may follow them."""
+        """Return the residual blocks of a stage, without the pool that may follow them."""
         return [module for module in stage if isinstance(module, ResidualBlock)]
 
     def residual_blocks(self) -> Iterator[ResidualBlock]:
@@ -202,7 +202,7 @@ class ResNet(nn.Module):
             yield from self.blocks_of(stage)
 
     def features(self, x: Tensor) -> Tensor:
-        """Frames [N, in_channels, H, W] to pooled features [N, num_features]."""
+        """Map frames [N, in_channels, H, W] to pooled features [N, num_features]."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for stage in self.stages():
             x = stage(x)
@@ -215,10 +215,11 @@ class ResNet(nn.Module):
 
 
 def init_weights(net: nn.Module, *, zero_init_residual: bool = False) -> None:
-    """Initialises convolutions of two or three dimensions and batch norms as torchvision's ResNet does.
+    """Initialise 2D and 3D convolutions and batch norms like torchvision's ResNet.
 
-    He normal with fan-out for convolutions (He et al. 2015, "Delving Deep into Rectifiers"), 1 and 0 for batch norm.
-    The last layer is left alone.
+    Convolutions: He normal with fan-out (He et al. 2015, "Delving Deep into Rectifiers"). Batch norms: weight 1, bias
+        0.
+    The last layer is not changed.
     """
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Conv3d):

@@ -1,11 +1,13 @@
-"""Temporal shift modules (Lin, Gan, Han 2019, "TSM: Temporal Shift Module for Efficient Video Understanding").
+"""Temporal shift modules.
 
-**When may a shift be in place?** Only when nothing reads the old values afterwards. A residual block's input fails this
-three times over: the identity path adds it, the ReLU that made it needs it in backward, and so does the downsampling
-convolution. So no module here ever overwrites a block's input. `ShiftConv2d` with ``inplace=True`` works in place on
-what it owns alone: the shifted copy lives only while its convolution runs and is made again in backward, and the
-transposed shift of backward is done in the convolution's own fresh input gradient. Training then keeps no activation
-more than the same net without shift, and weights and gradients are bit-equal to ``inplace=False``.
+From Lin, Gan, Han 2019, "TSM: Temporal Shift Module for Efficient Video Understanding".
+
+**When is an in-place shift safe?** Only when nothing reads the old values afterwards. A residual block's input has
+three such readers: the identity path adds it, and the ReLU that produced it and the downsampling convolution both need
+it in backward. So no module here overwrites a block's input. `ShiftConv2d` with ``inplace=True`` works in place only on
+tensors of its own: the shifted copy exists only while its convolution runs and is recomputed in backward, and backward
+applies the transposed shift to the input gradient that its convolution has just allocated. Training then saves no more
+activations than the same net without shift, and weights and gradients are bit-equal to ``inplace=False``.
 """
 
 from __future__ import annotations
@@ -17,26 +19,26 @@ from fastvid.models.mobilenet import MobileNetV2
 from fastvid.models.resnet import ResNet
 from fastvid.models.shift_ops import Direction, channel_moves, shift_conv2d, temporal_shift
 
-# ResNets whose third stage has at least this many blocks are shifted in every second block only
+# ResNets whose third stage has at least this many blocks are shifted only in every second block
 # (mit-han-lab/temporal-shift-module, ops/temporal_shift.py, make_temporal_shift).
 SPARSE_FROM_BLOCKS = 23
 
 
 class ShiftConv2d(nn.Conv2d):
-    """A 2D convolution over frames that shifts its input in time first.
+    """A 2D convolution over frames that first shifts its input in time.
 
-    It holds exactly the parameters of `nn.Conv2d` under the same names, so that a net keeps its state-dict keys.
+    Its parameters are those of `nn.Conv2d`, under the same names, so a net keeps its state-dict keys.
 
     Args:
-        conv: The convolution to take over; parameters are shared with it. Zero padding only.
-        num_segments: Frames a clip.
-        shift_div: One channel in ``shift_div`` moves, in each direction.
+        conv: The convolution to replace; its parameters are shared. Only zero padding is supported.
+        num_segments: Frames per clip.
+        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
         direction: See `fastvid.models.shift_ops`.
-        inplace: Keep no shifted copy for backward; see the top of this module. Not differentiable twice.
+        inplace: Save no shifted copy for backward; see the module docstring. Not differentiable twice.
 
     Raises:
-        UsageError: The convolution has fewer than ``shift_div`` input channels, so that nothing would move, or
-            ``shift_div`` or ``direction`` is not allowed.
+        UsageError: If the convolution has fewer than ``shift_div`` input channels, so that none would move, or if
+            ``shift_div`` or ``direction`` is invalid.
     """
 
     def __init__(
@@ -76,8 +78,8 @@ class ShiftConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.inplace:
-            geometry = (self.stride, self.padding, self.dilation, self.groups)
-            return shift_conv2d(x, self.weight, self.bias, geometry, self.num_segments, self._moves)
+            settings = (self.stride, self.padding, self.dilation, self.groups)
+            return shift_conv2d(x, self.weight, self.bias, settings, self.num_segments, self._moves)
         return super().forward(temporal_shift(x, self.num_segments, shift_div=self.shift_div, direction=self.direction))
 
     def extra_repr(self) -> str:
@@ -94,21 +96,21 @@ def insert_shift(
     direction: Direction = "both",
     inplace: bool = False,
 ) -> None:
-    """Puts a shift at the head of the residual branches of ``net``; identity paths keep unshifted features.
+    """Insert a shift at the start of the residual branches of ``net``; identity paths stay unshifted.
 
-    In a ResNet: in front of ``conv1`` of every block, or of every second block of each stage, beginning with the first,
-    when ``layer3`` has at least `SPARSE_FROM_BLOCKS` blocks (ResNet-101). In MobileNetV2: in front of the expanding
-    convolution of every block that uses its skip connection and expands. State-dict keys do not change.
+    In a ResNet: before ``conv1`` of every block; if ``layer3`` has at least `SPARSE_FROM_BLOCKS` blocks (ResNet-101),
+    only of every second block of each stage, starting with the first. In MobileNetV2: before the expansion of every
+    block that has a skip connection and an expansion. State-dict keys do not change.
 
     Args:
         net: The net over frames [B * num_segments, C, H, W]; changed in place.
-        num_segments: Frames a clip.
-        shift_div: One channel in ``shift_div`` moves, in each direction.
+        num_segments: Frames per clip.
+        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
         direction: See `fastvid.models.shift_ops`.
-        inplace: Keep no shifted copy for backward; see the top of this module.
+        inplace: Save no shifted copy for backward; see the module docstring.
 
     Raises:
-        UsageError: As `ShiftConv2d`.
+        UsageError: As for `ShiftConv2d`.
     """
 
     def shifted(conv: nn.Module) -> ShiftConv2d:

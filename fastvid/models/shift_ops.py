@@ -1,6 +1,6 @@
-"""The temporal shift as an operator on tensors; `fastvid.models.shift` says what it is for.
+"""The temporal shift as an operator on tensors; see `fastvid.models.shift` for its use.
 
-Features [B*T, C, H, W] are seen as [B, T, C, H, W]; ``fold = C // shift_div`` channels (rounded down) move one frame:
+Features [B*T, C, H, W] are viewed as [B, T, C, H, W]; ``fold = C // shift_div`` channels (rounded down) move one frame:
 
 ====================  =================================  ==============================
 channels              ``direction="both"``               ``direction="past"``
@@ -10,8 +10,8 @@ channels              ``direction="both"``               ``direction="past"``
 the rest              unchanged                          unchanged
 ====================  =================================  ==============================
 
-``"past"`` uses no later frame, for streams (mit-han-lab/temporal-shift-module, ``online_demo/mobilenet_v2_tsm.py`` at
-436e7cf); ``"both"`` is ``ops/temporal_shift.py`` at 4759ad8.
+``"past"`` uses no later frame, for online inference (mit-han-lab/temporal-shift-module,
+``online_demo/mobilenet_v2_tsm.py`` at 436e7cf); ``"both"`` is ``ops/temporal_shift.py`` at 4759ad8.
 """
 
 from __future__ import annotations
@@ -28,37 +28,38 @@ from fastvid.errors import UsageError
 
 Direction = Literal["both", "past"]
 
-# (first channel, end channel, offset): out[t] = x[t + offset] for these channels.
+# (first channel, end channel, offset): out[t] = x[t + offset] for channels in [first, end).
 Moves = tuple[tuple[int, int, int], ...]
 
 # Stride, padding, dilation and groups of a convolution.
-Geometry = tuple[Any, Any, Any, int]
+ConvSettings = tuple[Any, Any, Any, int]
 
 
 def temporal_shift(x: Tensor, num_segments: int, *, shift_div: int = 8, direction: Direction = "both") -> Tensor:
-    """Shifts out of place; the result is new and ``x`` is untouched.
+    """Return a shifted copy; ``x`` is not changed.
 
     Args:
-        x: [B * num_segments, C, H, W] of any dtype and memory format, frames of a clip next to each other.
-        num_segments: Frames a clip.
-        shift_div: One channel in ``shift_div`` moves, in each direction.
-        direction: See the table at the top of this module.
+        x: [B * num_segments, C, H, W] of any dtype and memory format; the frames of a clip are consecutive.
+        num_segments: Frames per clip.
+        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
+        direction: See the table in the module docstring.
 
     Returns:
         The shifted features, of the same shape, dtype and memory format.
 
     Raises:
-        UsageError: The frames are not a multiple of ``num_segments``, or ``shift_div`` or ``direction`` is not allowed.
+        UsageError: If the number of frames is not a multiple of ``num_segments``, or ``shift_div`` or ``direction`` is
+            invalid.
     """
     check_segments(x, num_segments)
     return _shift(x, num_segments, channel_moves(x.shape[1], shift_div, direction))
 
 
 def temporal_shift_(x: Tensor, num_segments: int, *, shift_div: int = 8, direction: Direction = "both") -> Tensor:
-    """Shifts in place and returns ``x``; arguments as for `temporal_shift`.
+    """Shift in place and return ``x``; arguments as for `temporal_shift`.
 
-    Legal only when nothing reads the old values of ``x`` afterwards. Autograd raises at backward when an earlier
-    operation had kept ``x``, but it cannot know of later readers: they get the shifted values.
+    Safe only when nothing reads the old values of ``x`` afterwards. Autograd raises in backward if an earlier operation
+    has saved ``x``, but it does not detect later readers: they get the shifted values.
     """
     check_segments(x, num_segments)
     moves = channel_moves(x.shape[1], shift_div, direction)
@@ -67,9 +68,9 @@ def temporal_shift_(x: Tensor, num_segments: int, *, shift_div: int = 8, directi
 
 
 def shift_conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, num_segments: int, moves: Moves
+    x: Tensor, weight: Tensor, bias: Tensor | None, settings: ConvSettings, num_segments: int, moves: Moves
 ) -> Tensor:
-    """2D convolution of the shifted ``x`` that keeps ``x`` for backward instead of a shifted copy.
+    """Convolve the shifted ``x`` and save ``x`` for backward instead of a shifted copy.
 
     Not differentiable twice.
 
@@ -77,35 +78,35 @@ def shift_conv2d(
         x: [B * num_segments, C, H, W].
         weight: [O, C / groups, kernel, kernel].
         bias: [O] or None.
-        geometry: Stride, padding, dilation, groups.
-        num_segments: Frames a clip.
+        settings: Stride, padding, dilation, groups.
+        num_segments: Frames per clip.
         moves: From `channel_moves`.
     """
     device = x.device.type
     if _has_autocast(device) and torch.is_autocast_enabled(device):
-        # Autocast would cast inside the convolution, where this function's own backward could not follow.
+        # Cast here: autocast would cast inside the convolution, out of sight of the custom backward.
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     check_segments(x, num_segments)
-    out: Tensor = _ShiftConv.apply(x, weight, bias, geometry, num_segments, moves)  # type: ignore[no-untyped-call]
+    out: Tensor = _ShiftConv.apply(x, weight, bias, settings, num_segments, moves)  # type: ignore[no-untyped-call]
     return out
 
 
-# Answered while a graph is compiled, not in it: the compiler of torch 2.11 cannot trace the question.
+# Evaluated at compile time: torch.compile of 2.11 cannot trace this call.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device)
 
 
 def channel_moves(channels: int, shift_div: int, direction: Direction) -> Moves:
-    """Which channels move where.
+    """Return which channels move, and by how many frames.
 
     Raises:
-        UsageError: Unknown direction, or a ``shift_div`` for which the moving channels would overlap.
+        UsageError: If the direction is unknown, or ``shift_div`` is so small that the moving channels would overlap.
     """
     if direction not in get_args(Direction):
         raise UsageError(
-            f"no shift direction {direction!r}", hint=f"use one of {', '.join(map(repr, get_args(Direction)))}"
+            f"unknown shift direction {direction!r}", hint=f"use one of {', '.join(map(repr, get_args(Direction)))}"
         )
     least = 2 if direction == "both" else 1
     if shift_div < least:
@@ -121,8 +122,8 @@ def _transposed(moves: Moves) -> Moves:
 def check_segments(x: Tensor, num_segments: int) -> None:
     if num_segments < 1 or x.shape[0] % num_segments:
         raise UsageError(
-            f"{x.shape[0]} frames are not whole clips of {num_segments}",
-            hint="give [batch * num_segments, channels, height, width]",
+            f"{x.shape[0]} frames are not a multiple of num_segments={num_segments}",
+            hint="pass [batch * num_segments, channels, height, width]",
         )
 
 
@@ -132,13 +133,13 @@ def _shift(x: Tensor, num_segments: int, moves: Moves) -> Tensor:
 
 
 def _shifted(x: Tensor, num_segments: int, moves: Moves) -> Tensor:
-    # Every element is written once: about eight times as fast on a CPU as clearing the result first.
+    # Write each element once: about eight times as fast on a CPU as zeroing the result first.
     out = torch.empty_like(x)
     clips, out_clips = _as_clips(x, num_segments), _as_clips(out, num_segments)
     for first, end, offset in moves:
         _move(out_clips[:, :, first:end], clips[:, :, first:end], offset)
-    still = moves[-1][1]
-    out_clips[:, :, still:] = clips[:, :, still:]
+    moved = moves[-1][1]
+    out_clips[:, :, moved:] = clips[:, :, moved:]
     return out
 
 
@@ -146,7 +147,7 @@ def _shift_in_place(x: Tensor, num_segments: int, moves: Moves) -> None:
     clips = _as_clips(x, num_segments)
     for first, end, offset in moves:
         part = clips[:, :, first:end]
-        # The source overlaps the target, so the moving channels, and only they, are copied aside.
+        # Source and target overlap, so copy the moving channels, and only those.
         _move(part, part.clone(), offset)
 
 
@@ -164,7 +165,10 @@ def _move(out: Tensor, x: Tensor, offset: int) -> None:
 
 
 class _Shift(Function):
-    """The shift and its transpose as one copy each; plain slicing would keep and clear whole tensors in backward."""
+    """Shift with one copy in forward and in backward.
+
+    Differentiated slicing would allocate and zero whole tensors.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, num_segments: int, moves: Moves) -> Tensor:
@@ -186,12 +190,12 @@ class _ShiftInPlace(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # The gradient may be shared with another branch, as an addition passes one tensor to both: never written to.
+        # Not in place: an addition passes the same gradient tensor to both of its inputs.
         return _shift(grad, ctx.num_segments, _transposed(ctx.moves)), None, None
 
 
 class _ShiftConv(Function):
-    """Convolution of the shifted input that keeps the unshifted one, which the net keeps anyway."""
+    """Convolution of the shifted input that saves the unshifted one, which the net saves anyway."""
 
     @staticmethod
     def forward(
@@ -199,24 +203,24 @@ class _ShiftConv(Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        geometry: Geometry,
+        settings: ConvSettings,
         num_segments: int,
         moves: Moves,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.bias_sizes = None if bias is None else list(bias.shape)
-        ctx.geometry, ctx.num_segments, ctx.moves = geometry, num_segments, moves
-        return functional.conv2d(_shifted(x, num_segments, moves), weight, bias, *geometry)
+        ctx.settings, ctx.num_segments, ctx.moves = settings, num_segments, moves
+        return functional.conv2d(_shifted(x, num_segments, moves), weight, bias, *settings)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.geometry
+        stride, padding, dilation, groups = ctx.settings
         shifted = _shifted(x, ctx.num_segments, ctx.moves)
-        wanted = list(ctx.needs_input_grad[:3])
+        needed = list(ctx.needs_input_grad[:3])
         grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            grad, shifted, weight, ctx.bias_sizes, stride, padding, dilation, False, [0, 0], groups, wanted
+            grad, shifted, weight, ctx.bias_sizes, stride, padding, dilation, False, [0, 0], groups, needed
         )
         if grad_x is not None:
             _shift_in_place(grad_x, ctx.num_segments, _transposed(ctx.moves))

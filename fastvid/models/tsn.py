@@ -1,9 +1,9 @@
-"""TSN and TSM: a 2D net on each frame, its logits averaged over the frames of a clip.
+"""TSN and TSM: a 2D net on each frame, with the logits averaged over the frames of a clip.
 
-TSN (Wang et al. 2016, "Temporal Segment Networks") cannot tell the order of frames. TSM is the same net with temporal
-shifts inside (`fastvid.models.shift`), at the same number of parameters and multiplications. Dropout 0.5 and a last
-layer of N(0, 0.001) are those of mmaction2's ``configs/_base_/models/tsm_r50.py`` and of the training commands of
-mit-han-lab/temporal-shift-module.
+TSN (Wang et al. 2016, "Temporal Segment Networks") is blind to the order of frames. TSM is the same net with temporal
+shifts inside (`fastvid.models.shift`), with the same number of parameters and multiplications. Dropout 0.5 and a last
+layer initialised from N(0, 0.001) are those of mmaction2's ``configs/_base_/models/tsm_r50.py`` and of the training
+commands of mit-han-lab/temporal-shift-module.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ HEAD_STD = 0.001
 
 
 class FrameAverage(nn.Module):
-    """Clips [B, C, T, H, W] to logits [B, num_classes]: the mean over T of the backbone's logits, before any softmax.
+    """A 2D backbone on each frame: clips [B, C, T, H, W] to logits [B, num_classes].
 
-    A clip in ``torch.channels_last_3d`` memory reaches the backbone as ``torch.channels_last`` frames without a copy.
+    The result is the mean over T of the backbone's logits, before any softmax. A clip in ``torch.channels_last_3d``
+    memory format reaches the backbone as ``torch.channels_last`` frames without a copy.
 
     Args:
-        backbone: Frames [N, C, H, W] to logits [N, num_classes].
-        num_frames: T of training.
-        any_length: Accept clips of any T, as a net without temporal shift can.
+        backbone: Maps frames [N, C, H, W] to logits [N, num_classes].
+        num_frames: T in training.
+        any_length: Whether to accept clips of any T, as a net without temporal shift can.
     """
 
     input_layout = "BCTHW"
@@ -57,7 +58,7 @@ class FrameAverage(nn.Module):
 
 
 def fold_frames(video: Tensor) -> Tensor:
-    """[B, C, T, H, W] to [B * T, C, H, W], the frames of a clip next to each other; a view where memory allows."""
+    """Reshape [B, C, T, H, W] to [B * T, C, H, W], ordered by clip, then frame; a view if strides allow."""
     return video.transpose(1, 2).flatten(0, 1)
 
 
@@ -69,7 +70,7 @@ def tsn(
     dropout: float = DROPOUT,
     **options: Unpack[ResNetOptions],
 ) -> FrameAverage:
-    """TSN on a ResNet; see `fastvid.models.resnet.ResNet` for the options."""
+    """Build TSN on a ResNet; see `fastvid.models.resnet.ResNet` for the options."""
     net = ResNet(depth, num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
     return FrameAverage(net, num_frames=num_frames, any_length=True)
 
@@ -86,18 +87,18 @@ def tsm(
     dropout: float = DROPOUT,
     **options: Unpack[ResNetOptions],
 ) -> FrameAverage:
-    """TSM on a ResNet; see `fastvid.models.shift.insert_shift` for the shift options, `ResNet` for the others.
+    """Build TSM on a ResNet; see `fastvid.models.shift.insert_shift` for the shift options.
 
     Args:
-        depth: Of the ResNet.
+        depth: Depth of the ResNet.
         num_classes: Width of the last layer.
-        num_frames: Frames a clip.
-        shift_div: One channel in ``shift_div`` moves, in each direction.
-        shift_direction: "both", or "past" for streams.
-        shift_inplace: Keep no shifted activations for backward.
-        non_local: Mode of five non-local blocks (ResNet-50), or None for none; see `fastvid.models.non_local`.
-        dropout: Before the last layer.
-        **options: Of the ResNet.
+        num_frames: Frames per clip.
+        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
+        shift_direction: "both", or "past" for online inference.
+        shift_inplace: Save no shifted activations for backward.
+        non_local: Mode of the non-local blocks (five in ResNet-50), or None; see `fastvid.models.non_local`.
+        dropout: Dropout probability before the last layer.
+        **options: Options of the ResNet.
     """
     model = tsn(depth, num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
     assert isinstance(model.backbone, ResNet)
@@ -115,7 +116,7 @@ def tsn_mobilenetv2(
     dropout: float = DROPOUT,
     **options: Unpack[MobileNetV2Options],
 ) -> FrameAverage:
-    """TSN on MobileNetV2; see `fastvid.models.mobilenet.MobileNetV2` for the options."""
+    """Build TSN on MobileNetV2; see `fastvid.models.mobilenet.MobileNetV2` for the options."""
     net = MobileNetV2(num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
     return FrameAverage(net, num_frames=num_frames, any_length=True)
 
@@ -130,7 +131,7 @@ def tsm_mobilenetv2(
     dropout: float = DROPOUT,
     **options: Unpack[MobileNetV2Options],
 ) -> FrameAverage:
-    """TSM on MobileNetV2; see `tsm` for the shift options."""
+    """Build TSM on MobileNetV2; see `tsm` for the shift options."""
     model = tsn_mobilenetv2(num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
     assert isinstance(model.backbone, MobileNetV2)
     model.any_length = False

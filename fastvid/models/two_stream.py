@@ -1,16 +1,17 @@
-"""Two-stream nets: one that sees pictures, one that sees motion, and how their answers become one.
+"""Two-stream models: one net on RGB frames, one on optical flow, and the fusion of their predictions.
 
 Simonyan and Zisserman 2014 ("Two-Stream Convolutional Networks for Action Recognition in Videos") with ResNets: the
-spatial net is TSN on pictures, the temporal net TSN on stacks of L flows, 2L channels. The temporal net starts from
+spatial net is TSN on RGB, the temporal net is TSN on stacks of L flow fields, 2L channels. The temporal net starts from
 ImageNet weights by cross-modality initialisation (Wang et al. 2016, section 3.1; see
 `fastvid.models.weights.cross_modality_weight`).
 
-Two ways to fuse:
+There are two kinds of fusion:
 
-- "scores": the weighted mean of both nets' probabilities. Nets trained apart can be fused so; trained together, the
-  loss is that of the mean. It adds evidence up: it cannot tell a class that only the *combination* of picture and
-  motion shows.
-- "joint": a head with one hidden layer on the pooled features of both. It can, and has to be trained with both streams.
+- "scores": the weighted mean of both nets' probabilities. It can combine nets that were trained separately; in joint
+  training the loss is taken on the mean. It cannot recognise a class that only the *combination* of RGB and flow
+  reveals.
+- "joint": a head with one hidden layer on the pooled features of both nets. It can recognise such a class, but must be
+  trained with both streams.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from fastvid.models.weights import LoadReport, load_weights, read_state_dict
 Fusion = Literal["scores", "joint"]
 
 FLOW_STACK = 10
-"""Flows for each frame, of Simonyan and Zisserman 2014, section 3.1; TSN takes 5."""
+"""Flow fields per frame, from Simonyan and Zisserman 2014, section 3.1; TSN uses 5."""
 
 FLOW_SCALE = 1 / (2 * 20 * 0.226)
-"""Pixels a frame to what a net is fed. The TSN code feeds flow of -20 to 20 pixels as 0 to 1, less its middle, over the
-mean of ImageNet's standard deviations, 0.226: the range that first layers trained on pictures know."""
+"""Factor from pixels per frame to the net's input. The TSN code maps flow of -20 to 20 pixels to 0 to 1, subtracts the
+middle and divides by 0.226, the mean of ImageNet's standard deviations: the input range of layers trained on RGB."""
 
-# Width of the joint head's hidden layer, as a share of the features of both nets.
-_HIDDEN = 4
+# The joint head's hidden layer has the features of both nets divided by this.
+_HIDDEN_DIVISOR = 4
 
 
 class FlowAverage(FrameAverage):
-    """TSN on flow: [B, 2L, T, H, W] in pixels a frame to logits [B, num_classes].
+    """TSN on flow: [B, 2L, T, H, W] in pixels per frame to logits [B, num_classes].
 
     Args:
-        backbone: Flow stacks [N, 2L, H, W] to logits [N, num_classes].
-        num_frames: T of training.
+        backbone: Maps flow stacks [N, 2L, H, W] to logits [N, num_classes].
+        num_frames: T in training.
         flow_stack: L.
     """
 
@@ -61,19 +62,19 @@ class FlowAverage(FrameAverage):
 
 
 class TwoStream(nn.Module):
-    """Pictures [B, 3, T, H, W] and flow [B, 2L, T, H, W] to logits [B, num_classes].
+    """Two fused nets: RGB [B, 3, T, H, W] and flow [B, 2L, T, H, W] to logits [B, num_classes].
 
     Args:
-        spatial: The net on pictures.
+        spatial: The net on RGB.
         temporal: The net on flow.
         num_classes: Width of the last layer.
         fusion: "scores" or "joint"; the logits of "scores" are logarithms of mean probabilities.
-        flow_weight: Weight of the temporal net's scores against 1 of the spatial net's; 1 to 1.5 is customary. Of
-            "scores" only.
-        dropout: Before the joint head.
+        flow_weight: Weight of the temporal net's scores relative to the spatial net's; usually 1 to 1.5. Used only by
+            "scores".
+        dropout: Dropout probability before the joint head.
 
     Raises:
-        UsageError: The fusion is not known, or the weight is not positive.
+        UsageError: If the fusion is unknown or the weight is not positive.
     """
 
     input_layout = "BCTHW"
@@ -91,7 +92,7 @@ class TwoStream(nn.Module):
     ) -> None:
         super().__init__()
         if fusion not in get_args(Fusion):
-            raise UsageError(f"fusion {fusion!r} is not known", hint=f"known are {', '.join(get_args(Fusion))}")
+            raise UsageError(f"unknown fusion {fusion!r}", hint=f"use one of {', '.join(get_args(Fusion))}")
         if not 0 < flow_weight < math.inf:
             raise UsageError(f"flow_weight is {flow_weight}, expected a positive number")
         self.spatial, self.temporal = spatial, temporal
@@ -100,11 +101,11 @@ class TwoStream(nn.Module):
         self.head: nn.Module | None = None
         if fusion == "joint":
             features = sum(_backbone(net).num_features for net in (spatial, temporal))
-            hidden = max(num_classes, features // _HIDDEN)
+            hidden = max(num_classes, features // _HIDDEN_DIVISOR)
             self.head = nn.Sequential(
                 nn.Dropout(dropout), nn.Linear(features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_classes)
             )
-            # The nets' own last layers give way to the joint head.
+            # The joint head replaces the last layers of both nets.
             for net in (spatial, temporal):
                 _backbone(net).add_module("fc", nn.Identity())
 
@@ -120,11 +121,11 @@ class TwoStream(nn.Module):
 
 
 def fuse_scores(logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Late fusion: the logarithm of the weighted mean of each net's probabilities.
+    """Return the logarithm of the weighted mean of the nets' probabilities (late fusion).
 
     Args:
-        logits: Of each net, [B, num_classes].
-        weights: Of each net, positive.
+        logits: [B, num_classes] of each net.
+        weights: Positive weight of each net.
 
     Returns:
         [B, num_classes]; its softmax is the weighted mean.
@@ -143,7 +144,7 @@ def temporal(
     dropout: float = DROPOUT,
     **options: Unpack[StreamOptions],
 ) -> FlowAverage:
-    """The temporal net alone; see `fastvid.models.resnet.ResNet` for the options."""
+    """Build the temporal net alone; see `fastvid.models.resnet.ResNet` for the options."""
     if flow_stack < 1:
         raise UsageError(f"flow_stack must be at least 1, not {flow_stack}")
     net = ResNet(
@@ -163,7 +164,7 @@ def two_stream(
     dropout: float = DROPOUT,
     **options: Unpack[StreamOptions],
 ) -> TwoStream:
-    """Both nets of one depth and width; see `TwoStream` for the options of fusion."""
+    """Build both nets with the same depth and width; see `TwoStream` for the fusion options."""
     return TwoStream(
         tsn(depth, num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options),
         temporal(
@@ -177,15 +178,17 @@ def two_stream(
 
 
 def load_stream_weights(model: TwoStream, files: Sequence[str]) -> list[LoadReport]:
-    """Fills both nets: from one file each (spatial, temporal), or both from one, such as ImageNet's or its own.
+    """Load both nets: from one file each (spatial, temporal), or from one file for both.
+
+    A single file is either a checkpoint of a two-stream model or one that fits each net, such as ImageNet weights.
 
     Raises:
-        UsageError: There are more than two files.
-        StorageError: A file cannot be read.
-        FormatError: A file fits neither net.
+        UsageError: If there are more than two files.
+        StorageError: If a file cannot be read.
+        FormatError: If a file fits neither net.
     """
     if len(files) > 2:
-        raise UsageError(f"{len(files)} files of weights for two nets", hint="SPATIAL,TEMPORAL or one file for both")
+        raise UsageError(f"{len(files)} weight files for two nets", hint="pass SPATIAL,TEMPORAL or one file for both")
     if len(files) == 1:
         state = read_state_dict(files[0])
         if any(key.startswith(("spatial.", "temporal.")) for key in state):

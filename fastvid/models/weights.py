@@ -1,8 +1,8 @@
-"""Filling a model from a checkpoint, whoever wrote it, with a report of what fitted and what did not.
+"""Load checkpoints of several code bases into a model, and report which tensors matched.
 
-Known are torchvision's ImageNet files, the TSM files of mit-han-lab, those of mmaction2 and our own; names are
-translated by `fastvid.models.names`. 2D kernels are inflated into 3D models. Nothing in a file is executed: it is read
-with ``torch.load(weights_only=True)``.
+Supported are torchvision's ImageNet files, the TSM files of mit-han-lab, mmaction2's files and our own;
+`fastvid.models.checkpoint_names` translates their names. 2D kernels are inflated for 3D models. Nothing in a file is
+executed: it is read with ``torch.load(weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.errors import FormatError, StorageError, UsageError
+from fastvid.models.checkpoint_names import Origin, mit_name, plain_names
 from fastvid.models.i3d import inflated_weight
 from fastvid.models.mobilenet import InvertedResidual
-from fastvid.models.names import Origin, mit_name, plain_names
 from fastvid.models.resnet import ResidualBlock
 from fastvid.models.shift import ShiftConv2d
 from fastvid.models.tsn import FrameAverage
 
-# Under which names checkpoints keep their state dict, outermost first.
+# Keys under which checkpoints store their state dict, outermost first.
 _STATE_KEYS = ("replica", "state_dict", "model")
 
-# Names that a report prints for each kind before it says how many more there are.
+# Most names that a report lists in each category.
 _NAMES_SHOWN = 6
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load_weights` did.
+    """Result of `load_weights`.
 
     Attributes:
-        origin: Whose names the checkpoint uses.
-        matched: The model's keys that were filled.
-        inflated: Those of them that were filled from a 2D kernel.
-        crossed: Those of them that were filled from a kernel on RGB.
-        missing: The model's keys that the checkpoint lacks and that keep their values. Batch norms' step counters,
-            which old files lack, are not counted.
-        unexpected: The checkpoint's keys, as spelled there, that have no place in the model.
-        mismatched: Key of the model, shape in the checkpoint, shape in the model; such keys keep their values.
-        skipped: The model's keys that the caller asked to leave alone.
+        origin: The code base whose names the checkpoint uses.
+        matched: The model's keys that were loaded.
+        inflated: Subset of `matched` that was inflated from a 2D kernel.
+        crossed: Subset of `matched` that was converted from a kernel on RGB.
+        missing: The model's keys that the checkpoint lacks; they keep their values. The step counters of batch norms,
+            which old files lack, are not listed.
+        unexpected: The checkpoint's keys, as spelled there, that do not exist in the model.
+        mismatched: Key of the model, shape in the checkpoint, shape in the model; these keys keep their values.
+        skipped: The model's keys that were skipped on request.
     """
 
     origin: Origin
@@ -68,10 +68,10 @@ class LoadReport:
             lines[0] += f", {', '.join(self.crossed)} from RGB"
         shapes = [f"{key} {list(theirs)} in the checkpoint, {list(ours)} here" for key, theirs, ours in self.mismatched]
         for what, keys in (
-            ("left alone as asked", self.skipped),
-            ("of another shape, not loaded", shapes),
-            ("missing in the checkpoint", self.missing),
-            ("in the checkpoint only", self.unexpected),
+            ("skipped as requested", self.skipped),
+            ("not loaded because shapes differ", shapes),
+            ("missing from the checkpoint", self.missing),
+            ("only in the checkpoint", self.unexpected),
         ):
             if keys:
                 more = f" and {len(keys) - _NAMES_SHOWN} more" if len(keys) > _NAMES_SHOWN else ""
@@ -82,19 +82,20 @@ class LoadReport:
 def load_weights(
     model: nn.Module, source: str | os.PathLike[str] | Mapping[str, Tensor], *, head: bool = True
 ) -> LoadReport:
-    """Fills ``model`` in place with every tensor of a checkpoint that fits by name and shape.
+    """Load every tensor of a checkpoint that matches ``model`` by name and shape, in place.
 
     Args:
-        model: A model of the zoo, or any other whose names are torchvision's.
-        source: A file of ``torch.save``, or a state dict.
-        head: False leaves the last layer alone, for a checkpoint of another data set with the same number of classes.
+        model: A model of the zoo, or any other with torchvision's names.
+        source: A file written by ``torch.save``, or a state dict.
+        head: Whether to load the last layer; False is for a checkpoint of another dataset with as many classes.
 
     Returns:
-        What was filled and what was not. With another number of classes the last layer is reported as mismatched.
+        The tensors that were loaded and those that were not. If the number of classes differs, the last layer is
+        reported as mismatched.
 
     Raises:
-        StorageError: The file cannot be read.
-        FormatError: The file holds no state dict, holds objects that would have to be unpickled, or fits nowhere.
+        StorageError: If the file cannot be read.
+        FormatError: If the file has no state dict, contains pickled objects other than tensors, or matches no key.
     """
     state = dict(source) if isinstance(source, Mapping) else read_state_dict(source)
     backbone = getattr(model, "backbone", model)
@@ -140,20 +141,20 @@ def load_weights(
     if not filled:
         where = None if isinstance(source, Mapping) else os.fspath(source)
         raise FormatError(
-            f"no tensor of the checkpoint fits this {type(backbone).__name__}",
+            f"no tensor of the checkpoint matches this {type(backbone).__name__}",
             file=where,
-            hint=f"its keys begin with {', '.join(list(state)[:3])}",
+            hint=f"compare the checkpoint's first keys: {', '.join(list(state)[:3])}",
         )
     model.load_state_dict(filled, strict=False)
     return report
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Reads the state dict of a file of ``torch.save`` to the CPU, without executing anything in the file.
+    """Read the state dict of a ``torch.save`` file to the CPU, without executing anything in the file.
 
     Raises:
-        StorageError: The file cannot be read.
-        FormatError: It is no such file, holds objects that would have to be unpickled, or no state dict.
+        StorageError: If the file cannot be read.
+        FormatError: If it is not such a file, contains pickled objects other than tensors, or has no state dict.
     """
     file = os.fspath(path)
     try:
@@ -162,9 +163,9 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         raise StorageError(f"cannot read the checkpoint: {error.strerror or error}", file=file) from error
     except pickle.UnpicklingError as error:
         raise FormatError(
-            "the checkpoint is damaged, or holds more than tensors and plain values, which is not unpickled",
+            "the checkpoint is damaged, or contains objects other than tensors and plain values",
             file=file,
-            hint="where you trust it, save its state dict alone: "
+            hint="if you trust the file, save only its state dict: "
             "torch.save(torch.load(file, weights_only=False)['state_dict'], new_file)",
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
@@ -175,18 +176,18 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             break
         content = inner
     if not isinstance(content, Mapping):
-        raise FormatError(f"the checkpoint holds a {type(content).__name__}, not a state dict", file=file)
+        raise FormatError(f"the checkpoint contains a {type(content).__name__}, not a state dict", file=file)
     state = {key: value for key, value in content.items() if isinstance(value, Tensor)}
     if not state:
-        raise FormatError("the checkpoint holds no tensors", file=file)
+        raise FormatError("the checkpoint contains no tensors", file=file)
     return state
 
 
 def mit_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a TSN or TSM under the names that mit-han-lab/temporal-shift-module saves and loads.
+    """Return the state dict of a TSN or TSM with the key names of mit-han-lab/temporal-shift-module.
 
     Raises:
-        UsageError: The model is neither.
+        UsageError: If the model is neither TSN nor TSM.
     """
     if not isinstance(model, FrameAverage):
         raise UsageError(f"{type(model).__name__} has no counterpart in mit-han-lab/temporal-shift-module")
@@ -207,20 +208,20 @@ def mit_state_dict(model: nn.Module) -> dict[str, Tensor]:
         )
         state[key] = tensor
         if name.endswith("non_local.out.weight"):
-            # Theirs has a bias in front of the batch norm, which ours leaves out.
+            # Their convolution has a bias before the batch norm, ours has none.
             state[key.removesuffix("weight") + "bias"] = tensor.new_zeros(tensor.shape[0])
     return state
 
 
 def cross_modality_weight(weight: Tensor, channels: int) -> Tensor:
-    """The first kernel of a net on RGB for an input of another kind: its mean over RGB, for every channel.
+    """Adapt an RGB net's first kernel to another modality: its mean over RGB for every channel.
 
-    It is not scaled down, as Wang et al. 2016 ("Temporal Segment Networks", section 3.1) have it: on an input whose
-    channels are equal it answers channels / 3 times as strongly as on grey RGB, which batch norm takes back.
+    As in Wang et al. 2016 ("Temporal Segment Networks", section 3.1) it is not scaled down: if all input channels are
+    equal, its response is channels / 3 times that to grey RGB, which batch norm compensates.
 
     Args:
         weight: [out, 3, h, w].
-        channels: Of the input.
+        channels: Input channels of the new kernel.
 
     Returns:
         [out, channels, h, w].
@@ -229,14 +230,14 @@ def cross_modality_weight(weight: Tensor, channels: int) -> Tensor:
 
 
 def _is_other_modality(theirs: Tensor, ours: Tensor) -> bool:
-    """Whether a kernel on RGB meets a place for one on other channels."""
+    """Return whether `theirs` is a kernel on RGB and `ours` the same kernel on another number of channels."""
     if theirs.dim() != 4 or ours.dim() != 4 or theirs.shape[1] != 3 or ours.shape[1] == 3:
         return False
     return theirs.shape[0] == ours.shape[0] and theirs.shape[2:] == ours.shape[2:]
 
 
 def _fold_non_local_bias(found: dict[str, Tensor]) -> None:
-    # MIT's non-local block adds a bias in front of its batch norm: the same function as a lower running mean.
+    # MIT's non-local block has a bias before its batch norm: subtracting it from the running mean is equivalent.
     for key in [key for key in found if key.endswith(".non_local.out.bias")]:
         mean = key.replace(".out.bias", ".out_bn.running_mean")
         if mean in found:

@@ -1,9 +1,9 @@
-"""Every model by name: ``build("tsm-r50", num_classes=400, num_frames=8)``.
+"""All models by name: ``build("tsm-r50", num_classes=400, num_frames=8)``.
 
 A model of the zoo maps clips [B, C, T, H, W] to logits [B, num_classes] and has the attributes ``input_layout``
-("BCTHW"), ``num_frames`` and ``streams``, the streams of a sample that it takes, one argument each: ("rgb",), ("flow",)
-or both. The keys of its state dict are torchvision's names of the 2D net behind ``backbone.``; a net of two streams has
-``spatial.`` or ``temporal.`` in front of that.
+("BCTHW"), ``num_frames`` and ``streams``, the sample's streams that it takes as arguments in this order: ("rgb",),
+("flow",) or both. Its state-dict keys are ``backbone.`` plus torchvision's names of the 2D net; a two-stream model
+prepends ``spatial.`` or ``temporal.``.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def names() -> list[str]:
-    """The names that `build` knows, sorted."""
+    """Return the model names that `build` accepts, sorted."""
     return sorted(_BUILDERS)
 
 
 def options(name: str) -> list[str]:
-    """The options that `build` accepts for a model of the zoo, such as ``width`` or ``shift_inplace``.
+    """Return the options of a model of the zoo, such as ``width`` or ``shift_inplace``.
 
     Raises:
-        UsageError: Unknown name.
+        UsageError: If the name is unknown.
     """
     parameters = inspect.signature(_builder(name), eval_str=True).parameters
     own = [option for option in parameters if option not in ("num_classes", "num_frames", "options")]
@@ -58,17 +58,18 @@ def options(name: str) -> list[str]:
 
 
 def build(name: str, num_classes: int, num_frames: int, **model_options: Any) -> nn.Module:
-    """Builds a model with fresh weights.
+    """Build a model with random weights.
 
     Args:
-        name: One of `names`, or ``module:callable``, which is called with ``num_classes``, ``num_frames`` and the
-            options as keywords and returns an `nn.Module`. It gets ``input_layout`` and ``num_frames`` if it has none.
+        name: One of `names`, or ``module:callable``: it is called with ``num_classes``, ``num_frames`` and the options
+            as keywords and must return an `nn.Module`, to which ``input_layout`` and ``num_frames`` are added if
+            missing.
         num_classes: Number of classes.
-        num_frames: Frames a clip.
-        **model_options: Options of the model; `options` lists them for a name of the zoo.
+        num_frames: Frames per clip.
+        **model_options: Options of the model; `options` lists them for a model of the zoo.
 
     Raises:
-        UsageError: Unknown name or option, a module that does not exist, or a value that the model refuses.
+        UsageError: If the name or an option is unknown, a module does not exist, or the model rejects a value.
     """
     if ":" in name:
         return _build_foreign(name, num_classes, num_frames, model_options)
@@ -76,17 +77,17 @@ def build(name: str, num_classes: int, num_frames: int, **model_options: Any) ->
     if unknown:
         raise UsageError(
             f"model {name!r} has no option {', '.join(map(repr, unknown))}",
-            hint=f"its options are {', '.join(options(name))}",
+            hint=f"use any of {', '.join(options(name))}",
         )
     model = _builder(name)(num_classes=num_classes, num_frames=num_frames, **model_options)
     if not hasattr(model, "streams"):
-        setattr(model, "streams", STREAMS)  # noqa: B010 - a module's type knows parameters and modules only
+        setattr(model, "streams", STREAMS)  # noqa: B010 - nn.Module's annotations allow only parameters and modules
     return model
 
 
 def _builder(name: str) -> Callable[..., nn.Module]:
     if name not in _BUILDERS:
-        raise UsageError(f"no model {name!r}", hint=f"use one of {', '.join(names())}, or module:callable")
+        raise UsageError(f"unknown model {name!r}", hint=f"use one of {', '.join(names())}, or module:callable")
     return _BUILDERS[name]
 
 
@@ -95,18 +96,18 @@ def _build_foreign(name: str, num_classes: int, num_frames: int, model_options: 
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Only the named module itself: a package missing inside it is its own error and says which.
+        # Translate only a missing named module: a missing import inside it has its own clear error.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise UsageError(
-            f"no module {module_name!r} for model {name!r}", hint="is its folder on PYTHONPATH?"
+            f"no module {module_name!r} for model {name!r}", hint="add its folder to PYTHONPATH"
         ) from error
     make = getattr(module, attribute, None)
     if not callable(make):
         raise UsageError(f"module {module_name!r} has no callable {attribute!r}")
     model = make(num_classes=num_classes, num_frames=num_frames, **model_options)
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model {name!r} made {type(model).__name__}, not a torch.nn.Module")
+        raise UsageError(f"model {name!r} returned {type(model).__name__}, not a torch.nn.Module")
     for attribute, value in (("input_layout", INPUT_LAYOUT), ("num_frames", num_frames)):
         if not hasattr(model, attribute):
             setattr(model, attribute, value)

@@ -6,7 +6,7 @@ import signal
 
 
 def how_it_ended(status: int) -> str:
-    """Return an exit status in words, such as ``exited with 1`` or ``died of SIGKILL``.
+    """Return an exit status in words, such as ``exited with 1`` or ``was killed by SIGKILL``.
 
     Args:
         status: As `subprocess.Popen.returncode` has it: negative for the number of a signal.
@@ -14,6 +14,6 @@ def how_it_ended(status: int) -> str:
     if status >= 0:
         return f"exited with {status}"
     try:
-        return f"died of {signal.Signals(-status).name}"
+        return f"was killed by {signal.Signals(-status).name}"
     except ValueError:  # the real-time signals have no names
-        return f"died of signal {-status}"
+        return f"was killed by signal {-status}"

@@ -1,1 +1,1 @@
-"""Which profile suits a user's own videos: a sample of them in every profile, measured. See `fastvid tune`."""
+"""Measure every profile on a sample of a user's videos and recommend one. See `fastvid tune`."""

@@ -1,4 +1,4 @@
-"""Which profile to take, and why in words."""
+"""Recommend a profile, with reasons."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Final
 
 from fastvid.errors import UsageError
 from fastvid.runtime.units import size
-from fastvid.tune.study import Measured, Study
+from fastvid.tune.study import ProfileResult, Study
 
-# A loss of SSIM that people see side by side, and that cannot be made up for by speed.
-_MOST_LOSS: Final = 0.03
+# An SSIM loss that is visible side by side; speed does not make up for it.
+_MAX_SSIM_LOSS: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Advice:
     """A recommendation.
 
     Attributes:
-        profile: The profile to take.
-        reasons: Why, a sentence each.
+        profile: The recommended profile.
+        reasons: The reasons, one sentence each.
     """
 
     profile: str
@@ -27,51 +27,52 @@ class Advice:
 
 
 def recommend(study: Study, need: float | None = None) -> Advice:
-    """Chooses a profile.
+    """Choose a profile.
 
-    With a need, the smallest profile that is fast enough; without one, the profile whose bytes times decode time is
-    lowest: twice the speed is worth twice the bytes, and no more. Profiles that lose far more than the best are out.
+    With a need, this is the smallest profile that is fast enough; without one, the profile with the lowest product of
+    bytes and decode time: twice the speed is worth at most twice the bytes. Profiles whose SSIM is more than 0.03 below
+    the best are excluded.
 
     Args:
-        study: What was measured.
-        need: Clips a second that the workers must decode.
+        study: The measurements.
+        need: Clips per second that the workers must decode.
 
     Raises:
-        UsageError: Nothing was measured.
+        UsageError: If nothing was measured.
     """
     if not study.measured:
         raise UsageError("no profile was measured", hint="; ".join(study.refused.values()) or None)
     best = max((one.ssim for one in study.measured if one.ssim is not None), default=1.0)
-    good = [one for one in study.measured if one.ssim is None or one.ssim >= best - _MOST_LOSS]
+    good = [one for one in study.measured if one.ssim is None or one.ssim >= best - _MAX_SSIM_LOSS]
     reasons = []
     if need is not None:
         enough = [one for one in good if one.clips_per_second >= need]
         chosen = min(enough, key=lambda one: one.bytes) if enough else max(good, key=lambda one: one.clips_per_second)
         reasons.append(
-            f"{chosen.profile} is the smallest that decodes {need:g} clips a second here"
+            f"{chosen.profile} is the smallest profile that decodes {need:g} clips per second here"
             if enough
-            else f"no profile decodes {need:g} clips a second here; {chosen.profile} comes nearest"
+            else f"no profile decodes {need:g} clips per second here; {chosen.profile} is the fastest"
         )
     else:
         chosen = min(good, key=_cost)
         reasons.append(
-            f"{chosen.profile} has the lowest product of size and decode time: each profile that is faster is larger by"
-            " more than it is faster, each that is smaller is slower by more than it is smaller"
+            f"{chosen.profile} has the lowest product of size and decode time: each faster profile is larger by a"
+            " greater factor than it is faster, each smaller one is slower by a greater factor than it is smaller"
         )
-    reasons += [_against(chosen, other, study) for other in study.measured if other is not chosen]
+    reasons += [_compare(chosen, other, study) for other in study.measured if other is not chosen]
     return Advice(chosen.profile, tuple(reasons))
 
 
-def _cost(one: Measured) -> float:
+def _cost(one: ProfileResult) -> float:
     return one.bytes * one.cpu_ms
 
 
-def _against(chosen: Measured, other: Measured, study: Study) -> str:
+def _compare(chosen: ProfileResult, other: ProfileResult, study: Study) -> str:
     speed, weight = chosen.cpu_ms / other.cpu_ms, other.bytes / chosen.bytes
-    words = f"{other.profile}: {speed:.2f} times the clips a second, {weight:.2f} times the bytes"
-    words += f" ({size(3600 * other.bytes / study.seconds)} an hour)"
+    words = f"{other.profile}: {speed:.2f} times the clips per second, {weight:.2f} times the bytes"
+    words += f" ({size(3600 * other.bytes / study.seconds)} per hour)"
     if other.ssim is not None and chosen.ssim is not None:
         words += f", SSIM {other.ssim - chosen.ssim:+.3f}"
     elif other.ssim is None:
-        words += ", nothing lost, and sizes, rates and colours as they are"
+        words += ", lossless: sizes, frame rates and colours are unchanged"
     return words

@@ -1,4 +1,4 @@
-"""How near an encoded sample is to its source, scaled as the profile scales it: ffmpeg's SSIM and PSNR."""
+"""SSIM and PSNR of an encoded sample against its equally scaled source, by ffmpeg."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from fastvid.sharding.encode.profiles import SWS_FLAGS, input_options, picture_f
 
 _SSIM: Final = re.compile(r"SSIM .*All:(\d\.\d+)")
 _PSNR: Final = re.compile(r"PSNR .*average:(\d+\.\d+|inf)")
-# Equal pictures have no noise; a number that can be averaged stands for it.
-_MOST_PSNR: Final = 100.0
+# Equal pictures have infinite PSNR; this finite value replaces it in means.
+_MAX_PSNR: Final = 100.0
 
 
 def compare(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, limits: Limits) -> tuple[float, float]:
-    """SSIM (1 is equal) and PSNR in dB over all planes and frames of a sample that holds the whole source.
+    """Return SSIM (1 is equal) and PSNR in dB over all planes and frames.
+
+    The sample must cover the whole source.
 
     Raises:
-        SourceError: ffmpeg fails, or takes too long.
+        SourceError: If ffmpeg fails or takes too long.
     """
     with open_source(path) as source, tempfile.TemporaryFile(prefix="fastvid-") as file:
         info = probe(source, limits)
@@ -48,33 +50,33 @@ def compare(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, lim
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise SourceError(f"ffmpeg compares for longer than {seconds:.0f} s", reason=Reason.TIMEOUT) from error
-    said = done.stderr.decode("utf-8", "replace")
-    ssim, psnr = _SSIM.search(said), _PSNR.search(said)
+            raise SourceError(f"ffmpeg's comparison took longer than {seconds:.0f} s", reason=Reason.TIMEOUT) from error
+    log = done.stderr.decode("utf-8", "replace")
+    ssim, psnr = _SSIM.search(log), _PSNR.search(log)
     if done.returncode or ssim is None or psnr is None:
-        raise SourceError(f"ffmpeg does not compare: {said.strip()[-200:]}", reason=Reason.ENCODE_FAILED, file=path)
-    return float(ssim[1]), min(_MOST_PSNR, float(psnr[1])) if psnr[1] != "inf" else _MOST_PSNR
+        raise SourceError(f"ffmpeg's comparison failed: {log.strip()[-200:]}", reason=Reason.ENCODE_FAILED, file=path)
+    return float(ssim[1]), min(_MAX_PSNR, float(psnr[1])) if psnr[1] != "inf" else _MAX_PSNR
 
 
 def build_comparison(
     build: FfmpegBuild, profile: Profile, info: SourceInfo, source_url: str, encoded_url: str, limits: Limits
 ) -> list[str]:
-    """The ffmpeg command that prints SSIM and PSNR of an encoded source against what went into the encoder."""
+    """Return the ffmpeg command that prints SSIM and PSNR of an encoded source against its input."""
     source = ffmpeg.input(source_url, **input_options(info, limits))
-    # The filters of every profile end in limited range but those of full-range codecs, which are brought back here.
-    wanted = picture_filters(build, replace(profile, codec="h264", crf=0), info, source["V:0"])
+    # Compare in limited range: all profiles but those of full-range codecs write it, and those are converted below.
+    reference = picture_filters(build, replace(profile, codec="h264", crf=0), info, source["V:0"])
     encoded = ffmpeg.input(encoded_url, f="mov", protocol_whitelist="file", threads=1)["v:0"]
     if profile.full_range:
         encoded = encoded.filter("scale", flags=SWS_FLAGS, in_range="full", out_range="limited").filter(
             "format", "yuv420p"
         )
-    # Frame by frame, whatever the clocks say.
-    pairs = [stream.filter("settb", "1/1000").filter("setpts", "N").split() for stream in (encoded, wanted)]
+    # Pair frames by number, not by timestamp.
+    pairs = [stream.filter("settb", "1/1000").filter("setpts", "N").split() for stream in (encoded, reference)]
     scores = [ffmpeg.filter([pairs[0][n], pairs[1][n]], name) for n, name in enumerate(("ssim", "psnr"))]
     command: list[str] = ffmpeg.merge_outputs(*(ffmpeg.output(score, "-", f="null") for score in scores)).get_args()
     return [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", *command]
 
 
 def mean(values: list[float]) -> float:
-    """Their mean; not a number of none."""
+    """Return the mean of the values, NaN if there are none."""
     return sum(values) / len(values) if values else math.nan

@@ -1,7 +1,7 @@
-"""The measurements behind `fastvid tune`: a seeded sample of the videos, encoded with every profile, compared, timed.
+"""The measurements of `fastvid tune`: encode a sample with every profile, compare and time it.
 
-Decoding is timed as `python -m bench decode` times it, by the same code (`fastvid.measure`): planned packets with their
-checksums, YUV planes in the worker's buffer, as a loader hands them to a device.
+Decoding is timed by the same code as in `python -m bench decode` (`fastvid.measure`): planned packets with their
+checksums, decoded to YUV planes in the worker's buffer, like those that a loader copies to a device.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from fastvid.decode.access import open as open_dataset
 from fastvid.errors import JobError, UsageError
 from fastvid.measure.clips import CROP, Corpus, parse_sampling
-from fastvid.measure.planned import fastvid
-from fastvid.measure.rounds import Timing, measure
+from fastvid.measure.fastvid_contender import fastvid
+from fastvid.measure.rounds import RoundTimes, measure
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.runtime.cores import available_cores
@@ -35,26 +35,26 @@ from fastvid.tune.quality import compare, mean
 _LOG = logging.getLogger(__name__)
 
 VIDEOS: Final = 24
-"""Videos of the sample. Ratios between profiles settle long before; a few unusual videos should not decide."""
+"""Videos in the sample. Ratios between profiles settle with fewer; this many keep unusual videos from dominating."""
 
-_PICTURE: Final = 256  # short side to which the crop of CROP pixels belongs
+_SHORT_SIDE: Final = 256  # short side in pixels that the crop of CROP pixels refers to
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What one profile does to the sample.
+class ProfileResult:
+    """Measurements of one profile on the sample.
 
     Attributes:
         profile: Its name.
-        bytes: Of all samples.
-        encode_seconds: CPU seconds, probing and verification included, all processes together.
-        ssim: Mean over the videos, 1 is equal; None where nothing is encoded.
-        psnr: Mean in dB; None where nothing is encoded.
-        clips_per_second: Of `workers` threads by the clock on the wall, median of the rounds.
-        cpu_ms: CPU milliseconds a clip, median of the rounds.
-        packets: Mean packets that are decoded for a clip.
+        bytes: Size of all samples.
+        encode_seconds: CPU seconds of all processes, including probing and verification.
+        ssim: Mean over the videos, 1 is equal; None if the profile does not encode.
+        psnr: Mean in dB; None if the profile does not encode.
+        clips_per_second: Clips per second of wall time with `workers` threads, median of the rounds.
+        cpu_ms: CPU milliseconds per clip, median of the rounds.
+        packets: Mean packets decoded per clip.
         packets_from_keys: Mean packets that a decoder without a plan would decode.
-        rejected: Number of videos that the profile does not take, by reason.
+        rejected: Number of videos that the profile rejects, by reason.
     """
 
     profile: str
@@ -71,18 +71,18 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Everything that was measured.
+    """All measurements.
 
     Attributes:
-        videos: Number of videos of the sample that every profile takes; all numbers are over these.
-        found: Number of videos there are.
-        seconds: Length of those videos.
-        source_bytes: Their size as they are.
-        sampling: Which frames a clip has.
-        workers: Threads that decoded.
-        seed: Of the sample and of the clips.
-        measured: By profile, in the order in which they were asked for.
-        refused: Profiles that cannot be measured, and why.
+        videos: Number of sampled videos that every profile accepts; all measurements are on these.
+        found: Number of videos found.
+        seconds: Total length of the sampled videos.
+        source_bytes: Total size of their sources.
+        sampling: Frames of a clip, see `fastvid.measure.clips.parse_sampling`.
+        workers: Number of decoding threads.
+        seed: Seed of the sample and of the clips.
+        measured: One result per profile, in the requested order.
+        refused: Profiles that could not be measured, and why.
     """
 
     videos: int
@@ -92,23 +92,23 @@ class Study:
     sampling: str
     workers: int
     seed: int
-    measured: tuple[Measured, ...]
+    measured: tuple[ProfileResult, ...]
     refused: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return all fields as JSON values."""
         return asdict(self) | {"measured": [asdict(one) for one in self.measured]}
 
 
 @dataclass(slots=True)
-class _Encoded:
-    """A dataset of the sample in one profile."""
+class _EncodedSample:
+    """The sample of videos as a dataset in one profile."""
 
     profile: Profile
     folder: str
     cpu_seconds: float
     rejected: dict[str, int]
-    keys: dict[str, str]  # by source id, of samples that hold a whole source
+    keys: dict[str, str]  # sample keys by source id, only of samples that cover a whole source
 
 
 def study(
@@ -125,32 +125,34 @@ def study(
     follow_links: bool = False,
     limits: Limits | None = None,
 ) -> Study:
-    """Measures profiles on a sample of videos.
+    """Measure profiles on a sample of videos.
 
     Args:
         sources: Folders of videos, or single files.
-        profiles: By name or as `Profile`.
-        videos: Most videos of the sample.
-        seed: Another seed draws other videos and clips.
+        profiles: Names of profiles, or `Profile` objects.
+        videos: Maximum number of videos in the sample.
+        seed: Seed of the sampled videos and of the clips.
         sampling: Frames of a clip, see `fastvid.measure.clips.parse_sampling`.
         rounds: How often each profile's clips are decoded.
-        repeats: Clips of each video.
-        workers: Processes that encode, and threads that decode; by default one for each core.
-        folder: Where the datasets are left; by default they are deleted.
-        follow_links: Take symbolic links that lead out of their folder.
-        limits: What one source may cost.
+        repeats: Clips per video.
+        workers: Number of encoding processes and of decoding threads; by default one per core.
+        folder: Where to keep the encoded datasets; by default they are deleted.
+        follow_links: Accept symbolic links that point outside their folder.
+        limits: Resource limits of one source.
 
     Raises:
-        UsageError: An argument is wrong, there is no video, or no profile takes any of the sample.
+        UsageError: If an argument is invalid, there is no video, or no profile accepts any of the sample.
     """
     parse_sampling(sampling)
     chosen = [get_profile(profile) if isinstance(profile, str) else profile for profile in profiles]
     if videos < 1 or rounds < 1 or repeats < 1 or not chosen:
-        raise UsageError(f"{videos} videos, {rounds} rounds, {repeats} repeats, {len(chosen)} profiles: too few")
+        raise UsageError(
+            f"{videos} videos, {rounds} rounds, {repeats} repeats, {len(chosen)} profiles: each must be at least 1"
+        )
     every = gather_sources(list(sources), follow_links=follow_links).sources
     candidates = [source for source in every if source.problem is None]
     if not candidates or any(source.member is not None for source in candidates):
-        raise UsageError("there is no video file to tune for", file=", ".join(sources), hint="name a folder of videos")
+        raise UsageError("no video file found to measure", file=", ".join(sources), hint="name a folder of videos")
     sample = _draw(candidates, videos, seed)
     limits, workers = limits or Limits(), workers or available_cores()
     with tempfile.TemporaryDirectory(prefix="fastvid-tune-") as scratch:
@@ -158,9 +160,9 @@ def study(
         encoded, refused = _encode_all(sample, chosen, place, workers, limits)
         common = [source for source in sample if all(source.id in one.keys for one in encoded)]
         if not common:
-            raise UsageError("no profile takes any video of the sample", hint="; ".join(refused.values()) or None)
+            raise UsageError("no profile accepts any video of the sample", hint="; ".join(refused.values()) or None)
         corpora = [
-            Corpus(one.folder, sampling, repeats, seed, CROP, _PICTURE, tuple(one.keys[s.id] for s in common))
+            Corpus(one.folder, sampling, repeats, seed, CROP, _SHORT_SIDE, tuple(one.keys[s.id] for s in common))
             for one in encoded
         ]
         _LOG.info("decoding %d clips of each profile, %d rounds", len(corpora[0].requests), rounds)
@@ -169,7 +171,7 @@ def study(
         measured = []
         for one, corpus, timing in zip(encoded, corpora, timings, strict=True):
             _LOG.info("comparing %s with its sources", one.profile.name)
-            measured.append(_measured(one, corpus, timing, common, len(sample), limits))
+            measured.append(_result(one, corpus, timing, common, len(sample), limits))
     dataset = corpora[0].dataset
     lengths = [dataset[key] for key in corpora[0].keys or ()]
     return Study(
@@ -192,7 +194,7 @@ def _draw(sources: Sequence[Source], videos: int, seed: int) -> list[Source]:
 
 def _encode_all(
     sample: Sequence[Source], profiles: Sequence[Profile], place: Path, workers: int, limits: Limits
-) -> tuple[list[_Encoded], dict[str, str]]:
+) -> tuple[list[_EncodedSample], dict[str, str]]:
     build, encoded, refused = find_ffmpeg(), [], {}
     for profile in profiles:
         if not profile.runs_on(build):
@@ -205,36 +207,38 @@ def _encode_all(
             refused[profile.name] = error.message
             continue
         if len(one.keys) * 2 < len(sample):
-            # What so few videos say would be held against profiles that take all.
-            refused[profile.name] = f"it takes {len(one.keys)} of {len(sample)} videos"
+            # All profiles are compared on their common videos; this one would leave too few.
+            refused[profile.name] = f"it accepts only {len(one.keys)} of {len(sample)} videos"
             continue
         encoded.append(one)
     return encoded, refused
 
 
-def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int, limits: Limits) -> _Encoded:
+def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int, limits: Limits) -> _EncodedSample:
     before = _children_seconds()
     report = run_job(
         [source.path for source in sample], str(out), profile=profile, workers=workers, limits=limits, follow_links=True
     )
     spent = _children_seconds() - before
     dataset = open_dataset(str(out))
-    # A long video becomes several samples, which no clip of the whole stands for.
+    # Skip long videos, which become several samples: their clips would not be drawn from the whole video.
     whole = [(not row.get("parent"), row["source_id"], row["key"]) for row in dataset.annotations.to_pylist()]
     names = _names(sample)
     keys = {names[source_id]: key for entire, source_id, key in whole if entire}
-    return _Encoded(profile, str(out), spent, {reason.value: count for reason, count in report.rejected.items()}, keys)
+    return _EncodedSample(
+        profile, str(out), spent, {reason.value: count for reason, count in report.rejected.items()}, keys
+    )
 
 
 def _names(sample: Sequence[Source]) -> dict[str, str]:
-    """Ids among all sources by ids within a job of the sample alone, which are relative to its own common folder."""
+    """Map ids in the sample's own job, relative to its common folder, to ids among all sources."""
     common = os.path.commonpath([os.path.dirname(source.path) for source in sample])
     return {encode_name(os.path.relpath(source.path, common)): source.id for source in sample}
 
 
-def _measured(
-    one: _Encoded, corpus: Corpus, timing: Timing, common: Sequence[Source], sampled: int, limits: Limits
-) -> Measured:
+def _result(
+    one: _EncodedSample, corpus: Corpus, timing: RoundTimes, common: Sequence[Source], sampled: int, limits: Limits
+) -> ProfileResult:
     dataset, build = corpus.dataset, find_ffmpeg()
     sizes, scores = 0, []
     for source in common:
@@ -242,11 +246,11 @@ def _measured(
         sizes += len(data)
         if not one.profile.copies:
             scores.append(compare(build, one.profile, source.path, data, limits))
-    numbers, packets = timing.summary(), corpus.packets_a_clip()
-    return Measured(
+    numbers, packets = timing.summary(), corpus.mean_packets()
+    return ProfileResult(
         profile=one.profile.name,
         bytes=sizes,
-        # Of the videos that count, by their share of the sample.
+        # Scaled to the common videos by their share of the sample.
         encode_seconds=one.cpu_seconds * len(common) / sampled,
         ssim=mean([score[0] for score in scores]) if scores else None,
         psnr=mean([score[1] for score in scores]) if scores else None,
@@ -259,6 +263,6 @@ def _measured(
 
 
 def _children_seconds() -> float:
-    """CPU seconds of all processes that this one has started and waited for."""
+    """Return the CPU seconds of all terminated child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

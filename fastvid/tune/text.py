@@ -1,4 +1,4 @@
-"""A study as a table of plain text."""
+"""Render a study as a plain-text table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADS: Final = (
 
 
 def rows(study: Study) -> list[list[str]]:
-    """The numbers of each profile, in the columns of HEADS."""
+    """Return one row per profile, with the columns of HEADS."""
     minutes = study.seconds / 60
     return [
         [
@@ -41,12 +41,12 @@ def rows(study: Study) -> list[list[str]]:
 
 
 def render(study: Study, advice: Advice) -> str:
-    """The study and the advice for a terminal."""
+    """Render the study and the advice for a terminal."""
     body = [list(HEADS), *rows(study)]
     widths = [max(len(row[column]) for row in body) for column in range(len(HEADS))]
     lines = [
         f"{things(study.videos, 'video')} of {count(study.found)}, {duration(study.seconds)},"
-        f" {size(study.source_bytes)} as they are; clips {study.sampling}, {things(study.workers, 'worker')}",
+        f" {size(study.source_bytes)} of sources; clips {study.sampling}, {things(study.workers, 'worker')}",
         "",
     ]
     for row in body:
@@ -56,6 +56,6 @@ def render(study: Study, advice: Advice) -> str:
         if one.rejected:
             what = ", ".join(f"{number} {reason}" for reason, number in one.rejected.items())
             lines.append(f"{one.profile} rejects {what}")
-    lines += [f"{name} is not measured: {why}" for name, why in study.refused.items()]
+    lines += [f"{name} was not measured: {why}" for name, why in study.refused.items()]
     lines += ["", f"recommended: {advice.profile}", *(f"  {reason}" for reason in advice.reasons)]
     return "\n".join(lines)

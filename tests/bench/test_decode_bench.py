@@ -16,9 +16,9 @@ from bench.common.corpus import SAMPLINGS
 from bench.common.harness import machine_facts
 from bench.decode import charts, contest, practice
 from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
-from fastvid.measure.clips import Corpus, choose, parse_sampling
-from fastvid.measure.planned import FastvidJob, fastvid
-from fastvid.measure.rounds import Contender, Timing, measure, ratio
+from fastvid.measure.clips import Corpus, parse_sampling, sample_frames
+from fastvid.measure.fastvid_contender import FastvidRunner, fastvid
+from fastvid.measure.rounds import Contender, RoundTimes, measure, ratio
 from tests.bench.noted import Noted
 from tests.datasets import pack
 
@@ -37,14 +37,14 @@ def corpus(videos, tmp_path_factory):
 def test_frames_of_a_clip(sampling):
     rng = np.random.default_rng(0)
     for num_frames in (1, 7, 61, 300):
-        frames = choose(num_frames, sampling, rng)
+        frames = sample_frames(num_frames, sampling, rng)
         assert len(frames) == {"tsn8": 8, "dense16x4": 16, "dense32x2": 32}[sampling]
         assert (np.diff(frames) >= 0).all()
         assert frames[0] >= 0
         assert frames[-1] < num_frames
     stride = parse_sampling(sampling)[1]
     if stride is not None:
-        assert set(np.diff(choose(300, sampling, rng)).tolist()) == {stride}
+        assert set(np.diff(sample_frames(300, sampling, rng)).tolist()) == {stride}
 
 
 def test_everyone_gets_the_same_clips(corpus):
@@ -56,12 +56,12 @@ def test_everyone_gets_the_same_clips(corpus):
 
 
 def test_fastvid_delivers_the_same_from_memory_and_disk(corpus):
-    memory, disk = FastvidJob(corpus, "rgb", "memory"), FastvidJob(corpus, "rgb", "disk")
+    memory, disk = FastvidRunner(corpus, "rgb", "memory"), FastvidRunner(corpus, "rgb", "disk")
     for task in range(4):
         assert np.array_equal(memory(task), disk(task))
 
 
-class OneFrameLate(FastvidJob):
+class OneFrameLate(FastvidRunner):
     """Delivers the frames after the ones asked for."""
 
     def decode(self, request):
@@ -101,7 +101,7 @@ def test_an_error_in_a_worker_ends_the_measurement():
 
 
 def test_ratios_are_taken_round_by_round():
-    found = ratio(Timing([100, 10, 30], [1, 1, 1]), Timing([50, 5, 10], [2, 2, 4]))
+    found = ratio(RoundTimes([100, 10, 30], [1, 1, 1]), RoundTimes([50, 5, 10], [2, 2, 4]))
     assert found == {"wall": 2.0, "wall_min": 2.0, "wall_max": 3.0, "cpu": 2.0}
 
 

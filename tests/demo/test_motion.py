@@ -1,4 +1,4 @@
-"""The demo's dataset keeps its promise: a single frame says nothing of the direction, and the page needs no network."""
+"""In the demo's dataset a single frame does not reveal the direction, and its page needs no network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_labels_are_balanced_and_names_unique():
 
 
 @pytest.mark.parametrize("texture", motion.TEXTURES)
-def test_every_direction_shows_shifts_of_one_picture_from_one_place(texture):
+def test_all_directions_shift_one_picture_from_one_position(texture):
     group = [v for v in VIDEOS if (v.split, v.texture, v.instance) == ("train", texture, 1)]
     assert len(group) == 8
     first = {next(motion.frames(video)).tobytes() for video in group}
@@ -37,7 +37,7 @@ def test_every_direction_shows_shifts_of_one_picture_from_one_place(texture):
     assert len(ends) == 8, "the texture must look different when it has moved elsewhere"
 
 
-def test_held_out_textures_are_new_and_seeds_matter():
+def test_held_out_textures_are_new_and_depend_on_the_seed():
     def pictures(split, seed):
         videos = motion.plan_videos({split: 2}, seed=seed)
         return {next(motion.frames(video)).tobytes() for video in videos}

@@ -1,4 +1,4 @@
-"""Small nets train fastest on one thread, and results do not depend on how busy the machine is."""
+"""Use one thread: small nets train fastest on it, and results do not depend on the machine's load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inflation in time, and the nets it makes."""
+"""Temporal inflation and the inflated nets."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fastvid.models.resnet import ResNet
 from fastvid.models.zoo import build
 
 
-def test_an_inflated_kernel_answers_a_repeated_frame_like_the_2d_one():
+def test_inflated_kernel_equals_the_2d_kernel_on_a_repeated_frame():
     conv = nn.Conv2d(3, 4, 3, padding=1, bias=False).double()
     x = torch.randn(1, 3, 6, 6, dtype=torch.float64)
     clip = torch.stack([x] * 5, dim=2)
     out = nn.functional.conv3d(clip, inflated_weight(conv.weight, 3), padding=(1, 1, 1))
-    for t in (1, 2, 3):  # the ends see zero padding
+    for t in (1, 2, 3):  # skip the ends, which are affected by zero padding
         torch.testing.assert_close(out[:, :, t], conv(x))
 
 
-def test_an_inflated_net_answers_a_long_repeated_frame_like_the_2d_one():
-    # SlowOnly keeps time, and zeros at both ends reach 9 frames inside: 9 inflated kernels of 3.
+def test_inflated_net_equals_the_2d_net_on_a_repeated_frame():
+    # SlowOnly has no temporal stride; with 9 inflated kernels of 3, padding affects 9 frames at both ends.
     net = ResNet(50, width=4, num_classes=3).double().train()
     with torch.no_grad():
-        net(torch.randn(8, 3, 32, 32, dtype=torch.float64))  # running statistics of some data
+        net(torch.randn(8, 3, 32, 32, dtype=torch.float64))  # makes the running statistics non-trivial
     net.eval()
     deep = inflate(copy.deepcopy(net), SLOW_ONLY)
     assert deep.state_dict().keys() == net.state_dict().keys()
@@ -50,7 +50,7 @@ def kernels(net: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(conv.kernel_size) for name, conv in convs.items() if conv.kernel_size[0] > 1}
 
 
-def test_which_kernels_are_inflated():
+def test_inflated_kernels_are_those_of_mmaction2():
     # configs/_base_/models/i3d_r50.py: inflate=((1, 1, 1), (1, 0, 1, 0), (1, 0, 1, 0, 1, 0), (0, 1, 0))
     blocks = ["1.0", "1.1", "1.2", "2.0", "2.2", "3.0", "3.2", "3.4", "4.1"]
     options = {"num_classes": 2, "num_frames": 8, "width": 4}
@@ -65,7 +65,7 @@ def test_which_kernels_are_inflated():
 @pytest.mark.parametrize(
     ("name", "frames", "left"), [("i3d-r50", 32, 4), ("i3d-r50-heavy", 32, 16), ("slowonly-r50", 8, 8)]
 )
-def test_frames_that_reach_the_last_stage(name, frames, left):
+def test_last_stage_has_the_expected_number_of_frames(name, frames, left):
     with torch.device("meta"):
         model = build(name, 2, frames, width=8)
     shapes = []
@@ -74,7 +74,7 @@ def test_frames_that_reach_the_last_stage(name, frames, left):
     assert shapes[0][2] == left
 
 
-def test_fresh_3d_kernels_are_not_copies_of_one_frame():
+def test_new_3d_kernels_are_not_constant_in_time():
     kernel = build("i3d-r18", 2, 8, width=8).backbone.conv1.weight
     assert not torch.equal(kernel[:, :, 0], kernel[:, :, 1])
     fan_out = kernel.shape[0] * 5 * 7 * 7
@@ -91,8 +91,8 @@ def test_channels_last_3d_gives_the_same_logits():
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_mistakes_are_named():
-    with pytest.raises(UsageError, match="a clip of 4 frames is too short: this net needs 8"):
+def test_invalid_clips_and_inflations_raise_clear_errors():
+    with pytest.raises(UsageError, match="a clip of 4 frames is too short: this net needs at least 8"):
         build("i3d-r18", 2, 4)
     with pytest.raises(UsageError, match="a clip of 7 frames is too short"):
         build("i3d-r18", 2, 8, width=8)(torch.randn(1, 3, 7, 32, 32))

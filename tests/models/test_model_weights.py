@@ -27,7 +27,7 @@ def averaged(features: Tensor, state: upstream.State, head: str) -> Tensor:
 
 
 def frames_of(video: Tensor) -> Tensor:
-    """Frames of a clip next to each other, clip after clip."""
+    """Fold clips into frames, ordered by clip, then frame."""
     return torch.stack([clip[:, t] for clip in video for t in range(video.shape[2])])
 
 
@@ -44,7 +44,7 @@ def assert_all_loaded(report, state: upstream.State) -> None:
 # --- key lists, as written down from the upstream sources -----------------------------------------------------------
 
 
-def test_the_upstream_functions_spell_the_keys_seen_in_the_wild():
+def test_upstream_helpers_produce_the_published_keys():
     # From printed errors and logs: issues 10 and 77 of mit-han-lab/temporal-shift-module, mmaction-style logs.
     mit = upstream.resnet_state(50, upstream.mit_key(upstream.shifted_blocks(50)), width=WIDTH)
     assert {
@@ -79,7 +79,7 @@ def test_the_upstream_functions_spell_the_keys_seen_in_the_wild():
 
 
 @pytest.mark.parametrize("depth", [18, 50, 101])
-def test_torchvision_resnet(depth):
+def test_torchvision_resnet_checkpoint_loads(depth):
     key = upstream.torchvision_key
     state = upstream.resnet_state(depth, key, width=WIDTH)
     state |= upstream.head_state("fc", features_of(depth, WIDTH), CLASSES)
@@ -93,7 +93,7 @@ def test_torchvision_resnet(depth):
 
 @pytest.mark.parametrize("depth", [18, 50, 101])
 @pytest.mark.parametrize("origin", ["mit", "mmaction2"])
-def test_tsm_resnet(depth, origin):
+def test_tsm_resnet_checkpoints_load(depth, origin):
     make = {"mit": upstream.mit_key, "mmaction2": upstream.mmaction2_key}[origin]
     head = {"mit": "module.new_fc", "mmaction2": "cls_head.fc_cls"}[origin]
     shifted = upstream.shifted_blocks(depth)
@@ -116,7 +116,7 @@ def test_tsm_resnet(depth, origin):
     torch.testing.assert_close(logits_of(model, video), expected)
 
 
-def test_mit_tsm_with_non_local_blocks():
+def test_mit_checkpoint_with_non_local_blocks_loads():
     # ops/non_local.py wraps blocks 0 and 2 of layer2 and 0, 2 and 4 of layer3; their output convolution has a bias.
     shifted = upstream.shifted_blocks(50)
     wrapped = {"layer2.0": 32, "layer2.2": 32, "layer3.0": 64, "layer3.2": 64, "layer3.4": 64}  # channels at width 4
@@ -143,7 +143,7 @@ def test_mit_tsm_with_non_local_blocks():
 
 
 @pytest.mark.parametrize("origin", ["torchvision", "mit", "mmaction2"])
-def test_mobilenet(origin):
+def test_mobilenet_checkpoints_load(origin):
     key, head = {
         "torchvision": (upstream.torchvision_mobilenet_key, "classifier.1"),
         "mit": (upstream.mit_mobilenet_key, "module.new_fc"),
@@ -178,7 +178,7 @@ CLIP_NETS = {
 
 
 @pytest.mark.parametrize("name", CLIP_NETS)
-def test_mmaction2_clip_nets(name):
+def test_mmaction2_3d_checkpoints_load(name):
     inflated, part, stem, strides = CLIP_NETS[name]
 
     def kernel_t(block: str, this_part: str) -> int:
@@ -196,7 +196,7 @@ def test_mmaction2_clip_nets(name):
     torch.testing.assert_close(logits_of(model, video), averaged(features, state, "cls_head.fc_cls"))
 
 
-def test_imagenet_weights_inflate():
+def test_imagenet_weights_are_inflated_for_3d_nets():
     state = upstream.resnet_state(50, upstream.torchvision_key, width=WIDTH)
     state |= upstream.head_state("fc", features_of(50, WIDTH), 1000)
     model = build("i3d-r50-3x1x1", CLASSES, 8, width=WIDTH).double()
@@ -223,7 +223,7 @@ def test_imagenet_weights_inflate():
         ("tsm-mobilenetv2", {"width_mult": 0.25, "shift_div": 4}),
     ],
 )
-def test_round_trip_through_mit_names(name, options):
+def test_exported_mit_state_dict_loads_back(name, options):
     first, second = (build(name, CLASSES, FRAMES, **options) for _ in range(2))
     theirs = mit_state_dict(first)
     assert all(key.startswith(("module.base_model.", "module.new_fc.")) for key in theirs)
@@ -236,7 +236,7 @@ def test_round_trip_through_mit_names(name, options):
     assert all(torch.equal(tensor, ours[key]) for key, tensor in first.state_dict().items())
 
 
-def test_export_spells_mit_keys():
+def test_export_uses_mit_keys():
     model = build("tsm-r101", CLASSES, FRAMES, width=WIDTH)
     expected = upstream.resnet_state(101, upstream.mit_key(upstream.shifted_blocks(101)), width=WIDTH)
     expected |= upstream.head_state("module.new_fc", features_of(101, WIDTH), CLASSES)
@@ -246,7 +246,7 @@ def test_export_spells_mit_keys():
     assert {key for key in mit_state_dict(mobile) if "new_fc" not in key} == expected.keys()
 
 
-def test_own_files_load_with_and_without_wrappers(tmp_path):
+def test_own_checkpoints_load_with_and_without_wrapper_prefixes(tmp_path):
     model = build("tsm-r18", CLASSES, FRAMES, width=WIDTH)
     wrapped = {f"module._orig_mod.{key}": tensor for key, tensor in model.state_dict().items()}
     torch.save({"state_dict": wrapped, "epoch": 3, "best": 71.5}, tmp_path / "run.pt")
@@ -260,7 +260,7 @@ def test_own_files_load_with_and_without_wrappers(tmp_path):
         assert all(torch.equal(tensor, loaded[key]) for key, tensor in model.state_dict().items())
 
 
-def test_the_report_names_what_did_not_fit():
+def test_load_report_lists_mismatched_missing_and_unexpected_keys():
     state = upstream.resnet_state(18, upstream.torchvision_key, width=WIDTH)
     state |= upstream.head_state("fc", features_of(18, WIDTH), 1000)
     state["extra.weight"] = torch.ones(1)
@@ -278,14 +278,14 @@ def test_the_report_names_what_did_not_fit():
     assert torch.equal(model.backbone.fc.weight, fresh)
     assert str(report).splitlines() == [
         "torchvision checkpoint: 118 tensors loaded",
-        "  2 of another shape, not loaded: backbone.fc.weight [1000, 64] in the checkpoint, [5, 64] here, "
+        "  2 not loaded because shapes differ: backbone.fc.weight [1000, 64] in the checkpoint, [5, 64] here, "
         "backbone.fc.bias [1000] in the checkpoint, [5] here",
-        "  1 missing in the checkpoint: backbone.layer4.1.bn2.weight",
-        "  1 in the checkpoint only: extra.weight",
+        "  1 missing from the checkpoint: backbone.layer4.1.bn2.weight",
+        "  1 only in the checkpoint: extra.weight",
     ]
 
 
-def test_the_head_can_be_left_alone():
+def test_head_is_skipped_on_request():
     state = upstream.resnet_state(18, upstream.torchvision_key, width=WIDTH)
     state |= upstream.head_state("fc", features_of(18, WIDTH), CLASSES)
     model = build("tsn-r18", CLASSES, FRAMES, width=WIDTH)
@@ -305,7 +305,7 @@ class _Harmful:
         return (open, (str(self.trace), "w"))
 
 
-def test_files_are_never_unpickled_and_errors_name_the_file(tmp_path):
+def test_unsafe_files_are_not_unpickled_and_errors_name_the_file(tmp_path):
     model = build("tsn-r18", CLASSES, FRAMES, width=WIDTH)
     trace = tmp_path / "executed"
     (tmp_path / "text.pt").write_text("not a checkpoint")
@@ -323,10 +323,10 @@ def test_files_are_never_unpickled_and_errors_name_the_file(tmp_path):
     with pytest.raises(StorageError, match=r"absent\.pt"):
         load_weights(model, tmp_path / "absent.pt")
     torch.save({"roberta.embeddings.weight": torch.ones(3)}, tmp_path / "foreign.pt")
-    with pytest.raises(FormatError, match="no tensor of the checkpoint fits this ResNet"):
+    with pytest.raises(FormatError, match="no tensor of the checkpoint matches this ResNet"):
         load_weights(model, tmp_path / "foreign.pt")
 
 
-def test_only_frame_nets_have_mit_names():
+def test_mit_state_dict_raises_for_3d_nets():
     with pytest.raises(UsageError, match="ClipNet has no counterpart"):
         mit_state_dict(build("i3d-r18", CLASSES, 8, width=WIDTH))

@@ -13,7 +13,7 @@ from fastvid.models.zoo import build, names, options
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_name_maps_clips_to_logits(name):
+def test_every_zoo_model_maps_clips_to_logits(name):
     with torch.device("meta"):
         model = build(name, 7, 8)
     assert model.input_layout == "BCTHW"
@@ -26,7 +26,7 @@ def test_every_name_maps_clips_to_logits(name):
     assert not any(".net." in key for key in model.state_dict())
 
 
-def test_the_promised_names_exist():
+def test_documented_names_exist():
     assert {
         *("tsm-r18", "tsm-r34", "tsm-r50", "tsm-r101", "tsm-mobilenetv2", "tsn-r18", "tsn-r50"),
         *("i3d-r50", "i3d-r50-3x1x1", "slowonly-r50"),
@@ -34,7 +34,7 @@ def test_the_promised_names_exist():
     assert names() == sorted(names())
 
 
-def test_options_are_listed_and_used():
+def test_options_are_listed_and_applied():
     assert {"width", "shift_inplace", "shift_div", "recompute", "non_local"} <= set(options("tsm-r50"))
     assert set(options("temporal-r18")) == {"width", "zero_init_residual", "recompute", "dropout", "flow_stack"}
     assert set(options("tsn-mobilenetv2")) == {"width_mult", "in_channels", "recompute", "dropout"}
@@ -46,19 +46,22 @@ def test_options_are_listed_and_used():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: build("tsm-r51", 2, 4), r"no model 'tsm-r51'[\s\S]*tsm-mobilenetv2, tsm-r101[\s\S]*module:callable"),
+        (
+            lambda: build("tsm-r51", 2, 4),
+            r"unknown model 'tsm-r51'[\s\S]*tsm-mobilenetv2, tsm-r101[\s\S]*module:callable",
+        ),
         (lambda: build("tsn-r18", 2, 4, shift_div=4), r"no option 'shift_div'[\s\S]*width, in_channels"),
         (lambda: build("tsm-r18", 2, 0), "num_frames must be at least 1, not 0"),
         (lambda: build("no_such_module:make", 2, 4), "no module 'no_such_module'"),
         (lambda: build("json:no_such", 2, 4), "module 'json' has no callable 'no_such'"),
     ],
 )
-def test_mistakes_are_named(make, message):
+def test_unknown_models_and_options_raise_clear_errors(make, message):
     with pytest.raises(UsageError, match=message):
         make()
 
 
-def test_any_callable_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_module_callable_builds_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "my_zoo.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Module):\n"
@@ -75,7 +78,7 @@ def test_any_callable_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert model.made_with == (5, 16, 2)
         assert model.input_layout == "BTCHW", "what the model says about itself stands"
         assert model.num_frames == 16
-        with pytest.raises(UsageError, match=r"made int, not a torch\.nn\.Module"):
+        with pytest.raises(UsageError, match=r"returned int, not a torch\.nn\.Module"):
             build("my_zoo:number", 5, 16)
         # A package that is missing inside the user's module is not "no such module".
         with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):

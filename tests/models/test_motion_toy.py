@@ -56,8 +56,8 @@ def test_tsm_learns_the_direction(inplace):
     assert top1_after_training("tsm-r18", width=8, shift_inplace=inplace) >= 0.95
 
 
-def test_averaged_frames_cannot_tell_the_direction():
-    # In evaluation the logits of a clip and of its reverse differ by rounding only, so no training can help.
+def test_tsn_does_not_learn_the_direction():
+    # In evaluation the logits of a clip and of its reverse differ only by rounding, so training cannot help.
     model = build("tsn-r18", 2, FRAMES, width=8).double().eval()
     clips, _ = ring_clips(8, seed=3)
     with torch.no_grad():

@@ -14,7 +14,7 @@ def places(model: torch.nn.Module) -> list[str]:
     return [name for name, module in model.backbone.named_modules() if isinstance(module, NonLocal)]
 
 
-def test_places_follow_the_two_code_bases():
+def test_non_local_blocks_are_where_each_code_base_has_them():
     tsm = build("tsm-r50", 2, 4, width=8, non_local="embedded_gaussian")
     i3d = build("i3d-r50", 2, 8, width=8, non_local="dot_product")
     assert places(tsm) == [f"layer{place}.non_local" for place in ("2.0", "2.2", "3.0", "3.2", "3.4")]
@@ -22,7 +22,7 @@ def test_places_follow_the_two_code_bases():
 
 
 @pytest.mark.parametrize("name", ["tsm-r50", "i3d-r50"])
-def test_a_new_block_is_an_identity(name):
+def test_new_non_local_block_is_an_identity(name):
     plain = build(name, 2, 8, width=8).eval()
     model = build(name, 2, 8, width=8, non_local="embedded_gaussian").eval()
     assert all("non_local" in key for key in model.load_state_dict(plain.state_dict(), strict=False).missing_keys)
@@ -43,7 +43,7 @@ def test_dot_product_is_the_average_weighted_by_products():
 
 
 @pytest.mark.parametrize("mode", ["embedded_gaussian", "dot_product"])
-def test_folded_frames_are_seen_as_clips(mode):
+def test_non_local_attends_over_whole_clips_of_folded_frames(mode):
     clip_block = NonLocal(8, mode=mode).double()
     torch.nn.init.ones_(clip_block.out_bn.weight)
     frame_block = NonLocal(8, mode=mode, num_segments=3).double()
@@ -53,6 +53,6 @@ def test_folded_frames_are_seen_as_clips(mode):
     torch.testing.assert_close(folded.reshape(2, 3, 8, 4, 4).transpose(1, 2), clip_block(x))
 
 
-def test_an_unknown_mode_is_named():
-    with pytest.raises(UsageError, match=r"no non-local mode 'gaussian'[\s\S]*'embedded_gaussian', 'dot_product'"):
+def test_unknown_non_local_mode_raises():
+    with pytest.raises(UsageError, match=r"unknown non-local mode 'gaussian'[\s\S]*'embedded_gaussian', 'dot_product'"):
         build("tsm-r50", 2, 4, width=8, non_local="gaussian")

@@ -1,4 +1,4 @@
-"""A replica on several devices computes what it computes on one."""
+"""A replica on several devices computes the same as on one device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastvid.errors import UsageError
 from fastvid.models import zoo
-from fastvid.models.pipeline import local_devices, spread
+from fastvid.models.pipeline import local_devices, place_on_devices
 
 CPU = torch.device("cpu")
 CLASSES, FRAMES, BATCH, PARTS = 5, 4, 6, 3
@@ -26,7 +26,7 @@ def clips() -> Tensor:
 
 
 def gradients(model: nn.Module, parts: int) -> tuple[Tensor, list[Tensor]]:
-    """Logits and gradients of the sum of squared logits, for so many parts one after the other."""
+    """Return logits and gradients of the sum of squared logits, computed in `parts` micro-batches."""
     logits = [model(part) for part in clips().chunk(parts)]
     whole = torch.cat(logits)
     whole.square().sum().backward()  # type: ignore[no-untyped-call]
@@ -36,9 +36,9 @@ def gradients(model: nn.Module, parts: int) -> tuple[Tensor, list[Tensor]]:
 def check(devices: list[torch.device], tolerance: float) -> None:
     plain, row = net(), net()
     names = list(row.state_dict())
-    spread(row, devices, PARTS)
+    place_on_devices(row, devices, PARTS)
     assert list(row.state_dict()) == names
-    # A micro-batch is what norm layers see, so the plain net is given the same ones.
+    # Norm layers see one micro-batch at a time, so pass the same ones to the plain net.
     expected, found = gradients(plain, PARTS), gradients(row, 1)
     assert found[0].device == devices[0]
     assert torch.allclose(found[0], expected[0], atol=tolerance)
@@ -50,35 +50,35 @@ def check(devices: list[torch.device], tolerance: float) -> None:
     assert torch.allclose(row(clips()), plain(clips()), atol=tolerance)
 
 
-def test_micro_batches_in_a_row_change_no_number() -> None:
+def test_pipeline_equals_plain_micro_batches_on_cpus() -> None:
     check([CPU, CPU, CPU], 1e-12)
 
 
-def test_micro_batches_matter_to_norm_layers_so_equality_is_no_accident() -> None:
+def test_norm_layers_depend_on_the_number_of_micro_batches() -> None:
     assert not torch.allclose(gradients(net(), PARTS)[0], gradients(net(), 1)[0], atol=1e-3)
 
 
-def test_blocks_lie_in_order_and_their_inputs_come_to_them() -> None:
+def test_blocks_are_placed_in_order_and_inputs_are_moved() -> None:
     model = net()
     meta = torch.device("meta")
-    spread(model, [CPU, meta], 1)
+    place_on_devices(model, [CPU, meta], 1)
     places = [parameter.device.type for parameter in model.parameters()]
     assert places == sorted(places)
     assert {"cpu", "meta"} == set(places)
     came = []
     model.get_submodule("backbone.fc").register_forward_pre_hook(lambda _, inputs: came.append(inputs[0].device.type))
     with pytest.raises(NotImplementedError, match="meta"):
-        # Logits of a device without memory cannot come back.
+        # Logits cannot be copied from the meta device.
         model(clips())
     assert came == ["meta"]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
-def test_a_cpu_and_a_gpu_share_a_replica() -> None:
+def test_pipelining_works_across_cpu_and_gpu() -> None:
     check([CPU, torch.device("cuda", 0)], 1e-9)
 
 
-def test_more_devices_than_blocks_are_refused() -> None:
+def test_more_devices_than_blocks_raise() -> None:
     with pytest.raises(UsageError, match="blocks for 2 devices"):
-        spread(copy.deepcopy(nn.Sequential(nn.Linear(2, 2))), [CPU, CPU], 1)
+        place_on_devices(copy.deepcopy(nn.Sequential(nn.Linear(2, 2))), [CPU, CPU], 1)
     assert local_devices(CPU, 3) == [CPU] * 3

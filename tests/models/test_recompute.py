@@ -1,4 +1,4 @@
-"""Activation checkpointing changes memory and nothing else."""
+"""Activation checkpointing changes only memory use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(model: nn.Module, video: Tensor, steps: int = 2) -> None:
 
 
 @pytest.mark.parametrize(("name", "frames", "options"), NETS)
-def test_weights_and_running_statistics_are_bit_equal(name, frames, options):
+def test_recompute_keeps_weights_and_running_statistics_bit_equal(name, frames, options):
     plain = build(name, 3, frames, dropout=0.0, **options)
     lean = build(name, 3, frames, dropout=0.0, recompute=True, **options)
     lean.load_state_dict(plain.state_dict())
@@ -40,8 +40,8 @@ def test_weights_and_running_statistics_are_bit_equal(name, frames, options):
         assert torch.equal(tensor, after[key]), key
 
 
-def test_without_the_guard_running_statistics_move_twice(monkeypatch):
-    monkeypatch.setattr("fastvid.models.recompute._buffers_set_aside", lambda block: nullcontext())
+def test_plain_checkpointing_updates_running_statistics_twice(monkeypatch):
+    monkeypatch.setattr("fastvid.models.recompute._copied_buffers", lambda block: nullcontext())
     plain = build("tsm-r18", 3, 4, width=8, dropout=0.0)
     harmed = build("tsm-r18", 3, 4, width=8, dropout=0.0, recompute=True)
     harmed.load_state_dict(plain.state_dict())
@@ -52,7 +52,7 @@ def test_without_the_guard_running_statistics_move_twice(monkeypatch):
     assert counters == [1, 2]
 
 
-def test_only_block_inputs_are_kept():
+def test_recompute_saves_only_block_inputs():
     kept: list[int] = []
 
     def bytes_kept(**options: object) -> int:

@@ -14,7 +14,7 @@ from fastvid.models.resnet import ResNet
 @pytest.mark.parametrize(
     ("depth", "parameters"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160)]
 )
-def test_has_torchvisions_number_of_parameters(depth, parameters):
+def test_resnet_has_torchvisions_number_of_parameters(depth, parameters):
     # torchvision/models/resnet.py, "num_params" of the IMAGENET1K weights.
     with torch.device("meta"):
         net = ResNet(depth)
@@ -32,7 +32,7 @@ def test_zero_init_makes_every_block_an_identity(depth):
     assert all((block.last_norm().weight == 0).all() for block in clip_net.backbone.residual_blocks())
 
 
-def test_strides_sit_on_the_3x3_convolution():
+def test_bottleneck_stride_is_on_the_3x3_convolution():
     net = ResNet(50, width=8)
     for stage in (net.layer2, net.layer3, net.layer4):
         assert stage[0].conv1.stride == (1, 1)
@@ -56,7 +56,7 @@ def test_flow_stacks_have_their_own_first_convolution():
     assert ResNet(18, width=8, in_channels=20)(torch.randn(2, 20, 32, 32)).shape == (2, 1000)
 
 
-def test_dropout_works_in_training_only():
+def test_dropout_is_active_only_in_training():
     net = ResNet(18, width=8, num_classes=4, dropout=0.9)
     nn.init.ones_(net.fc.weight)
     x = torch.randn(4, 3, 32, 32)
@@ -69,11 +69,11 @@ def test_dropout_works_in_training_only():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ResNet(51), "no ResNet of depth 51.*\n.*18, 34, 50, 101"),
+        (lambda: ResNet(51), "unknown ResNet depth 51.*\n.*18, 34, 50, 101"),
         (lambda: ResNet(18, width=0), "width must be at least 1, not 0"),
         (lambda: ResNet(18, num_classes=0), "num_classes must be at least 1, not 0"),
     ],
 )
-def test_mistakes_are_named(make, message):
+def test_invalid_resnet_options_raise_clear_errors(make, message):
     with pytest.raises(UsageError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""The shift operator, its gradients, and what it may overwrite."""
+"""The shift operator, its gradients, and in-place safety."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastvid.models.tsn import tsm, tsn
 SHAPES = st.tuples(
     st.integers(1, 3),  # clips
     st.integers(1, 6),  # frames
-    st.integers(1, 20),  # channels, also fewer than shift_div and not divisible by it
+    st.integers(1, 20),  # channels, including fewer than shift_div and not divisible by it
     st.integers(1, 3),
     st.integers(1, 3),
 )
@@ -43,7 +43,7 @@ def by_convolution(x: Tensor, num_segments: int, shift_div: int, direction: str)
 
 @settings(max_examples=40, deadline=None)
 @given(SHAPES, st.integers(2, 9), st.sampled_from(["both", "past"]), st.booleans())
-def test_is_a_depthwise_convolution_forward_and_backward(shape, shift_div, direction, channels_last):
+def test_shift_equals_a_depthwise_convolution_forward_and_backward(shape, shift_div, direction, channels_last):
     b, t, c, h, w = shape
     x = torch.randn(b * t, c, h, w, dtype=torch.float64)
     if channels_last:
@@ -53,7 +53,7 @@ def test_is_a_depthwise_convolution_forward_and_backward(shape, shift_div, direc
     for shift in (
         lambda y: by_convolution(y, t, shift_div, direction),
         lambda y: temporal_shift(y, t, shift_div=shift_div, direction=direction),
-        # The clone is what in-place work needs: a tensor without another reader.
+        # The clone has no other reader, as the in-place shift requires.
         lambda y: temporal_shift_(y.clone(), t, shift_div=shift_div, direction=direction),
     ):
         leaf = x.detach().clone().requires_grad_()
@@ -65,14 +65,14 @@ def test_is_a_depthwise_convolution_forward_and_backward(shape, shift_div, direc
         assert torch.equal(grad, results[0][1])
 
 
-def test_a_single_frame_loses_exactly_the_moving_channels():
+def test_shift_zeroes_exactly_the_moving_channels_of_a_single_frame():
     out = temporal_shift(torch.ones(3, 20, 2, 2), num_segments=1)
     assert torch.equal(out[:, :4], torch.zeros(3, 4, 2, 2))
     assert torch.equal(out[:, 4:], torch.ones(3, 16, 2, 2))
     assert torch.equal(temporal_shift(torch.ones(3, 20, 2, 2), 1, direction="past")[:, 2:], torch.ones(3, 18, 2, 2))
 
 
-def test_past_never_sees_a_later_frame():
+def test_past_shift_uses_no_later_frame():
     x = torch.randn(8, 16, 2, 2)
     changed = x.clone()
     changed[5:] = 0
@@ -81,7 +81,7 @@ def test_past_never_sees_a_later_frame():
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_leaves_its_input_alone_and_keeps_the_memory_format(memory_format):
+def test_shift_keeps_its_input_and_the_memory_format(memory_format):
     x = torch.randn(8, 16, 3, 5).contiguous(memory_format=memory_format)
     before = x.clone()
     out = temporal_shift(x, 4)
@@ -89,7 +89,7 @@ def test_leaves_its_input_alone_and_keeps_the_memory_format(memory_format):
     assert out.is_contiguous(memory_format=memory_format)
 
 
-def test_in_place_writes_to_its_input():
+def test_in_place_shift_writes_to_its_input():
     x = torch.randn(8, 16, 3, 5)
     expected = temporal_shift(x, 4)
     out = temporal_shift_(x, 4)
@@ -97,8 +97,8 @@ def test_in_place_writes_to_its_input():
     assert torch.equal(x, expected)
 
 
-def test_in_place_backward_leaves_a_shared_gradient_alone():
-    # An addition hands one gradient tensor to both of its operands; writing to it would corrupt the other branch.
+def test_in_place_backward_keeps_a_shared_gradient():
+    # An addition passes one gradient tensor to both operands; writing to it would corrupt the other branch.
     x = torch.randn(4, 16, 2, 2, requires_grad=True)
     other = torch.randn(4, 16, 2, 2, requires_grad=True)
     upstream = torch.randn(4, 16, 2, 2)
@@ -107,8 +107,8 @@ def test_in_place_backward_leaves_a_shared_gradient_alone():
     assert torch.equal(x.grad, by_convolution(upstream.flip(0), 4, 8, "both").flip(0))
 
 
-def test_autograd_refuses_in_place_work_on_what_a_relu_keeps():
-    # Why a residual block's input is never overwritten: with the version check evaded, this gradient would be wrong.
+def test_autograd_raises_when_a_relu_saved_the_shifted_input():
+    # This is why a residual block's input is never overwritten: without autograd's check the gradient would be wrong.
     x = torch.randn(4, 16, 2, 2, requires_grad=True)
     out = temporal_shift_(F.relu(x), 4)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -116,7 +116,7 @@ def test_autograd_refuses_in_place_work_on_what_a_relu_keeps():
 
 
 @pytest.mark.parametrize("direction", ["both", "past"])
-def test_gradcheck(direction):
+def test_shift_passes_gradcheck(direction):
     x = torch.randn(6, 9, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y: temporal_shift(y, 3, shift_div=4, direction=direction), x)
     assert torch.autograd.gradgradcheck(lambda y: temporal_shift(y, 3, shift_div=4, direction=direction), x)
@@ -125,14 +125,14 @@ def test_gradcheck(direction):
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("bias", [False, True])
-def test_gradcheck_of_the_lean_convolution(stride, bias):
+def test_in_place_shift_convolution_passes_gradcheck(stride, bias):
     plain = nn.Conv2d(5, 2, 3, stride=stride, padding=1, bias=bias).double()
     conv = ShiftConv2d(plain, 3, shift_div=4, inplace=True)
     x = torch.randn(3, 5, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y, *_: conv(y), (x, *conv.parameters()))
 
 
-def test_autocast_casts_as_a_convolution_does():
+def test_shift_convolution_casts_like_a_convolution_under_autocast():
     conv = nn.Conv2d(16, 8, 1)
     x = torch.randn(8, 16, 4, 4)
     grads = []
@@ -163,11 +163,11 @@ def train_steps(net: nn.Module, x: Tensor, steps: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("downsample", [False, True])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_residual_block_trains_to_the_same_bits(downsample, memory_format):
+def test_in_place_residual_block_trains_bit_equal(downsample, memory_format):
     torch.manual_seed(0)
     shortcut = nn.Sequential(nn.Conv2d(16, 24, 1, stride=2, bias=False), nn.BatchNorm2d(24)) if downsample else None
     block = BasicBlock(16, 24 if downsample else 16, 2 if downsample else 1, shortcut)
-    # A ReLU in front, as in a net: it keeps the block's input for its own backward.
+    # A ReLU before the block, as in a net: it saves the block's input for its own backward.
     nets = [
         nn.Sequential(nn.Conv2d(16, 16, 1), nn.ReLU(inplace=True), copy.deepcopy(block)).to(memory_format=memory_format)
         for _ in range(3)
@@ -184,7 +184,7 @@ def test_a_residual_block_trains_to_the_same_bits(downsample, memory_format):
     assert not torch.equal(losses[0][-1], losses[2][-1]), "the shift has no effect on this block"
 
 
-def test_the_identity_path_stays_unshifted():
+def test_identity_path_stays_unshifted():
     block = BasicBlock(16, 16, 1, None).eval()
     nn.init.zeros_(block.bn2.weight)
     block.conv1 = ShiftConv2d(block.conv1, 4, inplace=True)
@@ -196,7 +196,7 @@ def test_the_identity_path_stays_unshifted():
 
 
 @pytest.mark.parametrize("depth", [18, 50])
-def test_a_whole_net_trains_to_the_same_bits(depth):
+def test_in_place_net_trains_bit_equal(depth):
     nets = []
     for inplace in (False, True):
         torch.manual_seed(0)
@@ -209,7 +209,7 @@ def test_a_whole_net_trains_to_the_same_bits(depth):
 
 
 def kept_for_backward(net: nn.Module, x: Tensor) -> int:
-    """Bytes of distinct storages, other than weights, that autograd keeps between forward and backward."""
+    """Bytes of distinct storages, other than weights, that autograd saves between forward and backward."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
     kept: dict[int, int] = {}
 
@@ -225,7 +225,7 @@ def kept_for_backward(net: nn.Module, x: Tensor) -> int:
     return sum(kept.values())
 
 
-def test_in_place_keeps_no_more_activations_than_no_shift():
+def test_in_place_shift_saves_no_more_activations_than_no_shift():
     x = torch.randn(2, 3, 4, 64, 64)
     plain, lean, unshifted = (
         kept_for_backward(net, x)
@@ -236,10 +236,10 @@ def test_in_place_keeps_no_more_activations_than_no_shift():
         )
     )
     assert lean == unshifted
-    assert plain > 1.15 * unshifted  # one input of each block more
+    assert plain > 1.15 * unshifted  # one more input per block
 
 
-# --- where shifts go ------------------------------------------------------------------------------------------------
+# --- position of shifts ----------------------------------------------------------------------------------------------
 
 
 def shifted_places(net: nn.Module) -> list[str]:
@@ -266,7 +266,7 @@ def test_every_second_block_of_resnet_101_is_shifted():
     assert {name.removesuffix(".conv1") for name in shifted_places(net)} == names - without
 
 
-def test_keys_and_parameters_do_not_change():
+def test_shift_keeps_keys_and_parameters():
     net = ResNet(50, width=8)
     before = {name: tensor.data_ptr() for name, tensor in net.state_dict().items()}
     optimizer_sees = [id(parameter) for parameter in net.parameters()]
@@ -278,13 +278,13 @@ def test_keys_and_parameters_do_not_change():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: temporal_shift(torch.ones(7, 8, 1, 1), 4), "7 frames are not whole clips of 4"),
-        (lambda: temporal_shift_(torch.ones(8, 8, 1, 1), 0), "whole clips of 0"),
+        (lambda: temporal_shift(torch.ones(7, 8, 1, 1), 4), "7 frames are not a multiple of num_segments=4"),
+        (lambda: temporal_shift_(torch.ones(8, 8, 1, 1), 0), "multiple of num_segments=0"),
         (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, shift_div=1), "shift_div=1 is too small"),
-        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, direction="future"), "no shift direction 'future'"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, direction="future"), "unknown shift direction 'future'"),
         (lambda: insert_shift(ResNet(18, width=4), 4), "moves none of 4 channels"),
     ],
 )
-def test_mistakes_are_named(call, message):
+def test_invalid_shifts_raise_clear_errors(call, message):
     with pytest.raises(UsageError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""Clips in, averaged logits out."""
+"""TSN and TSM average the logits of frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastvid.models.tsn import FrameAverage, fold_frames
 from fastvid.models.zoo import build
 
 
-def test_folding_keeps_frames_of_a_clip_together():
+def test_fold_frames_keeps_frames_of_a_clip_together():
     video = torch.arange(2 * 3 * 4).reshape(2, 3, 4, 1, 1)
     frames = fold_frames(video)
     for b in range(2):
@@ -28,7 +28,7 @@ def test_channels_last_3d_clips_fold_without_a_copy():
     assert frames.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_averages_logits_over_frames():
+def test_tsn_averages_logits_over_frames():
     class Red(nn.Module):
         def forward(self, frames: torch.Tensor) -> torch.Tensor:
             return frames[:, 0].mean((1, 2)).unsqueeze(1)
@@ -38,7 +38,7 @@ def test_averages_logits_over_frames():
     torch.testing.assert_close(out, video[:, 0].mean((1, 2, 3)).unsqueeze(1))
 
 
-def test_tsn_takes_any_number_of_frames_and_tsm_its_own():
+def test_tsn_accepts_any_number_of_frames_and_tsm_only_its_own():
     assert build("tsn-r18", 3, 8, width=8)(torch.randn(1, 3, 25, 32, 32)).shape == (1, 3)
     with pytest.raises(UsageError, match=r"built for clips of 8 frames, not 16[\s\S]*num_frames=16"):
         build("tsm-r18", 3, 8, width=8)(torch.randn(1, 3, 16, 32, 32))

@@ -1,4 +1,4 @@
-"""Two-stream nets: initialisation across modalities, fusion, and what each stream can and cannot know."""
+"""Two-stream nets: initialisation across modalities, fusion, and what each kind of fusion can learn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clips(count=2, size=32):
     return video, 5 * torch.randn(count, 2 * STACK, FRAMES, size, size, generator=generator)
 
 
-def test_a_first_kernel_crosses_over_as_its_mean_over_rgb():
+def test_cross_modality_weight_is_the_mean_over_rgb():
     weight = torch.randn(8, 3, 7, 7, dtype=torch.float64)
     crossed = cross_modality_weight(weight, 20)
     assert crossed.shape == (8, 20, 7, 7)
@@ -36,7 +36,7 @@ def test_a_first_kernel_crosses_over_as_its_mean_over_rgb():
     torch.testing.assert_close(flow, F.conv2d(grey.expand(1, 3, 16, 16), weight) * 20 / 3)
 
 
-def test_weights_of_pictures_fill_both_nets(tmp_path):
+def test_imagenet_weights_load_into_both_nets(tmp_path):
     pictures = small("tsn-r18").backbone.state_dict()
     model = small()
     torch.save(pictures, tmp_path / "imagenet.pt")
@@ -50,11 +50,11 @@ def test_weights_of_pictures_fill_both_nets(tmp_path):
     assert torch.equal(model.spatial.backbone.layer3[0].conv1.weight, model.temporal.backbone.layer3[0].conv1.weight)
 
 
-def test_nets_trained_apart_are_put_together_and_read_again(tmp_path):
+def test_separately_trained_nets_load_into_one_two_stream_model(tmp_path):
     spatial, temporal = small("tsn-r18"), small("temporal-r18")
     for parameter in temporal.parameters():
         parameter.data.add_(0.01)
-    # As the trainer keeps them.
+    # In the format of the trainer's checkpoints.
     torch.save({"version": 1, "replica": {"model": spatial.state_dict()}}, tmp_path / "spatial.pt")
     torch.save(temporal.state_dict(), tmp_path / "temporal.pt")
     model = small()
@@ -67,11 +67,11 @@ def test_nets_trained_apart_are_put_together_and_read_again(tmp_path):
     again = small()
     assert all(report.complete for report in load_stream_weights(again, [str(tmp_path / "both.pt")]))
     assert torch.equal(again(video, flow), model(video, flow))
-    with pytest.raises(UsageError, match="3 files of weights"):
+    with pytest.raises(UsageError, match="3 weight files"):
         load_stream_weights(model, ["a", "b", "c"])
 
 
-def test_other_inputs_than_rgb_are_told_from_other_shapes():
+def test_cross_modality_applies_only_to_another_number_of_channels():
     state = small("tsn-r18").state_dict()
     wider = build("temporal-r18", CLASSES, FRAMES, width=2 * WIDTH, flow_stack=STACK)
     state |= {key: tensor for key, tensor in wider.state_dict().items() if "fc" in key}
@@ -84,18 +84,18 @@ def test_late_fusion_is_the_weighted_mean_of_probabilities():
     a, b = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
     fused = fuse_scores([a, b], [1.0, 3.0])
     torch.testing.assert_close(fused.exp(), (F.softmax(a, 1) + 3 * F.softmax(b, 1)) / 4)
-    # Far apart, where probabilities themselves would be zero.
+    # Logits so far apart that the probabilities underflow to zero.
     far = fuse_scores([torch.tensor([[0.0, -2000.0]]), torch.tensor([[0.0, -1500.0]])], [1.0, 1.0])
     assert far.isfinite().all()
 
 
-def test_the_temporal_net_sees_flow_at_the_scale_of_pictures():
+def test_temporal_net_scales_flow_to_the_range_of_rgb():
     net = small("temporal-r18")
     _, flow = clips()
     torch.testing.assert_close(
         net(flow), net.backbone((flow * FLOW_SCALE).transpose(1, 2).flatten(0, 1)).view(2, 2, -1).mean(1)
     )
-    # 20 pixels a frame are the end of the TSN code's range: (1 - 0.5) / 0.226.
+    # 20 pixels per frame is the end of the TSN code's range: (1 - 0.5) / 0.226.
     assert pytest.approx(0.5 / 0.226) == 20 * FLOW_SCALE
 
 
@@ -109,8 +109,8 @@ def test_both_streams_are_trained_together(fusion):
     assert model.streams == ("rgb", "flow")
 
 
-def test_only_the_joint_head_can_learn_what_neither_stream_shows():
-    """Sign of the picture against sign of the motion: late fusion adds up two coins, a joint head multiplies."""
+def test_only_the_joint_head_learns_classes_of_both_streams_combined():
+    """The label is the product of the signs of RGB and flow: late fusion only adds, a joint head can multiply."""
     generator = torch.Generator().manual_seed(2)
     signs = torch.randint(2, (256, 2), generator=generator) * 2 - 1
     label = (signs[:, 0] == signs[:, 1]).long()
@@ -138,11 +138,11 @@ def test_only_the_joint_head_can_learn_what_neither_stream_shows():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fusion": "product"}, "fusion 'product' is not known[\\s\\S]*scores, joint"),
+        ({"fusion": "product"}, "unknown fusion 'product'[\\s\\S]*scores, joint"),
         ({"flow_weight": 0.0}, "flow_weight is 0.0"),
         ({"flow_stack": 0}, "flow_stack must be at least 1"),
     ],
 )
-def test_mistakes_are_named(options, message):
+def test_invalid_fusions_raise_clear_errors(options, message):
     with pytest.raises(UsageError, match=message):
         small(**options)

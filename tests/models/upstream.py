@@ -1,4 +1,4 @@
-"""The nets of three other code bases, written again as plain functions over their own checkpoint keys.
+"""The nets of three other code bases, reimplemented as plain functions over their own checkpoint keys.
 
 Nothing here uses fastvid: keys, shapes and arithmetic were written down from the upstream sources, so that a checkpoint
 made here is loaded right only if our names and our nets are both right. Read were:
@@ -36,7 +36,7 @@ MOBILENET = [
     (6, 320, 1, 1),
 ]
 
-# A key function names a tensor of a convolution or of the batch norm behind it: key(block, part, kind, tensor), where
+# A key function names a tensor of a convolution or of the batch norm after it: key(block, part, kind, tensor), where
 # block is "layer2.1" ("" for the stem), part "conv1" ("downsample", ...), kind "conv" or "bn", tensor "weight", ...
 Key = Callable[[str, str, str, str], str]
 
@@ -207,7 +207,7 @@ def mit_non_local_state(block: str, channels: int) -> State:
 
 
 def mit_non_local(state: State, block: str, x: Tensor, num_segments: int) -> Tensor:
-    """NL3DWrapper behind a block: embedded Gaussian, keys and values pooled (1, 2, 2), x [B * T, C, H, W]."""
+    """NL3DWrapper after a block: embedded Gaussian, keys and values pooled (1, 2, 2), x [B * T, C, H, W]."""
 
     def tensor(name: str) -> Tensor:
         return state[f"module.base_model.{block}.nl.{name}"]
@@ -259,7 +259,7 @@ def mmaction2_mobilenet_key(feature: int, part: str, kind: str, tensor: str) -> 
         return f"backbone.conv{1 if feature == 0 else 2}.{kind}.{tensor}"
     stage, number = next((s, n) for f, s, n, *_ in mobilenet_blocks() if f == feature)
     index = (["dw", "pl"] if feature == 1 else ["pw", "dw", "pl"]).index(part)
-    # MobileNetV2TSM wraps the whole first ConvModule, so .net. stands in front of conv and bn alike.
+    # MobileNetV2TSM wraps the whole first ConvModule, so both conv and bn have the prefix .net.
     net = ".net" if part == "pw" and feature in mobilenet_shifted() else ""
     return f"backbone.layer{stage + 1}.{number}.conv.{index}{net}.{kind}.{tensor}"
 

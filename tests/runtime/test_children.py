@@ -15,8 +15,8 @@ from fastvid.runtime.children import how_it_ended
     ("last", "said"),
     [
         ("sys.exit(3)", "exited with 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "died of SIGKILL"),
-        ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", f"died of signal {signal.SIGRTMIN + 1}"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", f"was killed by signal {signal.SIGRTMIN + 1}"),
     ],
 )
 def test_the_end_of_a_process_is_said(last, said):

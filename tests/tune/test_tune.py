@@ -1,4 +1,4 @@
-"""`fastvid tune`: what it measures is what datasets are, and its advice follows from the numbers."""
+"""`fastvid tune` measures the encoded datasets, and its advice follows from the numbers."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import transcode
 from fastvid.tune.advice import recommend
 from fastvid.tune.quality import compare
-from fastvid.tune.study import Measured, Study, study
+from fastvid.tune.study import ProfileResult, Study, study
 from tests.sharding.shardtools import make
 
-ONE = Measured("compact", 100, 1.0, 0.97, 40.0, 100.0, 10.0, 26.0, 99.0)
+ONE = ProfileResult("compact", 100, 1.0, 0.97, 40.0, 100.0, 10.0, 26.0, 99.0)
 
 
 def found(*measured, **options):
     return Study(8, 20, 60.0, 500, "tsn8", 2, 0, measured, {}, **options)
 
 
-def test_advice_weighs_size_against_speed():
-    # Twice as fast for three times the bytes is no bargain; half the bytes for two thirds of the speed is one.
+def test_advice_minimises_size_times_decode_time():
+    # Twice the speed is not worth three times the bytes; half the bytes is worth two thirds of the speed.
     intra = replace(ONE, profile="intra", bytes=300, cpu_ms=5.0, clips_per_second=200.0)
     hevc = replace(ONE, profile="hevc", bytes=50, cpu_ms=15.0, clips_per_second=66.0)
     assert recommend(found(ONE, intra)).profile == "compact"
     assert recommend(found(ONE, intra, hevc)).profile == "hevc"
-    # One that is small because it is bad is out.
+    # A profile that is small because of low quality is excluded.
     assert recommend(found(ONE, intra, replace(hevc, ssim=0.9))).profile == "compact"
     assert recommend(found(ONE, replace(intra, bytes=190))).profile == "intra"
 
 
-def test_a_need_takes_the_smallest_that_is_fast_enough():
+def test_need_selects_the_smallest_profile_that_is_fast_enough():
     intra = replace(ONE, profile="intra", bytes=300, cpu_ms=5.0, clips_per_second=200.0)
     mjpeg = replace(ONE, profile="mjpeg", bytes=900, cpu_ms=4.0, clips_per_second=250.0)
     assert recommend(found(ONE, intra, mjpeg), 150).profile == "intra"
@@ -55,18 +55,18 @@ def test_a_need_takes_the_smallest_that_is_fast_enough():
 
 
 @pytest.mark.parametrize(("text", "expected"), [("tsn8", (8, None)), ("tsn3", (3, None)), ("dense16x4", (16, 4))])
-def test_samplings(text, expected):
+def test_sampling_is_parsed(text, expected):
     assert parse_sampling(text) == expected
 
 
 @pytest.mark.parametrize("text", ["tsn", "tsn0", "dense16", "dense4x0", "uniform8", "tsn8 "])
-def test_samplings_that_make_no_sense(text):
-    with pytest.raises(UsageError, match="not understood"):
+def test_invalid_sampling_raises(text):
+    with pytest.raises(UsageError, match="unknown sampling"):
         parse_sampling(text)
 
 
 def scores(path, profile):
-    """SSIM and PSNR of a file in a profile."""
+    """Return SSIM and PSNR of a file encoded with a profile."""
     build, limits = find_ffmpeg(), Limits()
     with open_source(str(path)) as source:
         made = transcode(build, profile, source, probe(source, limits), [None], limits)
@@ -75,7 +75,7 @@ def scores(path, profile):
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
-    """Three videos, of which one is no video."""
+    """Two videos, and a file that is not a video."""
     folder = tmp_path_factory.mktemp("raw")
     for number, size in enumerate(("320x240", "240x320")):
         make(folder / f"v{number}.mp4", "-pix_fmt", "yuv420p", size=size, frames=40 + 10 * number)
@@ -83,18 +83,18 @@ def raw(tmp_path_factory):
     return folder
 
 
-def test_quality_is_that_of_the_picture_and_not_of_its_tags(raw):
+def test_quality_falls_with_crf_and_ignores_the_range_tag(raw):
     small = PROFILES["compact"].changed(short_side=128)
     good, bad = (scores(raw / "v0.mp4", small.changed(crf=crf)) for crf in (18, 45))
     assert good[0] > bad[0] + 0.05
     assert good[1] > bad[1] + 5
-    # Full range, other than its source's, and no loss worth the name: one level off would cost more than this.
+    # Full range, unlike the source, and almost no loss: an error of one level would cost more than this.
     ssim, psnr = scores(raw / "v0.mp4", PROFILES["mjpeg"].changed(short_side=128, crf=2))
     assert ssim > 0.98
     assert psnr > 38
 
 
-def test_the_numbers_are_those_of_the_datasets(raw, tmp_path, capsys):
+def test_study_measures_the_encoded_datasets(raw, tmp_path, capsys):
     page = tmp_path / "tune.html"
     arguments = ["tune", str(raw), "--profiles", "compact", "intra", "copy", "--rounds", "1", "--workers", "1"]
     assert main([*arguments, "--json", "--html", str(page), "--keep", str(tmp_path / "kept")]) == 0
@@ -127,7 +127,7 @@ def test_the_numbers_are_those_of_the_datasets(raw, tmp_path, capsys):
         assert f"{name} {by_name[name]['clips_per_second']:.5g}" in text, "the chart says its numbers"
 
 
-def test_the_sample_is_seeded_and_a_profile_that_takes_too_few_is_named(raw, tmp_path):
+def test_sample_is_seeded_and_a_profile_that_accepts_too_few_is_refused(raw, tmp_path):
     make(tmp_path / "raw" / "a.webm", "-c:v", "libvpx", size="64x48", frames=5)
     make(tmp_path / "raw" / "b.webm", "-c:v", "libvpx", size="64x48", frames=6)
     options = {"profiles": [PROFILES["intra"].changed(short_side=256), "copy"], "rounds": 1, "workers": 1, "videos": 1}
@@ -138,9 +138,9 @@ def test_the_sample_is_seeded_and_a_profile_that_takes_too_few_is_named(raw, tmp
     assert frames == {float(Fraction(5, 25)), float(Fraction(6, 25))}
 
 
-def test_nothing_to_tune_for(tmp_path):
+def test_study_without_videos_or_profiles_raises(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="no video"):
         study([str(tmp_path)])
-    with pytest.raises(UsageError, match="too few"):
+    with pytest.raises(UsageError, match="0 profiles: each must be at least 1"):
         study([str(tmp_path)], profiles=[])

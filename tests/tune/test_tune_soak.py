@@ -1,4 +1,4 @@
-"""What `fastvid tune` says of some videos holds for others. Started by ``make soak``; results in tune.json."""
+"""The results of `fastvid tune` on some videos hold for others. Run by ``make soak``; results in tune.json."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from fastvid.tune.text import render
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 
-# What copies writes is whatever the sources are, so some videos say little of others; it is recorded, and not held to.
+# Copies vary as much as their sources, so some videos do not predict others; recorded, but not asserted.
 ENCODING = [name for name, profile in PROFILES.items() if not profile.copies]
 MOST_OFF = 0.15
 VIDEOS = int(os.environ.get("FASTVID_SOAK_VIDEOS", "24"))
 
 
-def test_predicted_ratios_hold_on_videos_that_were_not_seen(footage, tmp_path):
+def test_measured_ratios_hold_on_other_videos(footage, tmp_path):
     place = Path(os.environ.get("FASTVID_SOAK_DIR", tmp_path))
-    # Alternately, so that both halves hold videos of every set that the footage comes from.
+    # Alternate files, so that both halves contain videos of every set of the footage.
     files = sorted(path for path in (footage / "clean").iterdir() if path.suffix != ".mpg")
     seen, unseen = files[::2][:VIDEOS], files[1::2][:VIDEOS]
     found = study([str(path) for path in seen], videos=len(seen), workers=1, rounds=7)
@@ -38,7 +38,7 @@ def test_predicted_ratios_hold_on_videos_that_were_not_seen(footage, tmp_path):
     for name in predicted:
         out = place / f"tune-{name}"
         run_job([str(path) for path in unseen], str(out), profile=name, workers=1)
-        # Videos that are smaller than the bench's crop come enlarged from all profiles but copy.
+        # Videos smaller than the bench's crop are enlarged by all profiles but copy.
         if name in ENCODING:
             row = decode.compare(Corpus(str(out), "tsn8"), Rivals(), 1, 7)
             (entry,) = [

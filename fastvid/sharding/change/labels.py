@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastvid.errors import UsageError
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, Annotations, Row
+from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, AnnotationRow, Annotations
 from fastvid.sharding.sources.sources import encode_name
 
 
@@ -116,7 +116,7 @@ def _whole(source: str) -> str:
     return source.partition("#")[0]
 
 
-def _wanted(row: Row) -> list[str]:
+def _wanted(row: AnnotationRow) -> list[str]:
     """Names under which a row's video may be found, best first."""
     path = encode_name(posixpath.normpath(row.name))
     if row.start is None and row.end is None:

@@ -1,1 +1,1 @@
-"""What ffmpeg makes of a source: profiles, transcoding, sound, optical flow, and its check."""
+"""Encode a source with ffmpeg: profiles, transcoding, audio, optical flow, and checks."""

@@ -1,13 +1,14 @@
-"""The sound of a sample: an M4A beside its video, cut to the same seconds of the source.
+"""The audio of a sample: an M4A next to its video, cut to the same seconds of the source.
 
-Second zero is the first frame of the video, so sound that begins later begins with silence, and sound before it is cut.
+Second zero is the first frame of the video: audio that starts later is padded with silence, earlier audio is cut.
 
 - ``aac`` decodes the first audio stream, cuts it to the sample, and encodes it as AAC at 128 kbit/s with at most two
-  channels. Slow code paths only: the float code of FFmpeg's encoder differs between CPU models.
-- ``copy`` keeps the packets of AAC and ALAC as they are, so a cut falls between packets (21 ms of AAC at 48 kHz). What
-  else a source has cannot go into an M4A that every player reads; it is encoded as under ``aac``, with a warning.
+  channels. CPU optimisations are off, because the float code of FFmpeg's encoder differs between CPU models.
+- ``copy`` keeps AAC and ALAC packets unchanged, so cuts fall between packets (21 ms of AAC at 48 kHz). Other codecs
+  cannot be in an M4A that every player reads; they are encoded as with ``aac``, with a warning.
 
-Sound never rejects a source: where there is none, or none that decodes, the sample is packed without, with a warning.
+Audio never causes a source to be rejected: if there is none, or it does not decode, the sample is packed without audio
+and with a warning.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.streams import Audio
 from fastvid.sharding.encode.transcode import FfmpegLog, read_back, run_ffmpeg
 
-# Codecs whose packets any reader of M4A takes.
+# Codecs that every M4A player supports.
 _COPIED: Final = frozenset({"aac", "alac"})
-# Transparent for most listeners, and what phones record.
+# Transparent to most listeners, and the usual rate of phones.
 _BITRATE: Final = "128k"
-_MOST_CHANNELS: Final = 2
-# Seconds by which sound may be longer than its video: a packet at either end of a copy, and what resampling rounds.
+_MAX_CHANNELS: Final = 2
+# Seconds by which audio may be longer than its video: a packet at either end of a copy, and rounding by resampling.
 _SLACK: Final = 0.25
 
 NO_AUDIO: Final = "no-audio"
@@ -46,11 +47,11 @@ ENCODED: Final = "audio-encoded"
 
 @dataclass(frozen=True, slots=True)
 class AudioSource:
-    """The sound of a source.
+    """The first audio stream of a source.
 
     Attributes:
         codec: FFmpeg's name of the codec.
-        channels: Channels.
+        channels: Number of channels.
         video_start: Seconds from the first packet of the file to the first frame of the video.
     """
 
@@ -60,14 +61,14 @@ class AudioSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
-    """What a source's samples get.
+class SampleAudio:
+    """The audio of all samples of a source.
 
     Attributes:
-        members: An M4A for each sample, or None where there is no sound.
-        infos: What each M4A holds.
-        copied: Whether packets were kept as they are.
-        warnings: For the ledger.
+        members: An M4A for each sample, or None if it has no audio.
+        infos: Properties of each M4A, or None.
+        copied: Whether packets were copied unchanged.
+        warnings: Warnings for the ledger.
     """
 
     members: tuple[bytes | None, ...]
@@ -76,12 +77,12 @@ class Sound:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def none(cls, count: int, *warnings: str) -> Sound:
-        """No sound for `count` samples."""
+    def none(cls, count: int, *warnings: str) -> SampleAudio:
+        """Return no audio for `count` samples."""
         return cls((None,) * count, (None,) * count, warnings=warnings)
 
 
-def take_audio(
+def extract_audio(
     build: FfmpegBuild,
     choice: Audio,
     source: OpenSource,
@@ -89,53 +90,53 @@ def take_audio(
     limits: Limits,
     *,
     patience: float = 1.0,
-) -> Sound:
-    """The sound of a source's samples.
+) -> SampleAudio:
+    """Extract the audio of a source's samples.
 
     Args:
         build: The ffmpeg to run.
-        choice: "copy" or "aac"; "drop" gives none.
+        choice: "copy", "aac", or "drop" for no audio.
         source: The open source.
-        spans: First and last second of each sample, counted from the first frame of the video.
-        limits: What the source may cost.
+        spans: Start and end of each sample in seconds from the first frame of the video.
+        limits: Resource limits of the source.
         patience: Factor on the time limit.
     """
     if choice == "drop":
-        return Sound.none(len(spans))
+        return SampleAudio.none(len(spans))
     try:
         found = probe_audio(source)
         if found is None:
-            return Sound.none(len(spans), NO_AUDIO)
+            return SampleAudio.none(len(spans), NO_AUDIO)
         copied = choice == "copy" and found.codec in _COPIED
         data = _write(build, source, found, spans, limits, patience, copied=copied)
         checked = [_check(member, float(end - start)) for member, (start, end) in zip(data, spans, strict=True)]
     except SourceError as error:
         if error.transient:
             raise
-        return Sound.none(len(spans), DAMAGED)
+        return SampleAudio.none(len(spans), DAMAGED)
     members = tuple(member if info is not None else None for member, info in zip(data, checked, strict=True))
     warnings = [ENCODED] if choice == "copy" and not copied else []
     warnings += [NO_AUDIO] if None in members else []
-    return Sound(members, tuple(checked), copied, tuple(warnings))
+    return SampleAudio(members, tuple(checked), copied, tuple(warnings))
 
 
 def audio_seconds(source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]], limits: Limits) -> float:
-    """Wall time that the sound of a source may take: that of reading the file, and a part of its own length."""
+    """Return the wall-time limit for a source's audio: that for reading the file plus the audio's length."""
     return min(limits.max_seconds, limits.read_seconds(source.size) + float(max(end for _, end in spans)))
 
 
 def probe_audio(source: OpenSource) -> AudioSource | None:
-    """What sound a source has; None without any.
+    """Return a source's first audio stream; None if there is none or it has no decoder.
 
     Raises:
-        SourceError: The file does not open.
+        SourceError: If the file cannot be opened.
     """
     try:
         with open_demuxer(source.url, source.container) as container:
             if not container.streams.audio:
                 return None
             stream: Any = container.streams.audio[0]
-            # The binding has no context for a codec that it cannot decode.
+            # PyAV has no context for a codec that it cannot decode.
             context: Any = stream.codec_context
             if context is None:
                 return None
@@ -169,7 +170,7 @@ def _write(
             command += _target(found, start, end, copied=copied)
             command += [f"file:/dev/fd/{file.fileno()}"]
         log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
-        _judge(log)
+        _check_log(log)
         return tuple(read_back(file) for file in files)
 
 
@@ -179,25 +180,25 @@ def _target(found: AudioSource, start: Fraction, end: Fraction, *, copied: bool)
     options += ["-flags:a", "+bitexact", "-movflags", "+faststart", "-f", "ipod"]
     if copied:
         return [*options, "-codec:a", "copy", "-copypriorss", "0", "-ss", f"{first:.6f}", "-t", f"{last - first:.6f}"]
-    # Holes become silence, also one before the first packet, so that a sample's number is its time.
+    # Fill gaps with silence, also before the first packet, so that a sample's index equals its time.
     filters = f"aresample=async=1:first_pts=0,atrim=start={first:.6f}:end={last:.6f},asetpts=PTS-STARTPTS"
     options += ["-filter:a", filters, "-threads", "1", "-codec:a", "aac", "-b:a", _BITRATE]
-    return [*options, "-ac", str(min(found.channels, _MOST_CHANNELS))]
+    return [*options, "-ac", str(min(found.channels, _MAX_CHANNELS))]
 
 
-def _judge(log: FfmpegLog) -> None:
+def _check_log(log: FfmpegLog) -> None:
     if log.status:
-        raise SourceError(f"ffmpeg exits with {log.status}: {'; '.join(log.last)}", reason=Reason.DAMAGED)
+        raise SourceError(f"ffmpeg exited with {log.status}: {'; '.join(log.last)}", reason=Reason.DAMAGED)
     complaints = [line for line in log.lines if "[error]" in line or "[fatal]" in line or "[panic]" in line]
     if complaints:
-        raise SourceError(f"audio decodes with errors: {complaints[0]}", reason=Reason.DAMAGED)
+        raise SourceError(f"errors while decoding audio: {complaints[0]}", reason=Reason.DAMAGED)
 
 
 def _check(data: bytes, seconds: float) -> AudioInfo | None:
-    """What an M4A holds, after decoding it; None when it holds no sample.
+    """Decode an M4A and return its properties; None if it contains no audio sample.
 
     Raises:
-        SourceError: It does not decode, or is longer than its video.
+        SourceError: If it does not decode, or is longer than its video.
     """
     if not data:
         return None
@@ -210,16 +211,16 @@ def _check(data: bytes, seconds: float) -> AudioInfo | None:
     samples = count_samples(data)
     if samples > (seconds + _SLACK) * info.sample_rate:
         raise SourceError(
-            f"{samples / info.sample_rate:.2f} s of sound for {seconds:.2f} s of video", reason=Reason.DAMAGED
+            f"{samples / info.sample_rate:.2f} s of audio for {seconds:.2f} s of video", reason=Reason.DAMAGED
         )
     return info if samples else None
 
 
 def count_samples(data: bytes | memoryview) -> int:
-    """Samples of each channel that an M4A decodes to.
+    """Return the number of samples per channel that an M4A decodes to.
 
     Raises:
-        SourceError: It does not decode.
+        SourceError: If it does not decode.
     """
     try:
         with open_demuxer(data, "mov") as container:

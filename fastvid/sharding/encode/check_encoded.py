@@ -1,4 +1,4 @@
-"""Decodes what was written, once, from memory, and holds it against what the format promises."""
+"""Decode an encoded sample once, from memory, and check it against the guarantees of the format."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fastvid.media.demuxer import open_demuxer
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profile import Profile
 
-# Both numbers stand for BT.601 luma; VP9 has one code for the two.
+# Both values mean BT.601 luma; VP9 has one code for both.
 _BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)
 _LIMITED, _FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """An encoded sample that passed.
+    """Properties of an encoded sample that passed the check.
 
     Attributes:
-        num_frames: Frames it shows.
-        width: Pixels.
-        height: Pixels.
-        num_keys: Key packets.
-        num_droppable: Packets that nothing refers to.
+        num_frames: Number of displayed frames.
+        width: Width in pixels.
+        height: Height in pixels.
+        num_keys: Number of key packets.
+        num_droppable: Number of packets that no other packet references.
     """
 
     num_frames: int
@@ -47,20 +47,20 @@ def verify(
     frames: tuple[int, int],
     size: tuple[int, int] | None = None,
     full_range: bool | None = None,
-    look: Callable[[Any], None] | None = None,
+    on_frame: Callable[[Any], None] | None = None,
 ) -> Verified:
-    """Decodes every frame of an encoded sample and checks count, size, colour, and the structure that plans rely on.
+    """Decode an encoded sample; check frame count, size, colour and the structure that plans need.
 
     Args:
         data: The MP4.
-        profile: What wrote it.
-        frames: Fewest and most frames it may have.
-        size: Width and height in pixels that it must have; by default those that the profile gives pictures.
-        full_range: Whether its luma runs from 0 to 255; by default what the profile gives pictures.
-        look: Called with every decoded frame.
+        profile: The profile with which it was encoded.
+        frames: Minimum and maximum number of frames.
+        size: Required width and height in pixels; by default those that the profile writes for RGB.
+        full_range: Whether its luma must range from 0 to 255; by default as the profile writes RGB.
+        on_frame: Called with every decoded frame.
 
     Raises:
-        SourceError: It breaks a promise; the message says which.
+        SourceError: If a check fails; the message says which.
     """
     try:
         info, records = index_mp4(data, conforms=True)
@@ -71,13 +71,13 @@ def verify(
     keys = int(((flags & PacketFlag.KEY) != 0).sum())
     droppable = int(((flags & PacketFlag.DROPPABLE) != 0).sum())
     if info.flags & StreamFlag.WHOLE:
-        raise _failure("its packets cannot be planned")
+        raise _failure("its packets cannot be decoded selectively")
     if not frames[0] <= info.num_frames <= frames[1]:
         raise _failure(f"{info.num_frames} frames, expected {frames[0]} to {frames[1]}")
     if keys != -(-info.num_frames // profile.gop):
         raise _failure(f"{keys} key frames in {info.num_frames} frames, expected one in {profile.gop}")
     if profile.bframes and info.num_frames > 2 and not droppable:
-        raise _failure("every frame is referred to")
+        raise _failure("every frame is a reference frame")
     sides = sorted((info.width, info.height))
     if size is not None:
         if (info.width, info.height) != size:
@@ -89,13 +89,13 @@ def verify(
     full = profile.full_range if full_range is None else full_range
     if info.range is not (Range.FULL if full else Range.LIMITED) or info.matrix not in _BT601:
         raise _failure(f"the container is tagged {info.range.name} {info.matrix.name}")
-    decoded = _decode(data, info.width, info.height, look, full_range=full)
+    decoded = _decode(data, info.width, info.height, on_frame, full_range=full)
     if decoded != info.num_frames:
-        raise _failure(f"{decoded} frames decode, {info.num_frames} are indexed")
+        raise _failure(f"{decoded} frames decode, but {info.num_frames} are indexed")
     return Verified(info.num_frames, info.width, info.height, keys, droppable)
 
 
-def _decode(data: bytes, width: int, height: int, look: Callable[[Any], None] | None, *, full_range: bool) -> int:
+def _decode(data: bytes, width: int, height: int, on_frame: Callable[[Any], None] | None, *, full_range: bool) -> int:
     count = 0
     try:
         container = open_demuxer(data, "mov")
@@ -107,11 +107,11 @@ def _decode(data: bytes, width: int, height: int, look: Callable[[Any], None] | 
             stream.codec_context.thread_count = 1
             for frame in container.decode(stream):
                 _check_frame(frame, width, height, count, full_range=full_range)
-                if look is not None:
-                    look(frame)
+                if on_frame is not None:
+                    on_frame(frame)
                 count += 1
     except av.FFmpegError as error:
-        raise _failure(f"decoding fails after {count} frames: {error}") from error
+        raise _failure(f"decoding failed after {count} frames: {error}") from error
     return count
 
 
@@ -119,8 +119,8 @@ def _check_frame(frame: Any, width: int, height: int, number: int, *, full_range
     if frame.is_corrupt:
         raise _failure(f"frame {number} decodes with errors")
     if frame.rotation:
-        raise _failure(f"frame {number} is to be turned by {frame.rotation} degrees")
-    # Decoders name full range by the format, or by the range alone.
+        raise _failure(f"frame {number} has a display rotation of {frame.rotation} degrees")
+    # Decoders signal full range by the pixel format, or only by the range.
     formats = ("yuvj420p", "yuv420p") if full_range else ("yuv420p",)
     if (frame.width, frame.height) != (width, height) or frame.format.name not in formats:
         raise _failure(f"frame {number} is {frame.width}x{frame.height} {frame.format.name}")
@@ -129,4 +129,4 @@ def _check_frame(frame: Any, width: int, height: int, number: int, *, full_range
 
 
 def _failure(message: str) -> SourceError:
-    return SourceError(f"what was written is wrong: {message}", reason=Reason.VERIFY_FAILED)
+    return SourceError(f"the encoded sample is wrong: {message}", reason=Reason.VERIFY_FAILED)

@@ -1,4 +1,4 @@
-"""What each encoder is told beyond what all are: structure, determinism, and headers that are equal for equal sizes."""
+"""Options of each encoder: GOP structure, determinism, and equal headers for equal sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from fastvid.media.colour_tags import pairs
 from fastvid.sharding.encode.profile import Profile
 
-# Macroblocks that H.264 level 3.1 allows a frame (ITU-T H.264 table A-1); beyond it 5.1 is written, which has 36,864.
+# Most macroblocks per frame at H.264 level 3.1 (ITU-T H.264 table A-1); larger frames get 5.1, which allows 36,864.
 _LEVEL_31_BLOCKS: Final = 3600
 
 
@@ -24,10 +24,10 @@ def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> 
         "bframes": profile.bframes,
         "b-adapt": 0,
         "b-pyramid": "none",
-        # Left open, it follows from size and rate, and the vector range in the header with it.
+        # By default level and motion vector range in the header would depend on size and rate.
         "level": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
     }
-    # Equal headers for equal sizes, whatever the rate: a decoder then stays open from clip to clip.
+    # Equal headers for equal sizes, at any rate, so that one decoder can stay open for all clips.
     header = {
         "tick_rate": 60,
         "fixed_frame_rate_flag": 0,
@@ -41,10 +41,10 @@ def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> 
     return {
         "crf": profile.crf,
         "preset": profile.preset,
-        # No CABAC, no deblocking, no weighted prediction: what decoding costs most.
+        # Turns off CABAC, deblocking and weighted prediction, the most expensive parts of decoding.
         "tune": "fastdecode",
         "x264-params": pairs(x264),
-        # Type 6 is supplemental information: x264's version and settings, 700 bytes a file.
+        # Removes the SEI (type 6), x264's version and settings, 700 bytes per file.
         "bsf:v": f"h264_metadata={pairs(header)},filter_units=remove_types=6",
     }
 
@@ -56,7 +56,7 @@ def _vp9_options(profile: Profile, size: tuple[int, int], full_range: bool) -> d
         "b:v": 0,  # constant quality by crf alone
         "deadline": "good",
         "cpu-used": profile.preset,
-        # No hidden frames and no look-ahead: one packet is one frame.
+        # No hidden frames and no look-ahead, so that one packet is one frame.
         "auto-alt-ref": 0,
         "lag-in-frames": 0,
         "row-mt": 0,
@@ -69,7 +69,7 @@ def _vp9_options(profile: Profile, size: tuple[int, int], full_range: bool) -> d
 def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
     blocks = size[0] * size[1] // 256
     x265 = {
-        # One thread, and no wavefronts: the bytes depend on neither the machine's cores nor their load.
+        # One thread and no wavefronts, so that the bytes depend on neither the number of cores nor their load.
         "pools": "none",
         "frame-threads": 1,
         "wpp": 0,
@@ -85,7 +85,7 @@ def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> 
         "colormatrix": "smpte170m",
         "range": "full" if full_range else "limited",
         "level-idc": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
-        "info": 0,  # its settings, 2 kB a file
+        "info": 0,  # no SEI with x265's settings, 2 kB per file
         "log-level": "warning",
     }
     return {
@@ -99,8 +99,8 @@ def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> 
 
 def _mjpeg_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
     del size, full_range
-    # Huffman tables of the standard: equal headers, and decoders that know them by heart.
-    # The transform in plain integers: the faster ones differ between CPUs.
+    # Default Huffman tables keep headers equal, and decoders have fast paths for them.
+    # The integer transform is deterministic: faster ones differ between CPUs.
     return {"q:v": profile.crf, "huffman": "default", "dct": "int"}
 
 
@@ -110,5 +110,5 @@ ENCODER_OPTIONS: Final[dict[str, Callable[[Profile, tuple[int, int], bool], dict
     "vp9": _vp9_options,
     "mjpeg": _mjpeg_options,
 }
-"""For each codec what its encoder is told, from a profile, the picture's width and height in pixels, and whether its
-luma is full range."""
+"""For each codec a function that returns its encoder's options from a profile, the width and height in pixels, and
+whether luma is full range."""

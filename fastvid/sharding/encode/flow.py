@@ -1,7 +1,8 @@
-"""Optical flow between consecutive frames, by OpenCV.
+"""Estimate optical flow between consecutive frames with OpenCV.
 
-The same frames give the same numbers on every x86-64 machine with the same OpenCV: one thread, because stripes of DIS
-do not see across their borders, and none of the code that OpenCV chooses by CPU model. What OpenCV is told is recorded.
+The same frames have the same flow on every x86-64 machine with the same OpenCV: it runs in one thread, because DIS
+splits the image into one independent stripe per thread, and without code that OpenCV selects by CPU model. All
+parameters are recorded.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from fastvid.runtime.arrays import Float32Array, UInt8Array
 Estimate = Callable[[UInt8Array, UInt8Array], Float32Array]
 
 _HINT: Final = "pip install 'fastvid-toolkit[flow]'"
-# OpenCV's own defaults of the preset and of the constructor, written out so that they are recorded with the data.
+# OpenCV's defaults of the preset and of the constructor, spelled out so that they are recorded with the data.
 _PARAMETERS: Final[dict[str, dict[str, float]]] = {
-    # cv::DISOpticalFlow::PRESET_MEDIUM; it halves the picture once less than PRESET_FAST and keeps small moving parts.
+    # cv::DISOpticalFlow::PRESET_MEDIUM: its finest scale is one level finer than PRESET_FAST's and keeps small motions.
     "dis": {
         "FinestScale": 1,
         "PatchSize": 8,
@@ -57,10 +58,10 @@ class FlowSettings:
     Attributes:
         method: "dis" (Kroeger et al. 2016, "Fast Optical Flow using Dense Inverse Search") or "tvl1" (Zach et al. 2007,
             "A Duality Based Approach for Realtime TV-L1 Optical Flow").
-        bound: Largest motion that is kept, in pixels a frame of the encoded picture.
-        parameters: Of the method, by OpenCV's names.
-        opencv: Version that computes it.
-        machine: Its instruction set, such as "x86_64"; another one may round otherwise.
+        bound: Largest motion that can be stored, in pixels per frame of the encoded video; larger ones are clipped.
+        parameters: Parameters of the method, by OpenCV's names.
+        opencv: OpenCV's version.
+        machine: Instruction set, such as "x86_64"; another one may round differently.
     """
 
     method: Method
@@ -71,17 +72,17 @@ class FlowSettings:
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
-            raise UsageError(f"flow {self.method!r} is not known", hint=f"known are {', '.join(get_args(Method))}")
+            raise UsageError(f"unknown flow method {self.method!r}", hint=f"use one of {', '.join(get_args(Method))}")
         if not 0 < self.bound <= 1024:
-            raise UsageError(f"flow bound is {self.bound}, expected more than 0 and at most 1024 pixels a frame")
+            raise UsageError(f"flow bound is {self.bound}, expected more than 0 and at most 1024 pixels per frame")
 
 
 def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
-    """Settings of a method with the OpenCV of this machine.
+    """Return the settings of a method with this machine's OpenCV.
 
     Raises:
-        UsageError: The method or the bound cannot be.
-        MissingDependency: There is no OpenCV that has it.
+        UsageError: If the method is unknown or the bound is out of range.
+        MissingDependency: If OpenCV is not installed or was built without the method.
     """
     checked: Any = method
     cv2 = _opencv("")
@@ -93,11 +94,11 @@ def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
 
 
 def estimate_flow(frames: Iterable[UInt8Array], settings: FlowSettings) -> Iterator[UInt8Array]:
-    """The flow of each frame to the next, as stacked levels; the last one again for the last frame.
+    """Yield the flow from each frame to the next as stacked levels; the last frame repeats a flow.
 
     Args:
         frames: uint8 [H, W] each, in display order.
-        settings: How.
+        settings: Method and parameters.
 
     Yields:
         uint8 [2H, W] for every frame, see `fastvid.format.flow`.
@@ -143,13 +144,13 @@ def _opencv(method: str) -> Any:
     except ImportError as error:
         raise MissingDependency(f"optical flow needs OpenCV: {error}", hint=_HINT) from error
     if method == "tvl1" and not hasattr(getattr(cv2, "optflow", None), "DualTVL1OpticalFlow_create"):
-        raise MissingDependency(f"OpenCV {cv2.__version__} here was built without TV-L1", hint=_HINT)
+        raise MissingDependency(f"OpenCV {cv2.__version__} on this machine was built without TV-L1", hint=_HINT)
     return cv2
 
 
 @contextlib.contextmanager
 def _reproducible(cv2: Any) -> Iterator[None]:
-    """One thread and no code that depends on the CPU model, until the end; then as before."""
+    """Within the context, run OpenCV in one thread and without code that depends on the CPU model."""
     threads, optimized = cv2.getNumThreads(), cv2.useOptimized()
     cv2.setNumThreads(1)
     cv2.setUseOptimized(False)

@@ -1,9 +1,9 @@
-"""From an encoded picture stream to its flow stream: decode, estimate, encode, verify; one frame at a time in memory.
+"""Make the flow stream of an encoded RGB stream: decode, estimate, encode and verify.
 
-Flow is encoded at the quality of the picture. On real footage of 256 lines at crf 23 that costs about as many bytes as
-the picture, and changes the flow by 0.09 pixels a frame (root mean square, of 0.7 to 1.4); a level is 0.16. By DIS it
-takes three times as long as the picture (6 ms a frame of 336x256 on a core for that, 11 ms to estimate, 9 ms to encode
-and check); by TV-L1 a hundred times as long.
+One frame is in memory at a time. Flow is encoded at the same quality as RGB. On real footage of 256 lines at crf 23 it
+takes about as many bytes as RGB and changes the flow by 0.09 pixels per frame (root mean square; the flow itself has
+0.7 to 1.4); one level is 0.16 pixels. With DIS it takes three times as long as RGB (per frame of 336x256 on one core: 6
+ms for RGB, 11 ms to estimate and 9 ms to encode and check flow); with TV-L1 a hundred times as long.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import output_options
 from fastvid.sharding.encode.transcode import read_back, run_ffmpeg
 
-# Wall time per frame and megapixel: some twenty times what a core needs (measured on 336x256 pictures).
+# Wall time per frame and megapixel: about twenty times what one core needs (measured on frames of 336x256).
 _SECONDS_PER_MEGAPIXEL: Final = {"dis": 2.0, "tvl1": 180.0}
-# What the encoder may change in a frame's mean level. A wrong range, matrix or size moves it further.
+# Allowed change of a frame's mean level by encoding. A wrong range, matrix or size changes it more.
 _MEAN_LEVELS: Final = 3.0
 
 
 def flow_seconds(settings: FlowSettings, limits: Limits, *, frames: int, pixels: int) -> float:
-    """Wall time that the flow of a sample may take."""
+    """Return the wall-time limit for the flow of a sample, in seconds."""
     seconds = _SECONDS_PER_MEGAPIXEL[settings.method] * frames * max(pixels / 1e6, 0.25)
     return min(limits.max_seconds, limits.seconds + seconds)
 
@@ -51,23 +51,23 @@ def encode_flow(
     *,
     patience: float = 1.0,
 ) -> bytes:
-    """The flow stream of an encoded sample, in the same profile.
+    """Encode the flow stream of an encoded sample, in the same profile.
 
     Args:
-        build: The ffmpeg that encodes.
-        profile: How.
+        build: The ffmpeg to run.
+        profile: The profile to encode with.
         settings: How flow is estimated.
         video: The sample's MP4.
-        shape: What its verification found.
-        rate: Frames a second.
-        limits: What it may cost.
+        shape: Result of the sample's verification.
+        rate: Frames per second.
+        limits: Resource limits.
         patience: Factor on the time limit.
 
     Returns:
-        An MP4 of as many frames, as wide and twice as high.
+        An MP4 with the same number of frames and width, and twice the height.
 
     Raises:
-        SourceError: It takes too long, or what was written is not what was estimated.
+        SourceError: If it takes too long, or the encoded flow differs from the estimated flow.
     """
     seconds = patience * flow_seconds(settings, limits, frames=shape.num_frames, pixels=shape.width * shape.height)
     size = (shape.width, 2 * shape.height)
@@ -82,19 +82,18 @@ def encode_flow(
 
     with tempfile.TemporaryFile(prefix="fastvid-") as file:
         command = _command(build, profile, size, rate, shape.num_frames, f"file:/dev/fd/{file.fileno()}")
-        log = run_ffmpeg(command, [file.fileno()], seconds, limits, feed=pictures())
+        log = run_ffmpeg(command, [file.fileno()], seconds, limits, stdin=pictures())
         if log.status:
-            said = "; ".join(log.last)
-            raise SourceError(f"ffmpeg exits with {log.status} on flow: {said}", reason=Reason.ENCODE_FAILED)
+            last = "; ".join(log.last)
+            raise SourceError(f"ffmpeg exited with {log.status} on flow: {last}", reason=Reason.ENCODE_FAILED)
         data = read_back(file)
     decoded: list[float] = []
     count = (shape.num_frames, shape.num_frames)
-    verify(data, profile, frames=count, size=size, full_range=True, look=lambda frame: decoded.append(_mean(frame)))
+    verify(data, profile, frames=count, size=size, full_range=True, on_frame=lambda frame: decoded.append(_mean(frame)))
     worst = max((abs(a - b) for a, b in zip(means, decoded, strict=True)), default=0.0)
     if worst > _MEAN_LEVELS:
         raise SourceError(
-            f"what was written is wrong: the mean flow of a frame differs by {worst:.1f} levels from what was"
-            " estimated",
+            f"the encoded flow is wrong: the mean of a frame differs by {worst:.1f} levels from the estimated flow",
             reason=Reason.VERIFY_FAILED,
         )
     return data
@@ -107,7 +106,7 @@ def _command(
     command = [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
     command += ["-f", "rawvideo", "-pixel_format", pix_fmt, "-video_size", f"{size[0]}x{size[1]}"]
     command += ["-framerate", str(rate), "-threads", "1", "-i", "pipe:0", "-map", "0:v:0"]
-    # Declared full range on both sides, so that no build of ffmpeg puts a conversion between.
+    # Tagged full range on both sides, so that no build of ffmpeg inserts a conversion.
     command += ["-filter:v", f"{tagged(full_range=True)},setsar=1"]
     for name, value in output_options(profile, size, frames=frames, full_range=True).items():
         command += [f"-{name}", str(value)]
@@ -115,7 +114,7 @@ def _command(
 
 
 def _luma(video: bytes) -> Iterator[UInt8Array]:
-    """The luma of every frame, uint8 [H, W]."""
+    """Yield the luma of every frame, uint8 [H, W]."""
     with open_demuxer(video, "mov") as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
@@ -124,7 +123,7 @@ def _luma(video: bytes) -> Iterator[UInt8Array]:
 
 
 def _plane(frame: Any) -> UInt8Array:
-    plane: Any = frame.planes[0]  # a buffer to numpy, which the stubs do not know
+    plane: Any = frame.planes[0]  # supports the buffer protocol, but PyAV's stubs do not say so
     return np.ndarray((frame.height, frame.width), np.uint8, plane, 0, (plane.line_size, 1))
 
 

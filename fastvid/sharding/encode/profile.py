@@ -1,4 +1,4 @@
-"""What a profile is: the parameters by which samples are encoded."""
+"""The class of profiles: the parameters with which samples are encoded."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fastvid.media.timing import MAX_RATE
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How samples are encoded.
+    """Parameters with which samples are encoded.
 
     Attributes:
-        name: What users call it.
-        codec: "h264", "hevc", "vp9" or "mjpeg"; "copy" encodes nothing, and the other fields then mean nothing.
+        name: Its name.
+        codec: "h264", "hevc", "vp9" or "mjpeg"; "copy" does not encode and ignores the fields below.
         gop: Frames from one key frame to the next.
-        bframes: Frames that nothing refers to between two reference frames.
+        bframes: Non-reference frames between two reference frames.
         crf: Constant quality of the encoder; lower is better and larger. For MJPEG its ``qscale``, 2 to 31.
-        preset: x264's or x265's preset, or libvpx's ``cpu-used``; empty where there is none.
-        short_side: Pixels of the shorter side, a multiple of `multiple`.
-        multiple: Both sides are multiples of it, in pixels.
-        fps: Frames a second as a fraction such as "30000/1001"; empty for the source's own rate.
+        preset: x264's or x265's preset, or libvpx's ``cpu-used``; empty if the encoder has none.
+        short_side: Shorter side in pixels, a multiple of `multiple`.
+        multiple: Width and height in pixels are multiples of it.
+        fps: Frames per second as a fraction such as "30000/1001"; empty for the source's own rate.
     """
 
     name: str
@@ -42,12 +42,15 @@ class Profile:
             return
         if self.codec not in _ENCODERS:
             raise UsageError(
-                f"codec {self.codec!r} of profile {self.name!r} is not known", hint="h264, hevc, vp9, mjpeg, copy"
+                f"unknown codec {self.codec!r} of profile {self.name!r}",
+                hint="use one of h264, hevc, vp9, mjpeg, copy",
             )
         if self.gop < 1 or not 0 <= self.bframes < self.gop:
-            raise UsageError(f"gop {self.gop} with {self.bframes} B-frames cannot be", hint="0 <= bframes < gop")
+            raise UsageError(
+                f"a gop of {self.gop} with {self.bframes} B-frames is invalid", hint="choose 0 <= bframes < gop"
+            )
         if self.multiple < 2 or self.short_side < self.multiple or self.short_side % self.multiple:
-            raise UsageError(f"short side {self.short_side} is no multiple of {self.multiple}")
+            raise UsageError(f"short side {self.short_side} is not a multiple of {self.multiple}")
         if self.codec == "mjpeg" and not _QSCALE[0] <= self.crf <= _QSCALE[1]:
             raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {_QSCALE[0]} to {_QSCALE[1]}")
         if self.fps:
@@ -55,21 +58,21 @@ class Profile:
 
     @property
     def copies(self) -> bool:
-        """Whether it encodes nothing: sources go into the shards as they are, or their packets do."""
+        """Whether it does not encode: the source's file or its packets are copied into the shards."""
         return self.codec == _COPY
 
     @property
     def full_range(self) -> bool:
-        """Whether luma runs from 0 to 255: in JPEG by definition (JFIF 1.02), which has no field to say otherwise."""
+        """Whether luma ranges from 0 to 255, as always in JPEG (JFIF 1.02), which has no field for it."""
         return self.codec == "mjpeg"
 
     @property
     def encoder(self) -> str:
-        """ffmpeg's name of the encoder; empty where there is none."""
+        """ffmpeg's name of the encoder; empty for "copy"."""
         return _ENCODERS.get(self.codec, "")
 
     def runs_on(self, build: FfmpegBuild) -> bool:
-        """Whether a build of ffmpeg has the encoder that it takes."""
+        """Return whether a build of ffmpeg has the encoder of this profile."""
         return self.copies or self.encoder in build.encoders
 
     def changed(
@@ -80,22 +83,22 @@ class Profile:
         gop: int | None = None,
         fps: str | None = None,
     ) -> Profile:
-        """This profile with other parameters; None keeps one.
+        """Return this profile with other parameters; None keeps a parameter.
 
         Raises:
-            UsageError: The parameters do not fit each other, or nothing is encoded.
+            UsageError: If the parameters are inconsistent, or the profile does not encode.
         """
         changes = {"short_side": short_side, "crf": crf, "gop": gop, "fps": fps}
         given = [name for name, value in changes.items() if value is not None]
         if not given:
             return self
         if self.copies:
-            raise UsageError(f"profile {self.name!r} encodes nothing: {given[0]} has no meaning with it")
+            raise UsageError(f"profile {self.name!r} does not encode: {given[0]} has no effect on it")
         values = asdict(self) | {name: value for name, value in changes.items() if value is not None}
         return Profile(**values | {"bframes": min(self.bframes, values["gop"] - 1)})
 
     def to_json(self) -> dict[str, Any]:
-        """All parameters, as a dataset records them."""
+        """Return all parameters, as a dataset records them."""
         return asdict(self)
 
 
@@ -112,6 +115,8 @@ def _check_rate(text: str) -> None:
     try:
         rate = Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
-        raise UsageError(f"frame rate {text!r} is no number", hint="such as 25 or 30000/1001") from error
+        raise UsageError(
+            f"frame rate {text!r} is not a number", hint="use a number such as 25 or 30000/1001"
+        ) from error
     if not 0 < rate <= MAX_RATE:
-        raise UsageError(f"frame rate {text} is not above 0 and at most {MAX_RATE}")
+        raise UsageError(f"frame rate is {text}, expected more than 0 and at most {MAX_RATE}")

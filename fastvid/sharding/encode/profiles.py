@@ -1,12 +1,12 @@
-"""Encode profiles, and the ffmpeg command that brings any source into a profile's form.
+"""Encode profiles, and the ffmpeg command that converts any source to a profile.
 
-Every profile writes: constant frame rate, upright progressive pictures with square pixels, 8-bit 4:2:0, BT.601 limited
-and tagged so, short side 256, both sides multiples of 16. A picture is scaled and then cropped around its centre, never
-stretched; a smaller one is enlarged.
+Every profile writes: constant frame rate, upright progressive frames with square pixels, 8-bit 4:2:0, BT.601 limited
+range and tagged as such, short side 256, both sides multiples of 16. Frames are scaled and then centre-cropped, never
+stretched; smaller ones are enlarged.
 
-The bytes depend on nothing but the source, the profile and the encoder build: one thread per encode, no code paths that
-differ between CPUs, no version strings, no dates. Tone mapping of HDR sources is the exception: its floating-point
-filters promise nothing across CPU models.
+The bytes depend only on the source, the profile and the encoder build: one thread per encode, no code paths that differ
+between CPUs, no version strings, no dates. The exception is tone mapping of HDR sources: the results of its
+floating-point filters may differ between CPU models.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from fastvid.media.timing import FrameTiming
 from fastvid.sharding.encode.encoder_options import ENCODER_OPTIONS
 from fastvid.sharding.encode.profile import Profile
 
-# Deterministic on every x86 CPU and equal between FFmpeg 5.1 and 9.0; the defaults are neither (measured).
+# Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither (measured).
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
 
-# A long side that hardware decoders of H.264 and VP9 take.
+# Largest long side that hardware decoders of H.264 and VP9 support, in pixels.
 _MAX_SIDE: Final = 4096
-# Pictures larger than standard definition are BT.709 when nothing is said, as players assume.
+# Untagged videos larger than standard definition are BT.709, as players assume.
 _SD_WIDTH, _SD_HEIGHT = 1024, 576
 _QUIET: Final = (
     "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-filter_complex_threads", "1", "-y",
@@ -46,36 +46,36 @@ _HDR_PRIMARIES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020", 12: "smpte4
 PROFILES: Final = {
     profile.name: profile
     for profile in (
-        # A third more bytes than x264's defaults at equal quality, five times the speed for sparse frames: seven of
-        # eight frames are never decoded unless asked for.
+        # A third more bytes than x264's defaults at equal quality, and five times the speed for sparse frames: seven of
+        # eight frames are decoded only if requested.
         Profile("compact", "h264", gop=32, bframes=7, crf=23, preset="medium"),
-        # One packet per wanted frame: twice as fast again for sparse frames, at several times the bytes.
+        # One packet per requested frame: twice as fast again for sparse frames, at several times the bytes.
         Profile("intra", "h264", gop=1, bframes=0, crf=23, preset="medium"),
-        # What DALI decodes on a CPU, at the quality of compact. VP9 has no cheap frames to drop: a short GOP instead.
+        # For DALI on a CPU, at the quality of compact. A short GOP, because VP9 has no cheap non-reference frames.
         Profile("vp9", "vp9", gop=12, bframes=0, crf=40, preset="4"),
-        # Compact's structure in HEVC: a good half of the bytes, and two to three times the time to decode on a CPU.
+        # Compact's structure in HEVC: a little over half the bytes, two to three times the decode time on a CPU.
         Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium"),
-        # All-intra that DALI decodes on a CPU too.
+        # All-intra for DALI on a CPU.
         Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset=""),
-        # No encoding: for videos that are small and well cut already, and for looking before deciding.
+        # No encoding: for videos that are already small and trimmed, or to inspect videos before choosing a profile.
         Profile("copy", "copy", gop=0, bframes=0, crf=0, preset="", short_side=0, multiple=0),
     )
 }
 
 
 def get_profile(name: str) -> Profile:
-    """A profile by name.
+    """Return a profile by name.
 
     Raises:
-        UsageError: There is none of that name.
+        UsageError: If the name is unknown.
     """
     if name not in PROFILES:
-        raise UsageError(f"profile {name!r} is not known", hint=f"known are {', '.join(sorted(PROFILES))}")
+        raise UsageError(f"unknown profile {name!r}", hint=f"use one of {', '.join(sorted(PROFILES))}")
     return PROFILES[name]
 
 
 def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:
-    """The rate and number of frames that a profile writes: the source's, unless it sets a rate of its own."""
+    """Return the rate and frame count that a profile writes: the source's unless it sets a rate."""
     if not profile.fps:
         return timing
     rate = Fraction(profile.fps)
@@ -84,27 +84,27 @@ def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of a picture on its way, in pixels, upright: scaled to, then cropped to."""
+    """Width and height in pixels of the upright picture after scaling, and after cropping."""
 
     scaled: tuple[int, int]
     cropped: tuple[int, int]
 
 
 def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -> Geometry:
-    """Sizes for an upright picture of `width` x `height` pixels whose pixels are `aspect` times as wide as high.
+    """Return the sizes for an upright picture; `aspect` is the width of a pixel over its height.
 
     Raises:
-        SourceError: The long side would exceed 4096 pixels.
+        SourceError: If the long side would exceed 4096 pixels.
     """
     shape = Fraction(width, height) * aspect
     side, step = profile.short_side, profile.multiple
     long = max(shape, 1 / shape) * side
-    # Chroma has half the size; an even side keeps the scale factors of all planes equal.
+    # Chroma has half the size: with an even side the scale factors of all planes are equal.
     scaled = max(side, 2 * round(long / 2))
     cropped = scaled // step * step
     if cropped > _MAX_SIDE:
         raise SourceError(
-            f"a picture of {width}x{height} would become {cropped}x{side} pixels, {_MAX_SIDE} at most",
+            f"a picture of {width}x{height} would become {cropped}x{side} pixels, more than {_MAX_SIDE}",
             reason=Reason.BAD_SHAPE,
         )
     if shape >= 1:
@@ -120,19 +120,19 @@ def build_command(
     targets: Sequence[tuple[str, tuple[int, int] | None]],
     limits: Limits,
 ) -> list[str]:
-    """The ffmpeg command that writes a source, or parts of it, as MP4.
+    """Return the ffmpeg command that writes a source, or parts of it, as MP4.
 
     Args:
         build: The ffmpeg to run.
-        profile: How to encode.
-        info: What the source is.
-        source_url: Where ffmpeg finds it, as a ``file:`` URL.
-        targets: For each MP4 its URL and the frames it gets, as a half-open range at the profile's constant rate; None
-            for all. One pass over the source writes them all.
-        limits: For the size of frames, and for how many frames may come out.
+        profile: The profile to encode with.
+        info: The source's properties.
+        source_url: The source as a ``file:`` URL.
+        targets: URL of each MP4 and its frames, a half-open range at the profile's constant rate, or None for all. One
+            pass over the source writes all of them.
+        limits: Limits on the size of frames.
 
     Raises:
-        SourceError: The picture cannot be brought into the profile's form by this build.
+        SourceError: If this build cannot convert the source to the profile.
     """
     arguments = input_options(info, limits)
     picture = picture_filters(build, profile, info, ffmpeg.input(source_url, **arguments)["V:0"])
@@ -151,18 +151,18 @@ def build_command(
 
 
 def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: Limits) -> list[str]:
-    """The ffmpeg command that decodes a source and writes nothing."""
+    """Return the ffmpeg command that decodes a source and writes nothing."""
     source = ffmpeg.input(
         source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=limits.max_pixels
     )
-    # The muxer of nothing complains of times that stand still, which say nothing against the pictures.
+    # Renumber the frames: the null muxer warns about equal timestamps, which are no sign of damaged frames.
     picture = source["V:0"].filter("settb", "1").filter("setpts", "N")
     command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
     return [build.path, *_QUIET, *command]
 
 
 def input_options(info: SourceInfo, limits: Limits) -> dict[str, Any]:
-    """What ffmpeg is told before it opens a source."""
+    """Return ffmpeg's input options for a source."""
     arguments: dict[str, Any] = {
         "f": info.container,
         "protocol_whitelist": "file",
@@ -182,14 +182,14 @@ def _upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
 
 
 def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, picture: Any) -> Any:
-    """A source's pictures, decoded, as a profile's encoder takes them: streams of ffmpeg-python."""
-    # ffmpeg itself puts the filters that turn the picture upright in front of these. Left to us, it would copy the
-    # display matrix into the output, and players would turn the picture once more.
+    """Append the filters that convert decoded frames to a profile to an ffmpeg-python stream."""
+    # ffmpeg itself prepends the filters that rotate the picture upright. If we did, it would copy the display matrix
+    # into the output, and players would rotate again.
     geometry = _upright_geometry(info, profile)
     timing = info.timing
     step = 1 if timing.input_rate is None else int(timing.input_rate / timing.rate)
     if info.interlaced:
-        # One frame per frame keeps the count; only pictures marked interlaced are touched.
+        # One output frame per input frame keeps the count; only frames marked interlaced are changed.
         picture = picture.filter("yadif", mode="send_frame", parity="auto", deint="interlaced")
     if step > 1:
         picture = picture.filter("framestep", step)
@@ -200,7 +200,7 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
     picture = picture.filter("setsar", "1").filter("format", "yuv420p")
     levels = "limited"
     if profile.full_range:
-        # At the end, so that tone mapping and all other filters are those of every profile.
+        # At the end, so that all filters before it are the same for all profiles.
         levels = "full"
         picture = picture.filter(
             "scale",
@@ -211,8 +211,8 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
             out_color_matrix="bt601",
         ).filter("format", "yuvj420p")
     picture = picture.filter("setparams", range=levels, **COLOUR)
-    # With a forced input rate frames are one to one, and the fps filter would still repeat the last one up to the end
-    # that the container claims. Otherwise it repeats or drops frames, at the end of the chain, where they are small.
+    # With a forced input rate frames map one to one, but the fps filter would still repeat the last frame up to the
+    # duration in the container. Otherwise it repeats or drops frames, last in the chain because frames are small there.
     if profile.fps:
         return picture.filter("fps", profile.fps).filter("trim", end_frame=written_timing(timing, profile).frames)
     return picture if timing.input_rate is not None else picture.filter("fps", str(timing.rate))
@@ -239,14 +239,14 @@ def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, he
         raise SourceError(
             f"the picture is HDR ({HDR_TRANSFERS[info.transfer]}) and {build.path} has no zscale filter",
             reason=Reason.HDR,
-            hint="use a build of ffmpeg with libzimg",
+            hint="use an ffmpeg built with libzimg",
         )
     luma_range = "full" if info.full_range else "limited"
-    # Scaled first, in the source's own transfer: tone mapping then costs 256 lines, not 2160.
+    # Scale first, with the source's own transfer function: tone mapping then processes 256 lines, not 2160.
     picture = picture.filter("scale", width, height, flags=SWS_FLAGS, in_range=luma_range, out_range=luma_range).filter(
         "format", "yuv444p10le"
     )
-    # 100 nits is diffuse white of SDR; hable without desaturation keeps faces and grass in their colours.
+    # 100 nits is diffuse white of SDR; hable without desaturation keeps the colours of faces and grass.
     picture = picture.filter(
         "zscale",
         transferin=HDR_TRANSFERS[info.transfer],
@@ -262,13 +262,13 @@ def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, he
 
 
 def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full_range: bool) -> dict[str, Any]:
-    """What ffmpeg is told of one output of a profile, by the names of its options.
+    """Return ffmpeg's options by name for one output of a profile.
 
     Args:
-        profile: How to encode.
+        profile: The profile to encode with.
         size: Width and height in pixels.
-        frames: Most frames that may come out.
-        full_range: Whether luma runs from 0 to 255.
+        frames: Maximum number of frames.
+        full_range: Whether luma ranges from 0 to 255.
     """
     common = {
         "f": "mp4",
@@ -277,11 +277,11 @@ def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full
         "keyint_min": profile.gop,
         "threads": 1,
         "pix_fmt": "yuvj420p" if profile.full_range else "yuv420p",
-        # Timestamps lie on the grid already; other modes drop or repeat frames.
+        # The filters have already made the rate constant; other modes drop or repeat frames.
         "fps_mode": "passthrough",
-        # A damaged clock must not make a filter repeat a frame forever.
+        # Broken timestamps must not make a filter repeat a frame forever.
         "frames:v": frames,
-        # For the container's colour box; the stream's own header is written by the encoder and its bitstream filter.
+        # For the container's colour box; the encoder and its bitstream filter write the stream's own header.
         **COLOUR,
         "color_range": "pc" if full_range else "tv",
         "map_metadata": -1,

@@ -1,4 +1,4 @@
-"""What a job writes beside the picture: sound, and optical flow."""
+"""The streams that a job writes in addition to RGB: audio and optical flow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastvid.sharding.encode.flow import FlowSettings, flow_settings
 
 Audio = Literal["drop", "copy", "aac"]
 
-_WORDS: Final = ", ".join(VIDEO_STREAMS)
+_KNOWN: Final = ", ".join(VIDEO_STREAMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Streams:
 
     Attributes:
         audio: "drop", "copy" or "aac", see `fastvid.sharding.encode.audio`.
-        flow: How optical flow is made; None for none.
+        flow: How optical flow is estimated and stored; None for no flow.
     """
 
     audio: Audio = "drop"
@@ -29,7 +29,7 @@ class Streams:
 
     def __post_init__(self) -> None:
         if self.audio not in get_args(Audio):
-            raise UsageError(f"audio {self.audio!r} is not known", hint=f"known are {', '.join(get_args(Audio))}")
+            raise UsageError(f"unknown audio mode {self.audio!r}", hint=f"use one of {', '.join(get_args(Audio))}")
 
     @property
     def video(self) -> tuple[str, ...]:
@@ -37,31 +37,31 @@ class Streams:
         return ("rgb", "flow") if self.flow else ("rgb",)
 
     def to_json(self) -> dict[str, Any]:
-        """What is not as in a plain dataset of pictures; empty for one."""
+        """Return what differs from a dataset with only RGB; empty for such a dataset."""
         record: dict[str, Any] = {} if self.audio == "drop" else {"audio": self.audio}
         return record | ({"flow": asdict(self.flow)} if self.flow else {})
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Streams:
-        """From `to_json`'s result."""
+        """Create it from `to_json`'s result."""
         flow = record.get("flow")
         return cls(record.get("audio", "drop"), FlowSettings(**flow) if flow else None)
 
 
 PICTURES: Final = Streams()
-"""Nothing but pictures."""
+"""Only RGB."""
 
 
 def same_streams(record: Mapping[str, Any], *, other_build: bool = False) -> Streams:
-    """The streams that a dataset was made with, for more samples of it.
+    """Return the streams of an existing dataset, to add samples to it.
 
     Args:
         record: A generation's `extras`.
-        other_build: Allow another OpenCV, or another kind of machine; the JSON of each sample says which made its flow.
+        other_build: Allow another OpenCV or instruction set; the JSON of each sample records those of its flow.
 
     Raises:
-        MissingDependency: There is no OpenCV that computes its flow.
-        JobError: OpenCV here is another one.
+        MissingDependency: If no OpenCV is installed that computes the dataset's flow.
+        JobError: If OpenCV on this machine has another version or instruction set.
     """
     streams = Streams.from_json(record)
     if streams.flow is None:
@@ -71,7 +71,7 @@ def same_streams(record: Mapping[str, Any], *, other_build: bool = False) -> Str
     if mine != streams.flow and not other_build:
         raise JobError(
             f"the dataset's flow was computed by OpenCV {streams.flow.opencv} on {streams.flow.machine},"
-            f" here is {here.opencv} on {here.machine}",
+            f" but this machine has {here.opencv} on {here.machine}",
             hint="install that version, or allow this one with --other-build",
         )
     return replace(streams, flow=mine)
@@ -80,22 +80,22 @@ def same_streams(record: Mapping[str, Any], *, other_build: bool = False) -> Str
 def choose_streams(
     streams: Sequence[str] | str = ("rgb",), *, audio: str = "drop", method: str = "dis", bound: float | None = None
 ) -> Streams:
-    """The streams that a user asked for, with the OpenCV of this machine.
+    """Return the streams that a user selected, with this machine's OpenCV.
 
     Args:
-        streams: Names, or one text with commas such as "rgb,flow".
+        streams: Names, or one comma-separated string such as "rgb,flow".
         audio: "drop", "copy" or "aac".
-        method: Of flow, "dis" or "tvl1".
-        bound: Of flow, in pixels a frame; the default of `fastvid.format.flow` when None.
+        method: Flow method, "dis" or "tvl1".
+        bound: Largest stored flow in pixels per frame; None for the default of `fastvid.format.flow`.
 
     Raises:
-        UsageError: A name is not known, or "rgb" is not among the streams.
-        MissingDependency: Flow is asked for, and there is no OpenCV that computes it.
+        UsageError: If a name is unknown or duplicate, or "rgb" is missing.
+        MissingDependency: If flow is selected, but no OpenCV is installed that computes it.
     """
     names = streams.split(",") if isinstance(streams, str) else list(streams)
     unknown = [name for name in names if name not in VIDEO_STREAMS]
     if unknown or len(set(names)) != len(names) or "rgb" not in names:
-        raise UsageError(f"streams are {','.join(names)!r}", hint=f"rgb, or rgb,flow; known are {_WORDS}")
+        raise UsageError(f"invalid streams {','.join(names)!r}", hint=f"use rgb, or rgb,flow; known are {_KNOWN}")
     flow = None
     if "flow" in names:
         flow = flow_settings(method, bound)

@@ -1,9 +1,9 @@
-"""Runs ffmpeg on one source, inside limits, and reads its verdict from what it prints.
+"""Run ffmpeg on one source, within resource limits, and detect damage from its log.
 
-ffmpeg exits with 0 when frames are lost, concealed or made of encrypted garbage. So every error that its demuxer or
-video decoder reports is a rejection, and so is every frame that it marks as corrupt. Complaints of decoders of other
-streams do not count. None of this sees all damage: decoders of HEVC, VP9 and MJPEG take most flipped bits for a
-picture.
+ffmpeg exits with 0 even if frames are lost, concealed or decoded from encrypted data. So a source is rejected if
+ffmpeg's demuxer or video decoder reports any error, or if a frame is marked as corrupt. Errors of other streams'
+decoders are ignored. Not all damage is detected: decoders of HEVC, VP9 and MJPEG decode most flipped bits without an
+error.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from fastvid.runtime.children import how_it_ended
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import build_check, build_command
 
-# Damaged streams make ffmpeg print without end.
-_KEPT_LINES: Final = 200
-_LINE_BYTES: Final = 2000
-# What it says, at the end of a line, of a file that it cannot write.
+# Limits on the stored log: for damaged streams ffmpeg prints endlessly.
+_MAX_LOG_LINES: Final = 200
+_MAX_LINE_BYTES: Final = 2000
+# Ends of log lines when a disk or quota is full.
 _FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-# What a message repeats of it.
-_SAID_LINES: Final = 3
-_SAID_BYTES: Final = 200
+# Limits on the excerpt of the log in an error message.
+_EXCERPT_LINES: Final = 3
+_EXCERPT_CHARS: Final = 200
 
 
 _PREFIX: Final = re.compile(r"^((?:\[[^\]]*\] )*)\[(error|fatal|panic|warning)\] (.*)$")
-# Warnings that mean lost picture data, in the words of FFmpeg 5 to 9.
+# Warnings that mean lost picture data, as worded by FFmpeg 5 to 9.
 _CORRUPT: Final = re.compile(r"corrupt (decoded frame|input packet)")
-# A part that is named in brackets: "[h264 @ 0x55...]", "[dec:h264 @ ...]", "[vist#0:0/h264 @ ...]".
-_PART: Final = re.compile(r"\[(?:[^\]@]*[:/])?([\w,.-]+)(?: @ [^\]]*)?\]")
-# One MPEG-4 picture more or less: a last placeholder is sometimes shown, sometimes not.
+# A component's name in brackets: "[h264 @ 0x55...]", "[dec:h264 @ ...]", "[vist#0:0/h264 @ ...]".
+_COMPONENT: Final = re.compile(r"\[(?:[^\]@]*[:/])?([\w,.-]+)(?: @ [^\]]*)?\]")
+# MPEG-4 may decode one frame more or fewer: a placeholder at the end is not always displayed.
 _MPEG4_SLACK: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Transcoded:
-    """What one run of ffmpeg gave.
+    """Result of one run of ffmpeg.
 
     Attributes:
-        videos: An MP4 for each part asked for.
-        decoded: Frames that the source's decoder gave.
+        videos: An MP4 for each requested part.
+        decoded: Number of frames decoded from the source.
         seconds: Wall time of ffmpeg.
     """
 
@@ -75,19 +75,19 @@ def transcode(
     *,
     patience: float = 1.0,
 ) -> Transcoded:
-    """Encodes a source, or parts of it, in one pass.
+    """Encode a source, or parts of it, in one pass.
 
     Args:
         build: The ffmpeg to run.
-        profile: How to encode.
+        profile: The profile to encode with.
         source: The open source.
-        info: What `probe` found.
+        info: Result of `probe`.
         parts: Frames of each MP4, see `build_command`.
-        limits: What the source may cost.
+        limits: Resource limits of the source.
         patience: Factor on the time limit.
 
     Raises:
-        SourceError: ffmpeg fails, takes too long or too much, or reports damage; whatever it wrote is dropped.
+        SourceError: If ffmpeg fails, exceeds a limit or reports damage; its output is discarded.
     """
     seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
     with contextlib.ExitStack() as stack:
@@ -97,31 +97,31 @@ def transcode(
         started = time.monotonic()
         log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
         took = time.monotonic() - started
-        decoded = _judge(log, info, whole=all(part is None for part in parts))
+        decoded = _check_log(log, info, whole=all(part is None for part in parts))
         return Transcoded(tuple(read_back(file) for file in files), decoded, took)
 
 
-def play_through(
+def decode_fully(
     build: FfmpegBuild, source: OpenSource, info: SourceInfo, limits: Limits, *, patience: float = 1.0
 ) -> int:
-    """Decodes a source and writes nothing: holds against it what `transcode` does. Returns the number of frames.
+    """Decode a source without writing anything; check it like `transcode` and return the number of frames.
 
     Raises:
-        SourceError: ffmpeg fails, takes too long or too much, or reports damage.
+        SourceError: If ffmpeg fails, exceeds a limit or reports damage.
     """
     seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
     log = run_ffmpeg(build_check(build, info, source.url, limits), [source.descriptor], seconds, limits)
-    return _judge(log, info, whole=True)
+    return _check_log(log, info, whole=True)
 
 
 class FfmpegLog:
-    """What ffmpeg printed: the first complaints, the statistics, and how it ended.
+    """The log of one run of ffmpeg, its statistics and exit status.
 
     Attributes:
-        lines: The first lines with a level.
-        last: The last ones.
-        statistics: Packets and frames of the video stream, when it was decoded.
-        status: Its exit status.
+        lines: The first lines that have a log level.
+        last: The last such lines.
+        statistics: Number of packets and frames of the video stream, if it was decoded.
+        status: The exit status.
     """
 
     def __init__(self) -> None:
@@ -131,15 +131,15 @@ class FfmpegLog:
         self.status = 0
 
     def read(self, stream: IO[bytes]) -> None:
-        """Takes everything from a pipe, until it ends."""
-        while line := stream.readline(_LINE_BYTES):
+        """Read a pipe until it closes."""
+        while line := stream.readline(_MAX_LINE_BYTES):
             text = line.decode("utf-8", "replace").strip()
             found = STATISTICS.search(text)
             if found:
                 self.statistics = int(found[1]), int(found[2])
             elif _PREFIX.match(text):
                 self.last.append(text)
-                if len(self.lines) < _KEPT_LINES:
+                if len(self.lines) < _MAX_LOG_LINES:
                     self.lines.append(text)
 
 
@@ -149,25 +149,25 @@ def run_ffmpeg(
     seconds: float,
     limits: Limits,
     *,
-    feed: Iterable[bytes] | None = None,
+    stdin: Iterable[bytes] | None = None,
 ) -> FfmpegLog:
-    """Runs ffmpeg inside limits.
+    """Run ffmpeg within resource limits.
 
     Args:
         command: The program and its arguments.
         descriptors: Open files that it inherits.
-        seconds: Wall time it may take.
-        limits: For its memory and its output.
-        feed: What it reads from its standard input; made while it runs.
+        seconds: Limit on wall time.
+        limits: Limits on its memory and its output.
+        stdin: Data for its standard input, generated while it runs.
 
     Raises:
-        SourceError: It takes too long, or there is no room for what it writes. How it ended otherwise is in the log.
+        SourceError: If it takes too long, or the disk is full. Other failures are only recorded in the log.
     """
     log = FfmpegLog()
-    # ffmpeg stays in this process's group: whoever kills the group leaves nothing running.
+    # ffmpeg stays in this process's group, so that killing the group also kills ffmpeg.
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL if feed is None else subprocess.PIPE,
+        stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         pass_fds=tuple(descriptors),
@@ -176,17 +176,17 @@ def run_ffmpeg(
     assert process.stderr is not None
     reader = threading.Thread(target=log.read, args=(process.stderr,), daemon=True)
     deadline = time.monotonic() + seconds
-    # A program that no longer reads would hold the writer for ever.
-    late = threading.Timer(seconds, process.kill)
+    # If the program stops reading, writing to it would block forever.
+    killer = threading.Timer(seconds, process.kill)
     try:
         reader.start()
         with contextlib.suppress(ProcessLookupError):
-            # Twice the wall time: with one thread, the clock on the wall strikes first.
+            # Twice the wall time, so that for a single thread the wall-time limit applies first.
             confine_child(process.pid, limits, cpu_seconds=2 * seconds)
-        if feed is not None and process.stdin is not None:
-            late.start()
-            _feed(process.stdin, feed)
-        # Its messages end when it ends; waiting for the process itself, with a limit, is looking and sleeping in turn.
+        if stdin is not None and process.stdin is not None:
+            killer.start()
+            _write_input(process.stdin, stdin)
+        # Join the reader, which ends when the process does: Popen.wait with a timeout would poll.
         reader.join(max(0.0, deadline - time.monotonic()))
         log.status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
         if log.status == -signal.SIGKILL and time.monotonic() >= deadline:
@@ -194,7 +194,7 @@ def run_ffmpeg(
     except subprocess.TimeoutExpired as error:
         raise _too_slow(seconds) from error
     finally:
-        late.cancel()
+        killer.cancel()
         process.kill()
         process.wait()
         reader.join()
@@ -204,10 +204,10 @@ def run_ffmpeg(
     return log
 
 
-def _feed(pipe: IO[bytes], feed: Iterable[bytes]) -> None:
-    # A program that ends early says why in its log.
+def _write_input(pipe: IO[bytes], chunks: Iterable[bytes]) -> None:
+    # If the program exits early, its log says why.
     with contextlib.suppress(BrokenPipeError), pipe:
-        for data in feed:
+        for data in chunks:
             pipe.write(data)
 
 
@@ -215,14 +215,14 @@ def _too_slow(seconds: float) -> SourceError:
     return SourceError(f"ffmpeg took longer than {seconds:.0f} s", reason=Reason.TIMEOUT, transient=True)
 
 
-def _judge(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
-    """The number of decoded frames, when ffmpeg was content.
+def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
+    """Return the number of decoded frames if ffmpeg reported no problem.
 
     Raises:
-        SourceError: It was not.
+        SourceError: If it did.
     """
-    complaints = [text for line in log.lines if (text := _complaint(line, info.others)) is not None]
-    said = "; ".join(list(dict.fromkeys(complaints or log.last))[:_SAID_LINES])[:_SAID_BYTES]
+    complaints = [text for line in log.lines if (text := _video_error(line, info.others)) is not None]
+    said = "; ".join(list(dict.fromkeys(complaints or log.last))[:_EXCERPT_LINES])[:_EXCERPT_CHARS]
     if log.status < 0:
         if -log.status == signal.SIGXCPU:
             raise SourceError("ffmpeg used too much CPU time", reason=Reason.TIMEOUT, transient=True)
@@ -235,28 +235,28 @@ def _judge(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
         raise SourceError(
             f"this ffmpeg has no decoder for {info.codec}",
             reason=Reason.NO_DECODER,
-            hint="name a newer ffmpeg in FASTVID_FFMPEG",
+            hint="set FASTVID_FFMPEG to a newer ffmpeg",
         )
     packets, decoded = log.statistics or (0, 0)
     if log.status and not complaints:
-        raise SourceError(f"ffmpeg exits with {log.status}: {said}", reason=Reason.ENCODE_FAILED)
+        raise SourceError(f"ffmpeg exited with {log.status}: {said}", reason=Reason.ENCODE_FAILED)
     if not decoded:
-        raise SourceError(f"no frame of {packets} packets decodes: {said}", reason=Reason.NO_FRAMES)
+        raise SourceError(f"no frame decodes from {packets} packets: {said}", reason=Reason.NO_FRAMES)
     if complaints:
-        raise SourceError(f"{decoded} frames of {packets} packets decode, with errors: {said}", reason=Reason.DAMAGED)
+        raise SourceError(f"{decoded} frames decode from {packets} packets, with errors: {said}", reason=Reason.DAMAGED)
     slack = _MPEG4_SLACK if "mpeg4" in info.codec else 0
     if whole and decoded < info.timing.shown - slack:
-        raise SourceError(f"{decoded} of {info.timing.shown} frames decode", reason=Reason.DAMAGED)
+        raise SourceError(f"only {decoded} of {info.timing.shown} frames decode", reason=Reason.DAMAGED)
     return decoded
 
 
-def _complaint(line: str, others: frozenset[str]) -> str | None:
-    """What a line says against the picture; None when it says nothing against it."""
+def _video_error(line: str, others: frozenset[str]) -> str | None:
+    """Return the message of a log line that reports damaged video; None for other lines."""
     matched = _PREFIX.match(line)
     if matched is None:
         return None
     parts, level, text = matched.groups()
-    named = {name for part in _PART.findall(parts) for name in part.split(",")}
+    named = {name for part in _COMPONENT.findall(parts) for name in part.split(",")}
     if named & others:
         return None
     if level == "warning" and not _CORRUPT.search(text):
@@ -265,12 +265,12 @@ def _complaint(line: str, others: frozenset[str]) -> str | None:
 
 
 def read_back(file: IO[bytes]) -> bytes:
-    """All bytes of a file that another process has written.
+    """Return all bytes of a file that another process has written.
 
     Args:
-        file: Open here; its own position does not count.
+        file: The file, open in this process; its position is ignored.
     """
-    # ffmpeg wrote through its own descriptor of the same file.
+    # ffmpeg has written through its own descriptor of the same file.
     size = os.fstat(file.fileno()).st_size
     data = bytearray(size)
     view, position = memoryview(data), 0

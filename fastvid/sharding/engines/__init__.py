@@ -1,1 +1,1 @@
-"""Where sources are worked on: processes of this machine, or the nodes of a Ray cluster."""
+"""Engines that encode sources: in processes on this machine, or on the nodes of a Ray cluster."""

@@ -1,7 +1,7 @@
-"""A child process of the job, and the pieces that the two exchange, see `fastvid.runtime.messages`: both ends.
+"""Both ends of the connection between a job and a child process; see `fastvid.runtime.messages`.
 
-The child runs a module of fastvid in a fresh interpreter. Its standard input and output carry pieces; whatever it
-prints as an error is kept. When the job dies, its children and their children die with it.
+The child runs a module of fastvid in a new interpreter. Messages go through its standard input and output; its standard
+error is stored. When the job dies, its children and their children die as well.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import IO, Any, Final
 import fastvid
 from fastvid.runtime.messages import HEADER_BYTES, Inbox, pack, piece_size, unpack
 
-_READ: Final = 1 << 20
-_TAIL: Final = 4096
-_SAID: Final = 300
+_READ_BYTES: Final = 1 << 20
+_STDERR_TAIL_BYTES: Final = 4096
+_SUMMARY_CHARS: Final = 300
 _FRAME: Final = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+)')
 
 
 class Child:
-    """The job's end: a process that is being spoken to.
+    """The job's end of the connection: starts a child process and exchanges messages with it.
 
     Args:
-        module: What it runs, such as ``fastvid.sharding.engines.worker``.
-        environment: Variables for it, on top of this process's.
+        module: The module that it runs, such as ``fastvid.sharding.engines.worker``.
+        environment: Environment variables to add to those of this process.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
-        # A file, not a pipe: nobody has to read it while the child lives.
+        # A file, not a pipe, so that nothing has to read it while the child runs.
         self._stderr: IO[bytes] = tempfile.TemporaryFile(prefix="fastvid-child-")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -45,7 +45,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             env=os.environ | {"PYTHONPATH": _search_path()} | dict(environment or {}),
-            # A group of its own: killing the group takes what the child has started too, and Ctrl-C reaches only the
+            # A separate process group: killing it also kills what the child has started, and Ctrl-C reaches only the
             # job.
             start_new_session=True,
         )
@@ -60,30 +60,30 @@ class Child:
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message. A child that died takes none; its closed output tells."""
+        """Send a message. If the child has died, do nothing: `receive` raises EOFError."""
         with contextlib.suppress(BrokenPipeError):
             self._input.write(pack(message))
             self._input.flush()
 
-    def hear(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
-        """Reads once, which waits only when `output` has nothing, and gives the pieces that are complete.
+    def receive(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
+        """Read once, blocking if `output` is empty, and yield the complete messages.
 
         Raises:
-            EOFError: The child has closed its output.
-            FormatError: It does not speak the protocol.
+            EOFError: If the child has closed its output.
+            FormatError: If the child violates the protocol.
         """
-        data = os.read(self.output.fileno(), _READ)
+        data = os.read(self.output.fileno(), _READ_BYTES)
         if not data:
             raise EOFError
         yield from self._inbox.add(data)
 
-    def leave(self, seconds: float) -> None:
-        """Waits for the child to end by itself, so long at most."""
+    def wait(self, seconds: float) -> None:
+        """Wait at most this long for the child to exit by itself."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
-    def end(self) -> tuple[int, str]:
-        """Kills the child and its children; gives its exit status and the end of what it printed as errors."""
+    def kill(self) -> tuple[int, str]:
+        """Kill the child and its children; return its exit status and a summary of its standard error."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
@@ -91,15 +91,16 @@ class Child:
             self._input.close()
         self.output.close()
         size = os.fstat(self._stderr.fileno()).st_size
-        text = os.pread(self._stderr.fileno(), _TAIL, max(0, size - _TAIL)).decode("utf-8", "replace")
+        tail = os.pread(self._stderr.fileno(), _STDERR_TAIL_BYTES, max(0, size - _STDERR_TAIL_BYTES))
         self._stderr.close()
-        return status, _said(text)
+        return status, _summarize_stderr(tail.decode("utf-8", "replace"))
 
 
 class Parent:
-    """The child's end: takes the two pipes away from the standard descriptors, where a stray print could reach them.
+    """The child's end of the connection.
 
-    When the input ends, because the job is over or dead, the child's whole group is killed at once.
+    It moves the pipes off the standard descriptors, out of reach of stray prints. When the input closes, because the
+    job has finished or died, the child's process group is killed at once.
     """
 
     def __init__(self) -> None:
@@ -109,34 +110,34 @@ class Parent:
         os.dup2(null, 1)
         os.close(null)
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        threading.Thread(target=_listen, args=(source, self.messages), daemon=True).start()
+        threading.Thread(target=_read_messages, args=(source, self.messages), daemon=True).start()
 
     def send(self, piece: bytes) -> None:
-        """Sends a piece, as `fastvid.runtime.messages.pack` and `Outcome.to_bytes` make it."""
+        """Send a message made by `fastvid.runtime.messages.pack` or `Outcome.to_bytes`."""
         self._sink.write(piece)
         self._sink.flush()
 
 
-def _said(text: str) -> str:
-    """What counts of the end of a process's standard error: of a traceback, the error and where it was raised."""
+def _summarize_stderr(text: str) -> str:
+    """Summarise the end of a standard error: of a traceback, the error and where it was raised."""
     frames, (*_, last) = _FRAME.findall(text), ("", *text.rstrip().splitlines())
     if frames and not last.startswith(" "):
-        return f"{last[:_SAID]} ({':'.join(frames[-1])})"
-    return " ".join(text.split())[-_SAID:]
+        return f"{last[:_SUMMARY_CHARS]} ({':'.join(frames[-1])})"
+    return " ".join(text.split())[-_SUMMARY_CHARS:]
 
 
-def _listen(source: IO[bytes], messages: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _read_messages(source: IO[bytes], messages: queue.SimpleQueue[dict[str, Any]]) -> None:
     try:
         while start := source.read(HEADER_BYTES):
             body = source.read(piece_size(start) - HEADER_BYTES)
             messages.put(unpack(start + body)[0])
     finally:
-        # Nobody waits for a result any more.
+        # The job is gone: nothing needs a result any more.
         os.killpg(0, signal.SIGKILL)
 
 
 def _search_path() -> str:
-    """Where a fresh interpreter finds this very fastvid."""
+    """Return a PYTHONPATH with which a new interpreter imports this copy of fastvid."""
     ours = str(Path(fastvid.__file__).parents[1])
     theirs = os.environ.get("PYTHONPATH")
     return ours if not theirs else os.pathsep.join([ours, theirs])

@@ -1,8 +1,8 @@
-"""Where sources are encoded: what an engine is, and which ones there are.
+"""The protocol of engines, which encode sources, and the list of engines.
 
-An engine takes tasks and gives one outcome for each, in any order, whatever dies on the way. It decides nothing else:
-what is encoded, what is tried again, where samples lie and what the ledger says is the job's business, so a job gives
-the same bytes with every engine. A new one is a class with `run` and `close`, and a line in ENGINES.
+An engine takes tasks and yields one outcome for each, in any order, even if workers die. It decides nothing else: the
+job decides what is encoded, what is retried, where samples are written and what goes into the ledger, so every engine
+produces the same bytes. A new engine is a class with `run` and `close`, and a line in ENGINES.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from fastvid.sharding.work.messages import Outcome, Settings, Task
 
 
 class Engine(Protocol):
-    """Runs tasks somewhere. `fastvid.sharding.work.encode_source.encode_source` is the work, and may die, hang or lie.
+    """Runs tasks in other processes or machines.
+
+    A task is a call of `fastvid.sharding.work.encode_source.encode_source`, which may crash, hang or return garbage.
 
     Args:
-        settings: What all tasks have in common.
-        workers: Sources that are encoded at the same time; by default as many as there are cores for it.
-        address: Where the machines are, in the engine's own words; by default where its users expect them.
+        settings: Settings that all tasks share.
+        workers: Number of sources encoded at the same time; by default one per available core.
+        address: Address of the machines, in the engine's own format; the default depends on the engine.
     """
 
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None: ...
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
-        """Encodes the tasks' sources; takes a task only when there is room for it. May be called again.
+        """Encode the tasks' sources, taking a task only when a worker has room for it. May be called again.
 
-        A task whose process or machine died for good has a transient outcome.
+        If a task's process or machine died, its outcome is transient.
 
         Raises:
-            MissingDependency: A package or program that the engine needs is not there.
-            WorkerError: Nothing can be encoded any more.
+            MissingDependency: If a package or program that the engine needs is missing.
+            WorkerError: If no more sources can be encoded.
         """
         ...
 
     def close(self) -> None:
-        """Stops all workers at once, whatever they are doing."""
+        """Stop all workers at once, even those with a task in flight."""
         ...
 
 
@@ -46,18 +48,18 @@ ENGINES: Final = {
     "local": "fastvid.sharding.engines.local_engine:LocalEngine",
     "ray": "fastvid.sharding.engines.ray_engine:RayEngine",
 }
-"""Engines by name, as import strings: what one needs is imported when it is asked for."""
+"""Import strings of the engines by name, so that an engine's dependencies are imported only when it is used."""
 
 
 def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Engine:
-    """An engine by name; nothing runs before it gets tasks.
+    """Create an engine by name; it starts no process before `run`.
 
     Raises:
-        UsageError: There is no such engine, or it takes no address.
-        MissingDependency: A package that it needs is not installed.
+        UsageError: If there is no such engine, or it does not support an address.
+        MissingDependency: If a package that it needs is not installed.
     """
     if name not in ENGINES:
-        raise UsageError(f"engine {name!r} is not known; known are {', '.join(ENGINES)}")
+        raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")
     kind: type[Engine] = getattr(importlib.import_module(module), attribute)
     return kind(settings, workers, address)

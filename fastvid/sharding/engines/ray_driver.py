@@ -1,10 +1,8 @@
-"""The process that talks to a Ray cluster for a job; only this file imports Ray.
+"""The child process that connects a job to a Ray cluster; only this file imports Ray.
 
-Started by `fastvid.sharding.engines.ray_engine`.
-
-It reads the job's settings from its standard input, then tasks; it answers on its standard output with the number of
-tasks that the cluster has room for, whenever that changes, and with outcomes. A node that dies costs nothing but time:
-Ray starts its tasks anew elsewhere, and also those whose finished samples were lost with it.
+`fastvid.sharding.engines.ray_engine` starts it. It reads the job's settings, then tasks, from its standard input. To
+its standard output it writes outcomes and, whenever it changes, the number of tasks that the cluster has room for. If a
+node dies, Ray reruns its tasks on other nodes, including those whose finished samples were lost with the node.
 """
 
 from __future__ import annotations
@@ -26,51 +24,51 @@ from fastvid.sharding.engines import ray_work
 from fastvid.sharding.engines.child import Parent
 from fastvid.sharding.work.messages import Outcome
 
-# Seconds between looks at the cluster's size, and at the job's messages while tasks run.
-_CENSUS_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 0.1
-# Tasks that wait in the cluster for each one that runs, so that no CPU waits for the job.
-_AHEAD: Final = 2
-_REACH_SECONDS: Final = 20.0
-_EVERYWHERE: Final = "install the same fastvid on every node"
+# Seconds between checks of the cluster's size, and of the job's messages while tasks run.
+_SIZE_CHECK_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.1
+# Tasks submitted per CPU: one runs, the others are queued, so that no CPU waits for the job.
+_TASKS_PER_CPU: Final = 2
+_CONNECT_SECONDS: Final = 20.0
+_SAME_VERSION_HINT: Final = "install the same fastvid on every node"
 
 
 def main() -> None:
-    """Works until it is told to stop, or its input ends."""
+    """Serve the job until it sends "stop" or closes the input."""
     parent = Parent()
     start = parent.messages.get()
     try:
-        cluster = _Cluster(parent, start)
+        cluster = _ClusterClient(parent, start)
         cluster.serve()
     except FastvidError as error:
         missing = isinstance(error, MissingDependency)
         parent.send(pack({"failure": error.message, "hint": error.hint, "missing": missing}))
-        # The job reads it and ends this process.
+        # Wait: the job reads the message and then kills this process.
         parent.messages.get()
 
 
-class _Cluster:
-    """A connection to a cluster, and the tasks that run there."""
+class _ClusterClient:
+    """A connection to a Ray cluster and the tasks in flight there."""
 
     def __init__(self, parent: Parent, start: dict[str, Any]) -> None:
         try:
             import ray
         except ImportError as error:
-            raise MissingDependency(f"Ray does not load: {error}") from error
+            raise MissingDependency(f"Ray cannot be imported: {error}") from error
         self.ray, self.parent = ray, parent
         self.workers: int | None = start["workers"]
         self.settings = json.dumps(start["settings"], sort_keys=True)
         _connect(ray, start["address"], self.workers)
-        # Ray counts only what the system does to a task, a node's death above all; an exception is ours and final.
+        # Ray retries only after system failures such as a node's death; our own exceptions are final.
         self.remote = ray.remote(num_cpus=1, max_retries=int(start["retries"]))(ray_work.encode)
         self.running: dict[Any, dict[str, Any]] = {}
-        self._counted = 0.0
+        self._size_checked_at = 0.0
         self._size: tuple[int, int] | None = None
 
     def serve(self) -> None:
-        """Takes tasks and gives outcomes until it is told to stop."""
+        """Receive tasks and send outcomes until the job sends "stop"."""
         while True:
-            self._count()
+            self._report_size()
             for message in self._messages():
                 if "stop" in message:
                     self.ray.shutdown()
@@ -78,31 +76,31 @@ class _Cluster:
                 task = message["task"]
                 self.running[self.remote.remote(__version__, self.settings, json.dumps(task))] = task
             if self.running:
-                done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=_LOOK_SECONDS)
+                done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=_POLL_SECONDS)
                 for reference in done:
                     self.parent.send(self._outcome(reference, self.running.pop(reference)))
 
     def _messages(self) -> list[dict[str, Any]]:
-        """What has arrived; waits a little for the first one when there is nothing else to do."""
+        """Return the messages that have arrived; if no task is running, wait a little for the first one."""
         messages: list[dict[str, Any]] = []
         try:
             if not self.running:
-                messages.append(self.parent.messages.get(timeout=_CENSUS_SECONDS))
+                messages.append(self.parent.messages.get(timeout=_SIZE_CHECK_SECONDS))
             while True:
                 messages.append(self.parent.messages.get_nowait())
         except queue.Empty:
             return messages
 
-    def _count(self) -> None:
-        """Tells the job how large the cluster is, when that has changed."""
-        if time.monotonic() - self._counted < _CENSUS_SECONDS:
+    def _report_size(self) -> None:
+        """Send the job the size of the cluster if it has changed."""
+        if time.monotonic() - self._size_checked_at < _SIZE_CHECK_SECONDS:
             return
-        self._counted = time.monotonic()
+        self._size_checked_at = time.monotonic()
         alive = [node for node in self.ray.nodes() if node["Alive"]]
         size = len(alive), int(sum(node["Resources"].get("CPU", 0) for node in alive))
         if size != self._size:
             self._size = size
-            slots = self.workers or _AHEAD * size[1]
+            slots = self.workers or _TASKS_PER_CPU * size[1]
             self.parent.send(pack({"slots": slots, "cluster": f"{things(size[0], 'node')}, {things(size[1], 'CPU')}"}))
 
     def _outcome(self, reference: Any, task: dict[str, Any]) -> bytes:
@@ -113,48 +111,52 @@ class _Cluster:
             cause = error.cause
             if isinstance(cause, FastvidError):
                 raise cause from error
-            raise WorkerError(f"a Ray worker cannot run fastvid: {cause!r}", hint=_EVERYWHERE) from error
+            raise WorkerError(f"a Ray worker cannot run fastvid: {cause!r}", hint=_SAME_VERSION_HINT) from error
         except (
             errors.WorkerCrashedError,
             errors.NodeDiedError,
             errors.OutOfMemoryError,
             errors.ObjectLostError,
         ) as error:
-            # After all retries.
-            message = f"on the Ray cluster: {_brief(error)}"
+            # All of Ray's retries have failed.
+            message = f"on the Ray cluster: {_summarize(error)}"
             return Outcome(task["index"], reason=Reason.CRASHED, message=message, transient=True).to_bytes()
         except errors.RayError as error:
-            raise WorkerError(f"the Ray cluster fails: {_brief(error)}") from error
+            raise WorkerError(f"the Ray cluster failed: {_summarize(error)}") from error
         outcome = Outcome.from_bytes(piece)
         if outcome.reason is Reason.MISSING and os.path.exists(task["path"]):
-            raise WorkerError(f"node {node} does not see {task['path']}", hint="mount the sources alike on all nodes")
+            raise WorkerError(
+                f"{task['path']} does not exist on node {node}", hint="mount the sources at the same path on all nodes"
+            )
         return bytes(piece)
 
 
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:
-    # Its workers' prints stay where they are, and the root logger as it is.
+    # Do not print the workers' output here, and do not change the root logger.
     quiet = {"log_to_driver": False, "configure_logging": False}
     try:
         if address:
-            _reach(address)
+            _check_reachable(address)
             ray.init(address=address, **quiet)
         else:
             cores = workers or available_cores()
             ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
-        where = f"at {address} " if address else ""
-        raise WorkerError(f"no Ray cluster {where}takes the job: {_brief(error)}", hint="see `ray status`") from error
+        where = f"at {address}" if address else "on this machine"
+        raise WorkerError(
+            f"cannot connect to a Ray cluster {where}: {_summarize(error)}", hint="run `ray status`"
+        ) from error
 
 
-def _reach(address: str) -> None:
-    """Raises OSError when nothing listens there: Ray would try again for ever."""
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing listens at the address: Ray itself would retry forever."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
-def _brief(error: BaseException) -> str:
-    """What an error says and, as the last line of its cause does, why."""
+def _summarize(error: BaseException) -> str:
+    """Return an error's message and the last line of its cause's, on one line."""
     why = str(error.__cause__ or "").strip().splitlines()[-1:]
     return " ".join(": ".join([str(error), *why]).split())[:400]
 

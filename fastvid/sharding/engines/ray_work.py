@@ -1,6 +1,6 @@
-"""What a Ray worker does with a task: hands it to a process of its own, as a job on one machine does.
+"""The function that Ray workers run: it passes tasks to a child process, like a local job.
 
-Ray's process parses no source: what a hostile file can break is a child that has limits and is killed.
+Ray's own process never parses a source: a hostile file can only break a child, which has resource limits.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from fastvid.sharding.encode.streams import same_streams
 from fastvid.sharding.engines.local_engine import LocalEngine
 from fastvid.sharding.work.messages import Settings, Task
 
-# The engine of the job that this process works for; its worker process stays from task to task.
+# The engine of the job that this process works for; its worker process is reused for all tasks.
 _engines: dict[str, LocalEngine] = {}
 
 
 def encode(version: str, settings: str, task: str) -> tuple[str, bytes]:
-    """One task, from JSON to its node's name and the bytes of its outcome.
+    """Run one task, given as JSON; return the node's name and the bytes of the outcome.
 
     Raises:
-        MissingDependency: There is no ffmpeg on this node.
-        WorkerError: This node cannot work for the job.
+        MissingDependency: If there is no ffmpeg on this node.
+        WorkerError: If this node's software differs from the job's.
     """
     node = socket.gethostname()
     if version != __version__:
-        raise WorkerError(f"node {node} has fastvid {__version__}, the job is run by {version}")
+        raise WorkerError(f"node {node} has fastvid {__version__}, but the job runs {version}")
     if settings not in _engines:
         close()
-        _engines[settings] = LocalEngine(_here(Settings.from_json(json.loads(settings)), node), workers=1)
+        _engines[settings] = LocalEngine(_for_this_node(Settings.from_json(json.loads(settings)), node), workers=1)
     record = json.loads(task)
     record["member"] = None if record["member"] is None else tuple(record["member"])
     try:
@@ -44,18 +44,18 @@ def encode(version: str, settings: str, task: str) -> tuple[str, bytes]:
 
 
 def close() -> None:
-    """Ends the worker process, if there is one."""
+    """Stop the worker process, if there is one."""
     while _engines:
         _engines.popitem()[1].close()
 
 
-def _here(settings: Settings, node: str) -> Settings:
-    """The settings with this node's ffmpeg, which must be the same build; so must be OpenCV, where there is flow."""
+def _for_this_node(settings: Settings, node: str) -> Settings:
+    """Return the settings with this node's ffmpeg; its build, and OpenCV for flow, must match."""
     build = find_ffmpeg()
     if build.identity() != settings.build.identity():
         raise WorkerError(
-            f"node {node} has {build}, the job {settings.build}",
-            hint=f"install the same build on all nodes, or name it in {VARIABLE} before `ray start`",
+            f"node {node} has {build}, but the job has {settings.build}",
+            hint=f"install the same build on all nodes, or set {VARIABLE} to it before `ray start`",
         )
     try:
         same_streams(settings.streams.to_json())

@@ -1,8 +1,8 @@
-"""The process that works on hostile files; `fastvid.sharding.engines.local_engine` starts it, and kills it if it must.
+"""The worker process, which parses untrusted files.
 
-It reads pieces (see `fastvid.runtime.messages`) from its standard input: first the job's settings, then one task
-after the other; it answers on its standard output with phases and outcomes. When its input ends, because the job is
-over or dead, it takes itself and its ffmpeg with it at once.
+`fastvid.sharding.engines.local_engine` starts and may kill it. It reads messages (see `fastvid.runtime.messages`) from
+its standard input, first the job's settings, then tasks, and writes phases and outcomes to its standard output. When
+its input closes, because the job has finished or died, it kills itself and its ffmpeg at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _FETCH_THREADS: Final = "2"
 
 
 def main() -> None:
-    """Works until the input ends."""
+    """Process tasks until the input closes."""
     parent = Parent()
     settings = Settings.from_json(parent.messages.get())
-    # Of the library that fetches sources: by default it starts a thread for each core, and each maps 64 MiB or more of
-    # the address space that is limited here.
+    # Threads of the library that fetches sources: by default one per core, and each reserves 64 MiB or more of the
+    # address space, which is limited here.
     os.environ.setdefault("TOKIO_WORKER_THREADS", _FETCH_THREADS)
     confine(settings.limits)
     while True:

@@ -1,1 +1,1 @@
-"""Which videos go into a dataset: folders, buckets, web addresses, tars and annotations."""
+"""Find the videos of a dataset: in folders, buckets, URLs and tars, with annotations."""

@@ -1,4 +1,4 @@
-"""Files that may be sources: what lies below folders, in buckets, and at addresses of the web."""
+"""List files that may be sources: below folders, in buckets, and at URLs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _RAW_NAME: Final = "bytes:"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceFile:
     """A file below a root.
 
     Attributes:
         id: Its name among the sources.
         root: The root's folder.
         parts: Its folders and name below that folder.
-        path: Where it lies: a path, or a URL.
-        size: Bytes, as far as is known.
-        problem: Why it cannot even be tried.
-        tag: The tag of its version, where the store gave one.
+        path: Its path or URL.
+        size: Size in bytes, 0 if unknown.
+        problem: Reason and message if it cannot be read; None otherwise.
+        tag: The store's tag of its version (ETag), if any.
     """
 
     id: str
@@ -43,12 +43,12 @@ class Found:
     tag: str | None = None
 
 
-def find_files(roots: Sequence[str], *, follow_links: bool) -> tuple[list[Found], Counter[str]]:
-    """The files below roots, sorted by path, and the number of those that are no sources, by kind.
+def find_files(roots: Sequence[str], *, follow_links: bool) -> tuple[list[SourceFile], Counter[str]]:
+    """Return the files below roots, sorted by path, and the counts of ignored files by kind.
 
     Raises:
-        UsageError: A root is missing.
-        StorageError: A store cannot be listed.
+        UsageError: If a root is missing.
+        StorageError: If a store cannot be listed.
     """
     ignored = Counter[str]()
     local = [root for root in roots if not is_remote(root)]
@@ -58,22 +58,22 @@ def find_files(roots: Sequence[str], *, follow_links: bool) -> tuple[list[Found]
     return [found[path] for path in sorted(found)], ignored
 
 
-def found_at(url: str, *, with_query: bool = False) -> Found:
-    """A file that annotations name by its address, called after it. It is asked for when it is fetched, not before."""
+def file_at(url: str, *, with_query: bool = False) -> SourceFile:
+    """Return the file at a URL named by annotations. The URL becomes its id; nothing is requested yet."""
     place = FileUrl.parse(url)
     name = f"{place.root.partition('://')[2]}/{place.name}"
     if place.query and with_query:
         name += f"?{place.query}"
-    return Found(name, place.root, tuple(place.name.split("/")), url, 0)
+    return SourceFile(name, place.root, tuple(place.name.split("/")), url, 0)
 
 
 def public_path(path: str) -> str:
-    """A path or URL as it may be printed and stored: without what may be a signature."""
+    """Return a path or URL that is safe to print and store: without a query, which may be a signature."""
     return str(FileUrl.parse(path)) if is_remote(path) else path
 
 
 def encode_name(name: str) -> str:
-    """A file name as text that every table can store: itself, or ``bytes:`` and percent-encoding if it is no UTF-8."""
+    """Return a file name as valid Unicode: unchanged if UTF-8, else ``bytes:`` and percent-encoding."""
     raw = os.fsencode(name)
     try:
         text = raw.decode("utf-8")
@@ -83,13 +83,13 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(text: str) -> str:
-    """The file name behind `encode_name`'s text."""
+    """Return the file name that `encode_name` encoded."""
     if text.startswith(_RAW_NAME):
         return os.fsdecode(unquote_to_bytes(text[len(_RAW_NAME) :]))
     return text
 
 
-def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bool) -> Iterator[Found]:
+def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bool) -> Iterator[SourceFile]:
     if not roots:
         return
     absolute = [os.path.abspath(root) for root in roots]
@@ -101,15 +101,15 @@ def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bo
     for root, folder in zip(absolute, folders, strict=True):
         entries = _walk(root, ignored) if os.path.isdir(root) else [root]
         for path in entries:
-            problem = None if follow_links else _leaves(path, folder)
+            problem = None if follow_links else _check_inside(path, folder)
             parts = tuple(os.path.relpath(path, folder).split(os.sep))
             size = 0 if problem else _size(path)
-            yield Found(os.path.relpath(path, common), folder, parts, path, size, problem)
+            yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem)
 
 
 def _walk(root: str, ignored: Counter[str]) -> Iterator[str]:
-    """Regular files and links to files with a video's ending, in the order of their names."""
-    # The walk follows no linked folder: one inside the root is found under its own name, one outside is not ours.
+    """Yield regular files, and links to files, that have a video suffix, sorted by name."""
+    # Linked folders are not followed: inside the root they are found under their own name, outside is out of bounds.
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in folders:
@@ -117,7 +117,7 @@ def _walk(root: str, ignored: Counter[str]) -> Iterator[str]:
                 ignored["linked folder"] += 1
         for name in sorted(names):
             path = os.path.join(folder, name)
-            kind = _not_taken(name)
+            kind = _ignored_kind(name)
             if kind is None and not _is_file(path):
                 kind = "special file"
             if kind is None:
@@ -126,8 +126,8 @@ def _walk(root: str, ignored: Counter[str]) -> Iterator[str]:
                 ignored[kind] += 1
 
 
-def _not_taken(name: str) -> str | None:
-    """Why a file of this name is no source; None when it is one."""
+def _ignored_kind(name: str) -> str | None:
+    """Return the kind under which a file name is ignored; None if it may be a source."""
     if name.startswith("."):
         return "hidden file"
     suffix = os.path.splitext(name)[1].lower()
@@ -138,11 +138,12 @@ def _is_file(path: str) -> bool:
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
-        # A dangling link is a source that is missing, and is reported as one.
+        # Keep a dangling link: it is reported as a missing source.
         return True
 
 
-def _leaves(path: str, root: str) -> tuple[Reason, str] | None:
+def _check_inside(path: str, root: str) -> tuple[Reason, str] | None:
+    """Return the problem of a path that resolves to a file outside its root; None if it is inside."""
     target = os.path.realpath(path)
     if os.path.commonpath([target, os.path.realpath(root)]) == os.path.realpath(root):
         return None
@@ -156,7 +157,7 @@ def _size(path: str) -> int:
         return 0
 
 
-def _find_remote(roots: Sequence[FileUrl], ignored: Counter[str]) -> Iterator[Found]:
+def _find_remote(roots: Sequence[FileUrl], ignored: Counter[str]) -> Iterator[SourceFile]:
     listed = [(root, _list(root, ignored)) for root in roots]
     folders = [_folder(root, files) for root, files in listed]
     common = posixpath.commonpath(folders) if folders else ""
@@ -167,11 +168,11 @@ def _find_remote(roots: Sequence[FileUrl], ignored: Counter[str]) -> Iterator[Fo
             url = f"{root.root}/{name}" if root.is_listable else str(root)
             if root.query:
                 url = f"{url}?{root.query}"
-            yield Found(posixpath.relpath(place, common), f"{root.root}{folder}", parts, url, size, None, tag)
+            yield SourceFile(posixpath.relpath(place, common), f"{root.root}{folder}", parts, url, size, None, tag)
 
 
 def _list(root: FileUrl, ignored: Counter[str]) -> list[tuple[str, int, str | None]]:
-    """Name, bytes and tag of each file below a root, or of the file that the root is."""
+    """Return name, size in bytes and tag of each file below a root, or of the root if it is a file itself."""
     storage = open_root(root, RemoteOptions())
     name = root.name.rstrip("/")
     if not root.is_listable or (name == root.name and os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES):
@@ -179,16 +180,18 @@ def _list(root: FileUrl, ignored: Counter[str]) -> list[tuple[str, int, str | No
         if version is not None:
             return [(root.name, version.size, version.tag)]
         if not root.is_listable:
-            raise UsageError("source does not exist", file=root, hint="web servers list no folders: name the files")
+            raise UsageError(
+                "source does not exist", file=root, hint="name files: folders of web servers cannot be listed"
+            )
     prefix = f"{name}/" if name else ""
     files, seen = [], False
     for path, version in storage.entries(prefix):
         seen = True
         below = path.removeprefix(prefix).split("/")
-        kind = "hidden file" if any(part.startswith(".") for part in below) else _not_taken(below[-1])
+        kind = "hidden file" if any(part.startswith(".") for part in below) else _ignored_kind(below[-1])
         if kind is None:
             files.append((path, version.size, version.tag))
-        elif below[-1]:  # consoles make empty objects that stand for folders
+        elif below[-1]:  # skip the empty objects that consoles create for folders
             ignored[kind] += 1
     if not seen:
         raise UsageError("source does not exist", file=root)
@@ -201,5 +204,5 @@ def _folder(root: FileUrl, files: Sequence[tuple[str, int, str | None]]) -> str:
 
 
 def _place(root: str, name: str) -> str:
-    """A path in which the bucket or host is the first folder."""
+    """Return a path whose first folder is the bucket or host."""
     return posixpath.join("/", root.partition("://")[2], name.rstrip("/"))

@@ -1,4 +1,4 @@
-"""Which videos go into a dataset: found in folders, matched with annotations, named by keys."""
+"""Find the videos of a dataset in folders, match them with annotations, and assign keys."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 from fastvid.errors import UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, Annotations, Row, split_of
-from fastvid.sharding.sources.listing import Found, decode_name, encode_name, find_files, found_at, public_path
+from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, AnnotationRow, Annotations, split_of
+from fastvid.sharding.sources.listing import SourceFile, decode_name, encode_name, file_at, find_files, public_path
 from fastvid.storage.urls import is_remote
 
 __all__ = ["Source", "SourceList", "assign_keys", "decode_name", "encode_name", "find_sources", "public_path"]
@@ -30,17 +30,17 @@ class Source:
     """One raw video, or a clip of one.
 
     Attributes:
-        id: Its name among the sources, unique; with the original characters and bytes (surrogateescape).
-        path: Where the file lies: a path, or a URL.
-        size: Bytes when it was found; 0 where nobody has asked yet.
+        id: Its unique name among the sources, with the original characters and bytes (surrogateescape).
+        path: Path or URL of the file.
+        size: Size in bytes when it was listed; 0 if not yet known.
         label: Name of its class.
         columns: Its other annotation columns.
-        start: Seconds into the file where the clip begins; None for the beginning.
-        end: Seconds into the file where the clip ends; None for the end.
-        member: First byte and bytes of the video when `path` is a tar.
-        problem: A reason and message when it cannot even be tried.
+        start: Start of the clip in seconds; None for the start of the file.
+        end: End of the clip in seconds; None for the end of the file.
+        member: Byte offset and size of the video if `path` is a tar.
+        problem: Reason and message if it cannot be read; None otherwise.
         key: Name of its samples in the shards.
-        tag: The tag of its version when it was found, where a store gave one; another version is another source.
+        tag: The store's tag of its version (ETag) when it was listed, if any; another version is another source.
     """
 
     id: str
@@ -58,12 +58,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SourceList:
-    """Every source of a job.
+    """All sources of a job.
 
     Attributes:
         sources: Sorted by id; ids and keys are unique.
-        classes: Class names in the order of their labels.
-        ignored: Files that are no sources, by why.
+        classes: Class names, ordered by label.
+        ignored: Number of ignored files, by kind.
     """
 
     sources: tuple[Source, ...]
@@ -74,24 +74,25 @@ class SourceList:
 def find_sources(
     roots: Sequence[str], annotations: Annotations | None = None, *, follow_links: bool = False
 ) -> SourceList:
-    """Finds the videos of a job.
+    """Find the videos of a job.
 
-    Without annotations the class of a video is the folder below its root; a root, or the folders below one root, may
-    be called after a split. With annotations, their rows are the sources, looked up below the roots; a row without a
+    Without annotations the class of a video is its folder below the root; a root, or the folders below it, may be named
+    after a split. With annotations, each row is a source and its file is looked up below the roots; a row without a
     file is a source with a problem.
 
     Args:
-        roots: Folders, or single video files; folders and files of object stores, and files of the web, by their URL.
-            Rows whose names are URLs need no root.
-        annotations: What `read_annotations` gave.
-        follow_links: Take links that lead out of their root. A stranger's folder could make you publish your own files.
+        roots: Folders, or single video files; URLs of folders and files in object stores, and of files on the web. Rows
+            whose names are URLs need no root.
+        annotations: Result of `read_annotations`.
+        follow_links: Accept links that point outside their root. Unsafe for untrusted folders: their links could make
+            you publish your own files.
 
     Raises:
-        UsageError: A root is missing, nothing is found, or one video is annotated twice in different ways.
-        StorageError: A store cannot be listed.
+        UsageError: If a root is missing, nothing is found, or a video has two different annotations.
+        StorageError: If a store cannot be listed.
     """
     if not roots and annotations is None:
-        raise UsageError("there is no source", hint="name a folder of videos")
+        raise UsageError("no source given", hint="name a folder of videos")
     found, ignored = find_files(roots, follow_links=follow_links)
     if annotations is None:
         sources = _by_folder(found)
@@ -101,23 +102,23 @@ def find_sources(
         classes = annotations.classes
     if not sources:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())) or "nothing"
-        raise UsageError("no video found", file=", ".join(roots), hint=f"found {kinds}")
+        raise UsageError("no video found", file=", ".join(roots), hint=f"name a folder of videos; this has {kinds}")
     return SourceList(assign_keys(sorted(sources, key=lambda source: source.id)), classes, dict(ignored))
 
 
 def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
-    """Gives every source a key of the key grammar, independent of order.
+    """Assign every source a valid key that does not depend on the order of sources.
 
-    A key is the id without its ending where that fits the grammar, else its nearest form and a hash of the id. No two
-    sources share a key, and no key is a folder of another, so that parts of long videos find room.
+    A key is the id without its suffix if that is valid, else the closest valid form plus a hash of the id. Keys are
+    unique, and no key is a folder of another, because the parts of a long video are named below its key.
 
     Raises:
-        UsageError: An id stands twice.
+        UsageError: If there is a duplicate id.
     """
     counts = Counter(source.id for source in sources)
-    twice = next((name for name, count in counts.items() if count > 1), None)
-    if twice is not None:
-        raise UsageError(f"source {encode_name(twice)!r} stands twice")
+    duplicate = next((name for name, count in counts.items() if count > 1), None)
+    if duplicate is not None:
+        raise UsageError(f"duplicate source {encode_name(duplicate)!r}")
     plain = {source.id: _plain_key(source.id) for source in sources}
     wanted = Counter(plain.values())
     folders = {key[:cut] for key in wanted for cut in range(len(key)) if key[cut] == "/"}
@@ -140,7 +141,7 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     return tuple(replace(source, key=keys[source.id]) for source in sources)
 
 
-def _by_folder(found: Sequence[Found]) -> list[Source]:
+def _by_folder(found: Sequence[SourceFile]) -> list[Source]:
     tops: dict[str, set[str]] = {}
     for file in found:
         if len(file.parts) > 1:
@@ -149,7 +150,7 @@ def _by_folder(found: Sequence[Found]) -> list[Source]:
     for file in found:
         folders = file.parts[:-1]
         split = _split_name(os.path.basename(file.root))
-        # train/ and val/ below one root hold the classes one level deeper.
+        # If all folders below a root are splits, such as train/ and val/, the classes are one level deeper.
         if split is None and all(_split_name(top) for top in tops.get(file.root, ())) and folders:
             split, folders = _split_name(folders[0]), folders[1:]
         columns = {} if split is None else {"split": split}
@@ -162,20 +163,20 @@ def _split_name(folder: str) -> str | None:
     return split_of(folder) if re.fullmatch(r"[a-z]+", folder.lower()) else None
 
 
-def _by_rows(found: Sequence[Found], rows: Sequence[Row], ignored: Counter[str]) -> list[Source]:
+def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored: Counter[str]) -> list[Source]:
     by_path = {"/".join(file.parts): file for file in found} | {file.id: file for file in found}
     by_path |= {file.path: file for file in found}
-    queries = _told_apart_by_query(rows)
-    by_name: dict[str, list[Found]] = {}
+    queries = _distinguished_by_query(rows)
+    by_name: dict[str, list[SourceFile]] = {}
     for file in found:
         for name in {file.parts[-1], os.path.splitext(file.parts[-1])[0]}:
             by_name.setdefault(name, []).append(file)
 
-    strip = _foreign_folders([row.name for row in rows if os.path.isabs(row.name)], by_path)
+    strip = _leading_folders_to_strip([row.name for row in rows if os.path.isabs(row.name)], by_path)
 
-    def look_up(name: str, label: str | None) -> Found | None:
+    def look_up(name: str, label: str | None) -> SourceFile | None:
         if is_remote(name):
-            return by_path.get(name) or found_at(name, with_query=name in queries)
+            return by_path.get(name) or file_at(name, with_query=name in queries)
         exact = by_path.get(os.path.normpath(name))
         if exact is not None:
             return exact
@@ -183,9 +184,9 @@ def _by_rows(found: Sequence[Found], rows: Sequence[Row], ignored: Counter[str])
             moved = by_path.get("/".join(name.split("/")[strip:])) if os.path.isabs(name) else None
             if moved is not None:
                 return moved
-            # A list made for class folders, over files that lie flat.
+            # The list has class folders, but the files are in one flat folder.
             return next((file for file in by_name.get(os.path.basename(name), []) if len(file.parts) == 1), None)
-        # A bare name may exist in several class folders; the row's own class decides.
+        # A name without a folder may exist in several class folders; prefer the folder of the row's class.
         files = by_name.get(name, [])
         same = [file for file in files if label is None or label.replace(" ", "_") in _spellings(file.parts[:-1])]
         return (same or files)[0] if same or len(files) == 1 else None
@@ -195,35 +196,38 @@ def _by_rows(found: Sequence[Found], rows: Sequence[Row], ignored: Counter[str])
     for row in rows:
         match, start, end = look_up(row.name, row.label), row.start, row.end
         if match is not None and row.whole_name is not None:
-            start = end = None  # the file is cut already
+            start = end = None  # the file is already trimmed
         elif match is None and row.whole_name is not None:
             match = look_up(row.whole_name, row.label)
         source = _annotated(row, match, start, end)
         known = sources.get(source.id)
         if known is not None and (known.label, known.columns) != (source.label, source.columns):
             raise UsageError(
-                f"source {encode_name(source.id)!r} is annotated twice: {known.label!r} {dict(known.columns)!r} and"
+                f"source {encode_name(source.id)!r} has two annotations: {known.label!r} {dict(known.columns)!r} and"
                 f" {source.label!r} {dict(source.columns)!r}"
             )
         sources[source.id] = source
         if match is not None:
             used.add(match.path)
     ignored["video without annotation"] += sum(1 for file in found if file.path not in used)
-    ignored += Counter()  # drops zeros
+    ignored += Counter()  # drop zero counts
     return list(sources.values())
 
 
-def _told_apart_by_query(rows: Sequence[Row]) -> set[str]:
-    """Addresses of the web that several rows share but for the query; elsewhere it is a signature, and no name."""
+def _distinguished_by_query(rows: Sequence[AnnotationRow]) -> set[str]:
+    """Return URLs of the rows that differ from another row's only in the query.
+
+    Only these keep the query in their id; elsewhere it may be a signature.
+    """
     urls = {row.name for row in rows if is_remote(row.name)}
     counts = Counter(public_path(url) for url in urls)
     return {url for url in urls if counts[public_path(url)] > 1}
 
 
-def _foreign_folders(names: Sequence[str], known: Mapping[str, Any]) -> int:
-    """How many leading parts to leave out of absolute names that a list made on another machine holds.
+def _leading_folders_to_strip(names: Sequence[str], known: Mapping[str, Any]) -> int:
+    """Return how many leading folders to strip from absolute names of a list made on another machine.
 
-    The same for all: the fewest with which at least half as many files are found as with any other number.
+    One number for all names: the smallest that finds at least half as many files as the best one.
     """
     split = [name.split("/") for name in names]
     deepest = max(map(len, split), default=0)
@@ -235,9 +239,9 @@ def _spellings(folders: Sequence[str]) -> set[str]:
     return {folder.replace(" ", "_") for folder in folders}
 
 
-def _annotated(row: Row, file: Found | None, start: float | None, end: float | None) -> Source:
+def _annotated(row: AnnotationRow, file: SourceFile | None, start: float | None, end: float | None) -> Source:
     if file is None:
-        problem = Reason.MISSING, "the annotations name it, and no file of that name is there"
+        problem = Reason.MISSING, "the annotations name it, but there is no such file"
         return Source(row.name, row.name, 0, row.label, row.columns, problem=problem)
     name = file.id
     if start is not None or end is not None:
@@ -251,7 +255,7 @@ def _stem(name: str) -> str:
 
 
 def _plain_key(name: str) -> str:
-    """The nearest key; not unique."""
+    """Return the closest valid key; it may not be unique."""
     key = re.sub(r"[^A-Za-z0-9_/-]", "_", _stem(name)).strip("/")
     key = re.sub(r"/{2,}", "/", key) or "_"
     return key if KEY_PATTERN.match(key) else f"_{key[1:]}"

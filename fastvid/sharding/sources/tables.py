@@ -1,4 +1,4 @@
-"""Tables as people keep them, CSV with a header and JSON lists, as rows of values that a column can hold."""
+"""Read tables, CSV with a header or lists of JSON objects, as rows of column values."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from typing import Any
 from fastvid.errors import UsageError
 
 
-def read_rows(text: str, *, texts: Collection[str]) -> list[dict[str, Any]]:
-    """The rows of a CSV; a short row's missing fields are empty.
+def read_rows(text: str, *, text_columns: Collection[str]) -> list[dict[str, Any]]:
+    """Read the rows of a CSV; fields missing at the end of a row are empty.
 
     Args:
         text: The table.
-        texts: Columns that stay texts. Others become numbers where all their values are numbers; empty fields None.
+        text_columns: Columns that stay text. Others become numbers if all their values are; empty fields become None.
 
     Raises:
-        UsageError: A row is longer than the header.
+        UsageError: If a row is longer than the header.
     """
     rows = [dict(row) for row in csv.DictReader(io.StringIO(text), restval="")]
     long = next((number for number, row in enumerate(rows, start=2) if None in row), None)
     if long is not None:
-        raise UsageError("row has more fields than the header", row=long, hint="quote fields that hold a comma")
+        raise UsageError("row has more fields than the header", row=long, hint="quote fields that contain a comma")
     for name in rows[0] if rows else ():
-        if name not in texts:
+        if name not in text_columns:
             for row, value in zip(rows, _typed([row[name] for row in rows]), strict=True):
                 row[name] = value
     return rows
 
 
 def read_objects(text: str) -> list[dict[str, Any]]:
-    """The objects of a JSON list; a value that no column can hold stays JSON text.
+    """Read a list of JSON objects; nested values stay JSON text.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: If the text is anything else.
     """
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
-        raise UsageError("JSON is no list of objects")
+        raise UsageError("JSON is not a list of objects")
     return [{name: _plain(value) for name, value in record.items()} for record in found]
 
 
 def _plain(value: Any) -> Any:
-    texts = isinstance(value, list) and all(isinstance(part, str) for part in value)
-    return value if texts or not isinstance(value, list | dict) else json.dumps(value)
+    is_text_list = isinstance(value, list) and all(isinstance(part, str) for part in value)
+    return value if is_text_list or not isinstance(value, list | dict) else json.dumps(value)
 
 
 def _typed(values: Sequence[str]) -> Sequence[Any]:
-    """Integers, else numbers, else texts; empty fields are None."""
+    """Convert a column to integers, else to floats, else leave text; empty fields become None."""
     for kind in (int, float):
         try:
             return [kind(value) if value else None for value in values]

@@ -1,4 +1,4 @@
-"""Every source of a job: videos in folders, and videos inside the tars of other tools, which are then encoded anew."""
+"""Gather all sources of a job: videos in folders, or in tars of other tools, to be re-encoded."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def gather_sources(
     class_names: Sequence[str] = (),
     follow_links: bool = False,
 ) -> SourceList:
-    """The sources of a job, whatever they lie in.
+    """Return the sources of a job, from folders or from tars.
 
     Args:
-        roots: Folders, single video files, tars, or folders that hold tars and no video.
-        annotations: What `read_annotations` gave; tars bring their own labels and columns.
+        roots: Folders, single video files, tars, or folders that contain tars and no video.
+        annotations: Result of `read_annotations`; not for tars, which contain their own labels and columns.
         class_names: Names for integer labels of tars.
         follow_links: See `find_sources`.
 
     Raises:
-        UsageError: See `find_sources`; or annotations are given for tars, or tars are mixed with others.
+        UsageError: See `find_sources`; also if annotations are given for tars, or tars are mixed with other sources.
     """
     tars = [root for root in roots if _is_tar(root)]
     if not tars:
@@ -38,10 +38,12 @@ def gather_sources(
     if len(tars) < len(roots):
         other = next(root for root in roots if root not in tars)
         raise UsageError(
-            "tars and other sources cannot go into one job", file=other, hint="`fastvid add` adds the rest"
+            "tars and other sources cannot be in one job", file=other, hint="add the rest with `fastvid add`"
         )
     if annotations is not None:
-        raise UsageError("annotations are given for tars", hint="labels and columns of tars stand in their members")
+        raise UsageError(
+            "annotations cannot be used with tars", hint="omit them: labels and columns are read from the tars' members"
+        )
     return _by_tars(find_tars(tars), class_names)
 
 
@@ -63,7 +65,7 @@ def _by_tars(paths: Sequence[str], class_names: Sequence[str]) -> SourceList:
         except FormatError as error:
             problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"
             sources.append(Source(os.path.basename(path), path, problem=problem))
-    # Tars of several folders may have one name.
+    # Tars in different folders may have the same name.
     names = {path: os.path.basename(path).removesuffix(".tar") for path in found}
     if len(set(names.values())) < len(names):
         names = {path: path.removesuffix(".tar").strip("/") for path in found}
@@ -100,7 +102,7 @@ def _classes(labels: Sequence[str | int], class_names: Sequence[str]) -> tuple[s
         return tuple(sorted({str(label) for label in labels}))
     unknown = {str(label) for label in labels if not isinstance(label, int)} - set(class_names)
     if unknown:
-        raise UsageError(f"label {min(unknown)!r} is none of the {len(class_names)} class names")
+        raise UsageError(f"label {min(unknown)!r} is not one of the {len(class_names)} class names")
     return tuple(class_names)
 
 
@@ -108,5 +110,5 @@ def _named(label: str | int | None, class_names: Sequence[str]) -> str | None:
     if not isinstance(label, int):
         return label
     if label >= len(class_names):
-        raise UsageError(f"label {label} has no name: {len(class_names)} are given")
+        raise UsageError(f"label {label} has no name: there are only {len(class_names)} class names")
     return class_names[label]

@@ -1,4 +1,4 @@
-"""Tars of other tools: which samples they hold, which member is the video, and what the other members say of it."""
+"""Read tars of other tools: samples, their videos, and labels and columns from other members."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _INT64: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class TarSample:
-    """A sample of a foreign tar.
+    """A sample in a tar of another tool.
 
     Attributes:
         name: Its key in the tar.
-        first: First byte of its first member, which tells samples of one name apart.
-        video: The member that holds its video; None when there is none.
-        columns: What its other members say: captions, and the fields of its JSON.
-        label: Its class, a name or a number; None when nothing says.
-        notes: What was left aside.
+        first: Byte offset of its first member, which distinguishes samples of the same name.
+        video: The member that contains its video; None if there is none.
+        columns: Values from its other members: captions, and the fields of its JSON.
+        label: Its class, a name or a number; None if unknown.
+        notes: Members that were ignored or did not parse.
     """
 
     name: str
@@ -44,16 +44,16 @@ class TarSample:
 
 
 def find_tars(sources: Sequence[str]) -> list[str]:
-    """Paths of tars: the named files, and those that lie in the named folders, in the order of their names.
+    """Return the paths of the given tars and of those in the given folders, which are sorted by name.
 
     Raises:
-        UsageError: One is missing, or there is none.
+        UsageError: If a source is missing, or there is no tar.
     """
     found: dict[str, None] = {}
     remote = next((source for source in sources if is_remote(source)), None)
     if remote is not None:
         raise UsageError(
-            "tars of other tools are indexed on a local disk",
+            "tars of other tools can only be indexed on a local disk",
             file=remote,
             hint="copy them to a disk, or mount the store",
         )
@@ -66,24 +66,24 @@ def find_tars(sources: Sequence[str]) -> list[str]:
         else:
             raise UsageError("source does not exist", file=source)
     if not found:
-        raise UsageError("there is no tar", file=", ".join(sources), hint="name tars, or a folder that holds some")
+        raise UsageError("no tar found", file=", ".join(sources), hint="name tars, or a folder that contains some")
     return list(found)
 
 
 def read_tar(view: memoryview) -> list[TarSample]:
-    """The samples of a tar, in order.
+    """Return the samples of a tar, in order.
 
     Raises:
-        FormatError: The tar is broken or cut.
+        FormatError: If the tar is damaged or truncated.
     """
     return [_sample(view, name, members) for name, members in sample_groups(read_members(view))]
 
 
 def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int], tuple[str, str]]:
-    """Source id and key of every sample, by stem of its tar and the sample's first byte.
+    """Return source id and key of every sample, by the stem of its tar and the sample's byte offset.
 
-    An id is the sample's name in its tar where no other sample is called so, else it tells the tar as well. It depends
-    on the tars alone, so that indexing them again gives the same keys.
+    An id is the sample's name in its tar if that is unique, else it includes the tar's name. It depends only on the
+    tars, so that indexing them again gives the same keys.
     """
     counts = Counter(sample.name for samples in tars.values() for sample in samples)
     ids: dict[tuple[str, int], str] = {}
@@ -95,7 +95,7 @@ def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int]
             name = sample.name if counts[sample.name] == 1 else f"{stem}/{sample.name}"
             ids[stem, sample.first] = name if number == 1 else f"{name}#{number}"
     if len(set(ids.values())) < len(ids):
-        # A folder inside one tar may be called like another tar.
+        # A folder inside one tar may have the name of another tar.
         ids = {(stem, first): f"{stem}/{name}@{first}" for (stem, first), name in ids.items()}
     keys = {source.id: source.key for source in assign_keys([Source(name, "") for name in ids.values()])}
     return {place: (name, keys[name]) for place, name in ids.items()}
@@ -103,7 +103,7 @@ def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int]
 
 def _sample(view: memoryview, name: str, members: Sequence[TarMember]) -> TarSample:
     videos = [member for member in members if f".{member.suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
-    # The plainest suffix is the video itself; others are derived from it, such as "flow.mp4".
+    # The suffix with the fewest dots is the video itself; others are derived from it, such as "flow.mp4".
     videos.sort(key=lambda member: member.suffix.count("."))
     notes = [f"left aside: {member.suffix}" for member in videos[1:]]
     columns: dict[str, Any] = {}
@@ -132,9 +132,9 @@ def _label(text: str) -> str | int:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """A JSON object's fields as column values; what no column can hold stays JSON text."""
+    """Return a JSON object's fields as column values; nested values and large integers stay JSON text."""
     if not isinstance(record, dict):
-        raise FormatError("no JSON object")
+        raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
     for name, value in record.items():
         plain = value is None or isinstance(value, bool | str)
@@ -145,5 +145,5 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def missing_video(sample: TarSample) -> tuple[Reason, str] | None:
-    """Why a sample cannot even be tried."""
+    """Return reason and message if the sample has no video; None otherwise."""
     return None if sample.video is not None else (Reason.NO_VIDEO_STREAM, "no member of the sample is a video")

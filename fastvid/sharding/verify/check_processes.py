@@ -82,12 +82,12 @@ def _run(
                 for key, _ in selector.select():
                     child: Child = key.data
                     try:
-                        found = [_findings(header, known) for header, _ in child.hear()]
+                        found = [_findings(header, known) for header, _ in child.receive()]
                         if len(found) > (child in busy):
                             raise FormatError("the process replied to a task it was not given")
                     except (EOFError, FormatError):
                         selector.unregister(child.output)
-                        child.end()
+                        child.kill()
                         if child in busy:
                             lost.append(busy.pop(child))
                         else:
@@ -100,7 +100,7 @@ def _run(
                         yield busy.pop(child), findings
         finally:
             for child in (*busy, *idle):
-                child.end()
+                child.kill()
 
 
 def _task(record: Mapping[str, Any]) -> ShardTask:

@@ -13,12 +13,12 @@ from fastvid.errors import SourceError
 from fastvid.media.probe import OpenSource, SourceInfo, probe
 from fastvid.media.reasons import Reason
 from fastvid.runtime.hashing import sha256_of_file
-from fastvid.sharding.encode.audio import Sound, audio_seconds, take_audio
+from fastvid.sharding.encode.audio import SampleAudio, audio_seconds, extract_audio
 from fastvid.sharding.encode.check_encoded import Verified, verify
 from fastvid.sharding.encode.flow_encode import encode_flow, flow_seconds
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import written_timing
-from fastvid.sharding.encode.transcode import play_through, transcode
+from fastvid.sharding.encode.transcode import decode_fully, transcode
 from fastvid.sharding.work.copy_source import copy_video
 from fastvid.sharding.work.download import open_task
 from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
@@ -129,16 +129,16 @@ def _sound(
     parts: list[tuple[int, int] | None],
     task: Task,
     report: Report,
-) -> Sound:
+) -> SampleAudio:
     """The sound of each part of a source."""
     if settings.streams.audio == "drop":
-        return Sound.none(len(parts))
+        return SampleAudio.none(len(parts))
     rate = info.timing.rate
     spans = [(first / rate, last / rate) for first, last in (part or (0, info.timing.frames) for part in parts)]
     limits = settings.limits
     allowed = audio_seconds(source, spans, limits)
     report("audio", task.patience * (allowed + 2 * limits.seconds))
-    return take_audio(settings.build, settings.streams.audio, source, spans, limits, patience=task.patience)
+    return extract_audio(settings.build, settings.streams.audio, source, spans, limits, patience=task.patience)
 
 
 def _flow(video: bytes, verified: Verified, info: SourceInfo, settings: Settings, task: Task, report: Report) -> bytes:
@@ -159,7 +159,7 @@ def _copy(
     limits = settings.limits
     seconds = limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
     report("decode", task.patience * seconds + limits.seconds)
-    play_through(settings.build, source, info, limits, patience=task.patience)
+    decode_fully(settings.build, source, info, limits, patience=task.patience)
     report("copy", task.patience * _COPY_DECODES * (limits.seconds + seconds))
     copied = copy_video(source, limits, start=task.start, end=task.end, max_seconds=settings.max_seconds)
     samples, warnings = [], dict.fromkeys(note.partition(":")[0] for one in copied for note in one.notes)

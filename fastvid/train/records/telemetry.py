@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from fastvid.models.profile import profile
+from fastvid.models.cost import model_cost
 from fastvid.train.config.config import Config
 from fastvid.train.ranks.elastic import Member
 
@@ -93,7 +93,7 @@ def clip_flops(config: Config, model: nn.Module) -> int | None:
     if crop is None:
         return None
     try:
-        return profile(model, (1, 3, data.frames.num_frames, *crop.output)).training_flops
+        return model_cost(model, (1, 3, data.frames.num_frames, *crop.output)).training_flops
     except (RuntimeError, NotImplementedError, TypeError):
         # A model of the user's may do what the meta device cannot.
         return None

@@ -17,7 +17,7 @@ from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.loader import ClipLoader
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
-from fastvid.models.pipeline import local_devices, spread
+from fastvid.models.pipeline import local_devices, place_on_devices
 from fastvid.models.two_stream import TwoStream, load_stream_weights
 from fastvid.models.weights import load_weights
 from fastvid.train.config.config import Config
@@ -188,7 +188,7 @@ def build_model(config: Config, member: Member) -> nn.Module:
                 parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
         model.register_forward_pre_hook(_channels_last)
     if config.model.pipeline > 1:
-        spread(model, local_devices(member.device, config.model.pipeline), config.model.pipeline_batches)
+        place_on_devices(model, local_devices(member.device, config.model.pipeline), config.model.pipeline_batches)
     if config.model.compile:
         model.compile()
     return model

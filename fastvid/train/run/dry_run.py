@@ -21,7 +21,7 @@ from torch.func import functional_call
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.order.batches import Batches, rank_slice
-from fastvid.models import profile
+from fastvid.models.cost import model_cost
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import strategy_of
@@ -115,7 +115,7 @@ def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: in
     if config.data.streams != ("rgb",):
         return {}
     shape = (1, 3, config.data.frames.num_frames, *_size(config))
-    cost = profile.profile(model, shape)
+    cost = model_cost(model, shape)
     memory = estimate(config, model, rows=rows, micro=micro, shape=shape)
     return {
         "gmacs_per_clip": cost.macs / 1e9,

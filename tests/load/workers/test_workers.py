@@ -246,7 +246,7 @@ def test_a_worker_that_is_lost_at_its_start_costs_nothing_but_not_for_ever(good,
     loader.close()
     for tries in range(9):
         (armed / str(tries)).touch()
-    with pytest.raises(WorkerError, match="died of SIGKILL before it was ready"):
+    with pytest.raises(WorkerError, match="was killed by SIGKILL before it was ready"):
         list(loader)
     assert len(list(armed.iterdir())) == 6
 

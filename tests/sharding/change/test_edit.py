@@ -19,7 +19,7 @@ from fastvid.format.tar import read_members
 from fastvid.sharding.change.compact import collect_garbage, compact_shards, find_garbage
 from fastvid.sharding.change.edit import change, relabel_samples, remove_samples
 from fastvid.sharding.change.labels import match_annotations, read_label_csv
-from fastvid.sharding.sources.annotations import Annotations, Row
+from fastvid.sharding.sources.annotations import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit
 
@@ -151,13 +151,13 @@ class TestRelabel:
         table = pack(tmp_path / "d", [[(f"k{n}", clip, 0) for n in range(6)]])
         table = Dataset(table.url).annotations.set_column(1, "source_id", [names])
         rows = (
-            Row("x.mp4", "left"),
-            Row("root/b/x.mp4", "left"),
-            Row("a/x", "right", {"split": "val"}),
-            Row("z", "right"),
-            Row("./y.mp4", "left"),
-            Row("z_000002_000003", "left", {}, 2.0, 3.0, "z"),
-            Row("gone.mp4", "left"),
+            AnnotationRow("x.mp4", "left"),
+            AnnotationRow("root/b/x.mp4", "left"),
+            AnnotationRow("a/x", "right", {"split": "val"}),
+            AnnotationRow("z", "right"),
+            AnnotationRow("./y.mp4", "left"),
+            AnnotationRow("z_000002_000003", "left", {}, 2.0, 3.0, "z"),
+            AnnotationRow("gone.mp4", "left"),
         )
         found = match_annotations(table, Annotations(rows, ("left", "right")))
         assert found.rows == {
@@ -352,11 +352,11 @@ class TestCommands:
         assert capsys.readouterr().out == "generation 2: 3 samples removed\n"
         monkeypatch.setattr("sys.stdin", io.StringIO("c/2\nc/3\n"))
         assert main(["remove", store.url, "--keys-file", "-"]) == 0
-        assert capsys.readouterr().out == "generation 3: 1 sample removed, 1 removed before\n"
+        assert capsys.readouterr().out == "generation 3: 1 sample removed, 1 already removed\n"
         assert main(["compact", store.url]) == 0
         out = capsys.readouterr().out
-        assert "data-000000 -> nothing: no sample is left\ndata-000001 -> data-000001-3\n" in out
-        assert "generation 4: without 4 removed samples" in out
+        assert "data-000000 -> no shard: it has no samples left\ndata-000001 -> data-000001-3\n" in out
+        assert "generation 4: dropped 4 removed samples" in out
         assert main(["gc", store.url]) == 0
         assert "generations to delete: 3, 2, 1" in capsys.readouterr().out
         assert store.exists("data-000000.tar"), "without --yes nothing is deleted"
@@ -368,7 +368,7 @@ class TestCommands:
         assert main(["gc", store.url, "--yes"]) == 0
         assert "nothing to delete" in capsys.readouterr().out
         assert main(["compact", store.url]) == 0
-        assert "no shard holds removed samples" in capsys.readouterr().out
+        assert "no shard contains removed samples" in capsys.readouterr().out
 
     def test_new_labels(self, store, tmp_path, capsys):
         (tmp_path / "labels.csv").write_text("key,label\nc/0,up\n")
@@ -381,7 +381,7 @@ class TestCommands:
         assert main(arguments) == 0
         assert "generation 3: 1 sample changed in label" in capsys.readouterr().out
         assert main(arguments) == 0
-        assert "with these values already" in capsys.readouterr().out
+        assert "already have these values" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         "arguments", [["remove", "--keys-file", "none"], ["remove"], ["relabel", "--from", "none"]]

@@ -1,4 +1,4 @@
-"""The sound of samples: cut with the picture, where it is promised, and never a reason to lose a video."""
+"""Audio of samples: cut to the video's seconds, recorded in the dataset, and never a reason to reject a video."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.probe import open_source
-from fastvid.sharding.encode.audio import Sound, take_audio
+from fastvid.sharding.encode.audio import SampleAudio, extract_audio
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.verify.verify import verify_dataset
@@ -31,27 +31,27 @@ BEEP = ["-f", "lavfi", "-i", "sine=1000:r=48000:d=4,volume='between(t,2,2.5)':ev
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory):
-    """One film in containers with different sound."""
+    """One video in containers with different audio."""
     folder = tmp_path_factory.mktemp("films")
     video = ["-c:v", "libx264", "-preset", "ultrafast", "-bf", "2"]
     ffmpeg(*PICTURE, *BEEP, *video, "-c:a", "aac", str(folder / "aac.mp4"))
     ffmpeg(*PICTURE, *BEEP, *video, "-c:a", "alac", str(folder / "alac.mov"))
     ffmpeg(*PICTURE, *BEEP, *video, "-c:a", "libopus", str(folder / "opus.mkv"))
     ffmpeg(*PICTURE, *video, str(folder / "mute.mp4"))
-    # Sound that begins a second after the picture.
+    # Audio that starts one second after the video.
     late = ["-f", "lavfi", "-itsoffset", "1", "-i", "sine=1000:r=48000:d=2"]
     ffmpeg(*PICTURE, *late, *video, "-c:a", "aac", str(folder / "late.mkv"))
     return folder
 
 
-def sound(path, choice, *spans) -> Sound:
+def sound(path, choice, *spans) -> SampleAudio:
     with open_source(str(path)) as source:
         wanted = [(Fraction(str(a)), Fraction(str(b))) for a, b in spans]
-        return take_audio(find_ffmpeg(), choice, source, wanted, Limits())
+        return extract_audio(find_ffmpeg(), choice, source, wanted, Limits())
 
 
 def samples(data) -> tuple[np.ndarray, int]:
-    """What a player plays: samples of the first channel after the edit list, and their rate."""
+    """Return the samples of the first channel after the edit list, as a player plays them, and their rate."""
     with av.open(io.BytesIO(data)) as container:
         stream = container.streams.audio[0]
         resampler = av.AudioResampler("fltp", "mono")
@@ -62,7 +62,7 @@ def samples(data) -> tuple[np.ndarray, int]:
 
 
 def beep(data) -> tuple[float, float]:
-    """Seconds at which the tone begins and ends."""
+    """Return the seconds at which the tone starts and ends."""
     values, rate = samples(data)
     loud = np.flatnonzero(np.abs(values) > 0.05)
     return loud[0] / rate, loud[-1] / rate
@@ -77,11 +77,11 @@ def beep(data) -> tuple[float, float]:
         ("opus.mkv", "copy", "aac", False),
     ],
 )
-def test_sound_is_cut_to_the_seconds_of_its_sample(films, name, choice, codec, copied):
+def test_audio_is_cut_to_the_seconds_of_its_sample(films, name, choice, codec, copied):
     found = sound(films / name, choice, (0, 4), (1.52, 3), (2.6, 4))
     assert found.copied is copied
     assert found.warnings == (("audio-encoded",) if choice == "copy" and not copied else ())
-    # A packet of ALAC has 4096 samples.
+    # An ALAC packet has 4096 samples.
     slack = {"aac": 0.03, "alac": 0.09}[codec] if copied else 0.025
     assert beep(found.members[0]) == pytest.approx((2.0, 2.5), abs=slack)
     assert beep(found.members[1]) == pytest.approx((0.48, 0.98), abs=slack)
@@ -92,7 +92,7 @@ def test_sound_is_cut_to_the_seconds_of_its_sample(films, name, choice, codec, c
         assert len(samples(member)[0]) / 48000 == pytest.approx(length, abs=0.1)
 
 
-def test_sound_that_begins_late_begins_with_silence(films):
+def test_late_audio_is_padded_with_silence(films):
     values, rate = samples(sound(films / "late.mkv", "aac", (0, 4)).members[0])
     assert np.flatnonzero(np.abs(values) > 0.02)[0] / rate == pytest.approx(1.0, abs=0.03)
 
@@ -102,20 +102,20 @@ def test_the_same_source_gives_the_same_bytes(films):
         assert sound(films / "aac.mp4", choice, (0, 2)).members == sound(films / "aac.mp4", choice, (0, 2)).members
 
 
-def test_no_sound_and_damaged_sound_leave_a_warning(films, tmp_path):
-    assert sound(films / "mute.mp4", "copy", (0, 4)) == Sound.none(1, "no-audio")
-    assert sound(films / "aac.mp4", "drop", (0, 4)) == Sound.none(1)
+def test_missing_and_damaged_audio_adds_a_warning(films, tmp_path):
+    assert sound(films / "mute.mp4", "copy", (0, 4)) == SampleAudio.none(1, "no-audio")
+    assert sound(films / "aac.mp4", "drop", (0, 4)) == SampleAudio.none(1)
     data = bytearray((films / "aac.mp4").read_bytes())
     with av.open(str(films / "aac.mp4")) as container:
         places = [(packet.pos, packet.size) for packet in container.demux(audio=0) if packet.size > 40]
     for position, size in places[10:30]:
         data[position + 2 : position + size] = bytes([0x5A]) * (size - 2)
     (tmp_path / "bad.mp4").write_bytes(data)
-    assert sound(tmp_path / "bad.mp4", "aac", (0, 4)) == Sound.none(1, "audio-damaged")
-    assert sound(tmp_path / "bad.mp4", "copy", (0, 4)) == Sound.none(1, "audio-damaged")
+    assert sound(tmp_path / "bad.mp4", "aac", (0, 4)) == SampleAudio.none(1, "audio-damaged")
+    assert sound(tmp_path / "bad.mp4", "copy", (0, 4)) == SampleAudio.none(1, "audio-damaged")
 
 
-def test_a_dataset_says_where_its_sound_lies(films, tmp_path):
+def test_dataset_records_the_location_of_audio(films, tmp_path):
     out = tmp_path / "out"
     report = run_job(str(films), out, profile=SMALL, audio="copy", max_seconds=2.5, workers=2)
     assert report.packed == 5
@@ -140,7 +140,7 @@ def test_a_dataset_says_where_its_sound_lies(films, tmp_path):
         info.num_packets,
         info.extradata,
     )
-    # The second half begins at second two.
+    # The second half starts at second two.
     assert beep(member) == pytest.approx((0.0, 0.5), abs=0.04)
     audit = verify_dataset(str(out), workers=1)
     assert not audit.problems
@@ -150,7 +150,7 @@ def test_a_dataset_says_where_its_sound_lies(films, tmp_path):
     assert tars(again) == tars(out)
 
 
-def test_the_audit_finds_sound_that_does_not_decode(films, tmp_path):
+def test_audit_finds_audio_that_does_not_decode(films, tmp_path):
     out = tmp_path / "out"
     run_job(str(films / "aac.mp4"), out, profile=SMALL, audio="aac", workers=1)
     row = pq.read_table(out / "data-000000.parquet").to_pylist()[-1]
@@ -162,12 +162,12 @@ def test_the_audit_finds_sound_that_does_not_decode(films, tmp_path):
     assert {"tar", "audio"} <= {problem.check for problem in verify_dataset(str(out), workers=1).problems}
 
 
-def test_copied_pictures_have_no_other_streams(films, tmp_path):
+def test_copy_profile_rejects_other_streams(films, tmp_path):
     with pytest.raises(UsageError, match="profile 'copy'"):
         run_job(str(films), tmp_path / "out", profile="copy", audio="copy")
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x08moov", b"no mp4 at all", bytes(100)])
-def test_what_is_no_m4a_is_refused(data):
+def test_files_that_are_not_m4a_raise(data):
     with pytest.raises(FormatError):
         index_m4a(data)

@@ -1,4 +1,4 @@
-"""What was written is decoded and held against the promises; each broken promise is seen."""
+"""Encoded samples are decoded and checked; every violation is detected."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def failure(data, profile=SMALL, frames=(40, 40)):
     return caught.value.message
 
 
-def test_a_good_sample_passes(good):
+def test_valid_sample_passes(good):
     found = verify(good.read_bytes(), SMALL, frames=(40, 40))
     assert (found.num_frames, found.width, found.height, found.num_keys) == (40, 160, 96, 2)
     assert found.num_droppable == 33  # of 40: one key and four references in the first GOP, one and one in the second
 
 
-def test_a_wrong_number_of_frames(good):
+def test_wrong_number_of_frames_fails(good):
     assert "40 frames, expected 41" in failure(good.read_bytes(), frames=(41, 45))
 
 
-def test_another_size_structure_or_file(good):
+def test_wrong_size_structure_or_file_fails(good):
     data = good.read_bytes()
     assert "expected 128 and a multiple" in failure(data, SMALL.changed(short_side=128))
     assert "key frames" in failure(data, SMALL.changed(gop=16))
@@ -56,25 +56,25 @@ def test_another_size_structure_or_file(good):
         (("-bsf:v", "h264_metadata=video_full_range_flag=1"), "yuvj420p"),
     ],
 )
-def test_tags_are_checked_in_the_container_and_in_the_stream(options, message, good, tmp_path):
+def test_wrong_tags_fail_in_container_and_stream(options, message, good, tmp_path):
     path = tmp_path / "tagged.mp4"
     ffmpeg("-i", str(good), "-c", "copy", *options, str(path))
     assert message in failure(path.read_bytes())
 
 
-def test_a_display_matrix_left_behind_is_seen(good, tmp_path):
-    assert "turned" in failure(turn(good, tmp_path / "turned.mp4").read_bytes())
+def test_display_matrix_fails(good, tmp_path):
+    assert "display rotation of -90 degrees" in failure(turn(good, tmp_path / "turned.mp4").read_bytes())
 
 
-def test_references_that_should_not_be_there_are_seen(tmp_path):
-    # x264's own defaults refer to every frame of so short a clip without B-frames.
+def test_missing_droppable_frames_fail(tmp_path):
+    # With x264's defaults and no B-frames, every frame of such a short clip is a reference frame.
     path = make(
         tmp_path / "a.mp4", "-bf", "0", "-g", "32", "-keyint_min", "32", "-sc_threshold", "0", size="160x96", frames=40
     )
-    assert "every frame is referred to" in failure(path.read_bytes())
+    assert "every frame is a reference frame" in failure(path.read_bytes())
 
 
-def test_damage_in_any_packet_is_a_failure_or_changes_nothing_that_libavcodec_can_see(good):
+def test_damage_in_any_packet_fails_or_is_invisible_to_libavcodec(good):
     data = good.read_bytes()
     _, records = index_mp4(data)
     caught = 0
@@ -86,5 +86,5 @@ def test_damage_in_any_packet_is_a_failure_or_changes_nothing_that_libavcodec_ca
             verify(bytes(broken), SMALL, frames=(40, 40))
         except SourceError:
             caught += 1
-    # Decoders hide some damage; that is why packets carry checksums. Most must show.
+    # Decoders conceal some damage, which is why packets have checksums. Most must be detected.
     assert caught >= len(records) // 2

@@ -1,4 +1,4 @@
-"""Optical flow of samples: right, the same everywhere, stored as promised, and part of the job's promises."""
+"""Optical flow of samples: correct, deterministic, stored as estimated, and part of the job's identity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fastvid.sharding.encode.flow import estimate_flow, flow_settings
 from fastvid.sharding.encode.flow_encode import encode_flow
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.streams import Streams, choose_streams, same_streams
-from fastvid.sharding.engines.ray_work import _here
+from fastvid.sharding.engines.ray_work import _for_this_node
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.messages import Settings
@@ -64,7 +64,7 @@ def write_drifting(path, frames=6):
 
 
 @pytest.mark.parametrize("method", ["dis", "tvl1"])
-def test_a_known_drift_is_found_and_the_last_frame_repeats_the_flow_before_it(method):
+def test_flow_of_a_known_drift_is_found_and_repeated_for_the_last_frame(method):
     settings = flow_settings(method)
     levels = [one.copy() for one in estimate_flow(drifting(3), settings)]
     assert len(levels) == 3
@@ -74,14 +74,14 @@ def test_a_known_drift_is_found_and_the_last_frame_repeats_the_flow_before_it(me
     assert (levels[2] == levels[1]).all()
 
 
-def test_one_frame_has_no_motion_and_no_frames_have_no_flow():
+def test_one_frame_has_zero_flow_and_no_frames_have_none():
     settings = flow_settings("dis")
     (only,) = estimate_flow(drifting(1), settings)
     assert (only == ZERO).all()
     assert not list(estimate_flow([], settings))
 
 
-def test_opencv_is_left_as_it_was():
+def test_opencv_settings_are_restored():
     import cv2
 
     before = cv2.getNumThreads(), cv2.useOptimized()
@@ -104,8 +104,8 @@ print(digest.hexdigest())
 """
 
 
-def test_an_older_cpu_gives_the_same_bytes():
-    # OpenCV's own switch for what it may use of a CPU, and the one of Intel's library inside it.
+def test_flow_bytes_are_equal_on_an_older_cpu():
+    # The environment variables that limit the CPU features used by OpenCV and by Intel's library inside it.
     older = {"OPENCV_CPU_DISABLE": "SSE4_1,SSE4_2,AVX,FP16,AVX2,AVX512-SKX", "OPENCV_IPP": "disabled"}
     printed = []
     for extra in ({}, older):
@@ -118,7 +118,7 @@ def test_an_older_cpu_gives_the_same_bytes():
 
 
 @pytest.mark.parametrize("name", [name for name, profile in PROFILES.items() if not profile.copies])
-def test_every_profile_stores_flow_as_estimated(name, tmp_path):
+def test_every_profile_stores_the_estimated_flow(name, tmp_path):
     profile = PROFILES[name].changed(**SMALL)
     build = find_ffmpeg()
     if not profile.runs_on(build):
@@ -142,7 +142,7 @@ def test_every_profile_stores_flow_as_estimated(name, tmp_path):
     assert abs(error.mean()) < 0.05
 
 
-def test_a_flow_that_was_changed_on_its_way_is_not_packed(tmp_path, monkeypatch):
+def test_flow_changed_by_encoding_is_rejected(tmp_path, monkeypatch):
     profile = PROFILES["compact"].changed(**SMALL)
     video = encode(write_drifting(tmp_path / "drift.mp4"), profile).videos[0]
     shape = verify(video, profile, frames=(6, 6))
@@ -151,11 +151,11 @@ def test_a_flow_that_was_changed_on_its_way_is_not_packed(tmp_path, monkeypatch)
     honest = flow_encode.output_options
 
     def darker(*arguments, **options):
-        # What a build of ffmpeg would do that took full range for limited.
+        # What a build of ffmpeg would write if it treated full range as limited.
         return honest(*arguments, **options) | {"filter:v": f"lutyuv=y=16+val*219/255,{tagged(full_range=True)}"}
 
     monkeypatch.setattr(flow_encode, "output_options", darker)
-    with pytest.raises(SourceError, match="the mean flow of a frame differs"):
+    with pytest.raises(SourceError, match="the encoded flow is wrong: the mean of a frame differs"):
         encode_flow(find_ffmpeg(), profile, flow_settings("dis"), video, shape, 25, Limits())
 
 
@@ -177,7 +177,7 @@ def undisturbed(folder, tmp_path_factory):
     return out
 
 
-def test_the_tables_say_what_flow_is(undisturbed):
+def test_flow_is_described_in_the_tables(undisturbed):
     dataset = Dataset(str(undisturbed))
     assert dataset.streams == ("rgb", "flow")
     assert dataset.generation.extras["flow"]["method"] == "dis"
@@ -193,7 +193,7 @@ def test_the_tables_say_what_flow_is(undisturbed):
     assert meta["flow"]["parameters"]["PatchStride"] == 3
 
 
-def test_the_audit_knows_flow_and_sidecars_are_rebuilt_from_the_tar(undisturbed):
+def test_audit_checks_flow_and_sidecars_are_rebuilt_from_the_tar(undisturbed):
     report = verify_dataset(str(undisturbed), workers=1)
     assert not report.problems
     assert report.checked["decode"] == 8
@@ -204,7 +204,7 @@ def test_the_audit_knows_flow_and_sidecars_are_rebuilt_from_the_tar(undisturbed)
 
 
 @pytest.mark.parametrize("fault", ["encode:2", "tar:2"])
-def test_killed_it_goes_on_to_the_same_bytes(fault, folder, undisturbed, tmp_path):
+def test_job_with_flow_resumes_to_the_same_bytes_after_a_kill(fault, folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--workers", 2, fault=fault).returncode == -9
     done = command(folder, "--out", out, *OPTIONS, "--workers", 1)
@@ -213,7 +213,7 @@ def test_killed_it_goes_on_to_the_same_bytes(fault, folder, undisturbed, tmp_pat
     assert ledger(out) == ledger(undisturbed)
 
 
-def test_another_bound_is_another_job_and_new_sources_get_the_same_flow(folder, undisturbed, tmp_path, monkeypatch):
+def test_another_bound_is_another_job_and_added_sources_get_the_same_flow(folder, undisturbed, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"differs in streams\.flow\.bound"):
         run_job(
             str(folder),
@@ -236,16 +236,16 @@ def test_another_bound_is_another_job_and_new_sources_get_the_same_flow(folder, 
     assert same_streams(other, other_build=True) == same_streams(generation.extras)
 
 
-def test_a_node_with_another_opencv_does_not_work_for_the_job():
+def test_node_with_another_opencv_raises():
     streams = choose_streams("rgb,flow")
     settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0, streams)
-    assert _here(settings, "node").streams == streams
+    assert _for_this_node(settings, "node").streams == streams
     other = replace(settings, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
     with pytest.raises(WorkerError, match=r"node east: .*OpenCV 3\.2\.1"):
-        _here(other, "east")
+        _for_this_node(other, "east")
 
 
-def test_what_is_compacted_keeps_its_streams(undisturbed, tmp_path):
+def test_compaction_keeps_streams(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "data")
     url = str(tmp_path / "data")
     keys = Dataset(url).keys.to_pylist()
@@ -259,7 +259,7 @@ def test_what_is_compacted_keeps_its_streams(undisturbed, tmp_path):
     assert not verify_dataset(url, workers=1).problems
 
 
-def test_people_see_flow_in_pixels(tmp_path, capsys):
+def test_flow_is_returned_in_pixels(tmp_path, capsys):
     write_drifting(tmp_path / "raw.mp4", 5)
     out = tmp_path / "out"
     run_job(str(tmp_path / "raw.mp4"), out, profile=PROFILES["compact"].changed(**SMALL), streams="rgb,flow", workers=1)
@@ -270,7 +270,7 @@ def test_people_see_flow_in_pixels(tmp_path, capsys):
     assert "dis by OpenCV" in capsys.readouterr().out
 
 
-def test_settings_travel_as_json():
+def test_flow_settings_round_trip_as_json():
     streams = choose_streams("rgb,flow", audio="aac", method="dis", bound=12.5)
     assert Streams.from_json(json.loads(json.dumps(streams.to_json()))) == streams
     assert Streams.from_json({}) == Streams()
@@ -280,26 +280,26 @@ def test_settings_travel_as_json():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"streams": "flow"}, "streams are 'flow'"),
+        ({"streams": "flow"}, "invalid streams 'flow'"),
         ({"streams": "rgb,depth"}, "rgb,depth"),
         ({"streams": "rgb,rgb"}, "rgb,rgb"),
-        ({"streams": "rgb,flow", "method": "farneback"}, "flow 'farneback' is not known[\\s\\S]*dis, tvl1"),
+        ({"streams": "rgb,flow", "method": "farneback"}, "unknown flow method 'farneback'[\\s\\S]*dis, tvl1"),
         ({"streams": "rgb,flow", "bound": 0.0}, "flow bound is 0.0"),
-        ({"audio": "mp3"}, "audio 'mp3' is not known[\\s\\S]*drop, copy, aac"),
+        ({"audio": "mp3"}, "unknown audio mode 'mp3'[\\s\\S]*drop, copy, aac"),
     ],
 )
-def test_mistakes_are_named(arguments, message):
+def test_invalid_streams_raise_clear_errors(arguments, message):
     with pytest.raises(UsageError, match=message):
         choose_streams(**arguments)
 
 
-def test_without_opencv_the_extra_is_named(monkeypatch):
+def test_missing_opencv_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(MissingDependency, match=r"fastvid-toolkit\[flow\]"):
         choose_streams("rgb,flow")
 
 
-def test_the_job_without_flow_keeps_its_identity_and_loads_no_opencv(folder, tmp_path, monkeypatch):
+def test_job_without_flow_keeps_its_identity_and_does_not_import_opencv(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     run_job(str(folder / "a"), tmp_path / "out", profile=PROFILES["compact"].changed(**SMALL), workers=1)
     store = LocalStorage(tmp_path / "out")

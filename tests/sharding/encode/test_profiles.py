@@ -1,4 +1,4 @@
-"""Profiles: sizes that are never stretched, and streams that keep what plans rely on."""
+"""Profiles: sizes that are never stretched, and streams with the structure that plans need."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sides = st.integers(1, 8192)
 
 
 @given(sides, sides, st.fractions(Fraction(1, 4), 4))
-def test_pictures_keep_their_shape_and_fill_the_rule(width, height, aspect):
+def test_geometry_keeps_the_aspect_ratio_and_the_multiple(width, height, aspect):
     shape = width * aspect / height
     if max(shape, 1 / shape) >= Fraction(4112, 256):
         with pytest.raises(SourceError) as caught:
@@ -45,7 +45,7 @@ def test_pictures_keep_their_shape_and_fill_the_rule(width, height, aspect):
     scaled, cropped = geometry.scaled, geometry.cropped
     assert min(cropped) == 256
     assert all(side % 16 == 0 and side <= 4096 for side in cropped)
-    # Half of an even pixel is all that rounding may stretch; cropping takes less than one step, from one side only.
+    # Rounding to even sizes may stretch by at most one pixel; cropping removes less than one step, on one side only.
     assert abs(scaled[0] - scaled[1] * shape) <= max(1, shape)
     assert all(0 <= s - c < 16 for s, c in zip(scaled, cropped, strict=True))
     assert min(scaled) == 256
@@ -63,16 +63,16 @@ def test_pictures_keep_their_shape_and_fill_the_rule(width, height, aspect):
         ((256, 256), 1, (256, 256)),
     ],
 )
-def test_sizes_that_people_know(size, aspect, expected):
+def test_common_sizes_get_the_expected_geometry(size, aspect, expected):
     assert plan_geometry(*size, Fraction(aspect), COMPACT).cropped == expected
 
 
-def test_profiles_refuse_what_cannot_be():
-    with pytest.raises(UsageError, match=r"known are compact, copy, hevc, intra, mjpeg, vp9"):
+def test_invalid_profiles_raise():
+    with pytest.raises(UsageError, match=r"use one of compact, copy, hevc, intra, mjpeg, vp9"):
         get_profile("fast")
-    with pytest.raises(UsageError, match="cannot be"):
+    with pytest.raises(UsageError, match="a gop of 4 with 4 B-frames is invalid"):
         Profile("x", "h264", gop=4, bframes=4, crf=23, preset="fast")
-    with pytest.raises(UsageError, match="no multiple"):
+    with pytest.raises(UsageError, match="not a multiple"):
         COMPACT.changed(short_side=100)
     assert COMPACT.changed(gop=4).bframes == 3
     assert COMPACT.changed(crf=30, short_side=128) == replace(COMPACT, crf=30, short_side=128)
@@ -80,22 +80,22 @@ def test_profiles_refuse_what_cannot_be():
 
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory):
-    """A minute hand of 70 frames in each profile, 96 pixels high."""
+    """A rotating hand of 70 frames in each profile, 96 pixels high."""
     source = make(tmp_path_factory.mktemp("source") / "a.mp4", size="160x96", frames=70)
     return {name: encode(source, profile.changed(short_side=96)).videos[0] for name, profile in ENCODING.items()}
 
 
 @pytest.mark.parametrize("name", ["compact", "hevc"])
-def test_compact_has_the_structure_that_makes_it_fast(encoded, name):
+def test_compact_has_the_expected_structure(encoded, name):
     _, records = index_mp4(encoded[name])
     flags, frames = records["flags"], records["frame"]
     assert frames[(flags & PacketFlag.KEY) != 0].tolist() == [0, 32, 64]
-    # Between two references stand seven frames that nothing refers to; a GOP's last frame is a reference.
+    # Seven non-reference frames between two references; a GOP's last frame is a reference.
     references = sorted(frames[(flags & PacketFlag.DROPPABLE) == 0].tolist())
     assert references == [0, 8, 16, 24, 31, 32, 40, 48, 56, 63, 64, 69]
 
 
-def test_intra_mjpeg_and_vp9_have_theirs(encoded):
+def test_intra_mjpeg_and_vp9_have_the_expected_structure(encoded):
     for name in ("intra", "mjpeg"):
         _, records = index_mp4(encoded[name])
         assert ((records["flags"] & PacketFlag.KEY) != 0).all()
@@ -106,7 +106,7 @@ def test_intra_mjpeg_and_vp9_have_theirs(encoded):
 
 
 @pytest.mark.parametrize("name", sorted(ENCODING))
-def test_every_profile_is_tagged_for_what_it_is_in_container_and_stream(encoded, name, tmp_path):
+def test_colour_tags_are_right_in_container_and_stream_for_every_profile(encoded, name, tmp_path):
     info, _ = index_mp4(encoded[name])
     full = name == "mjpeg"
     assert (info.width, info.height, info.num_frames, info.fps) == (160, 96, 70, 25)
@@ -122,7 +122,7 @@ def test_every_profile_is_tagged_for_what_it_is_in_container_and_stream(encoded,
         assert not container.metadata.keys() & {"encoder", "title", "creation_time"}
 
 
-def test_h264_carries_no_supplemental_information(encoded):
+def test_h264_has_no_sei(encoded):
     _, records = index_mp4(encoded["compact"])
     data = encoded["compact"]
     kinds = set()
@@ -132,7 +132,7 @@ def test_h264_carries_no_supplemental_information(encoded):
     assert kinds == {1, 5}
 
 
-def test_headers_are_equal_for_equal_sizes_whatever_the_source(tmp_path):
+def test_headers_are_equal_for_equal_sizes_of_any_source(tmp_path):
     sources = [
         make(tmp_path / "a.mp4", size="160x96", frames=40, rate="25"),
         make(tmp_path / "b.mkv", "-c:v", "mjpeg", size="320x192", frames=9, rate="30000/1001"),
@@ -144,7 +144,7 @@ def test_headers_are_equal_for_equal_sizes_whatever_the_source(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(ENCODING))
-def test_planned_packets_give_the_pictures_of_the_whole_stream(encoded, name):
+def test_planned_packets_decode_to_the_frames_of_the_whole_stream(encoded, name):
     data = encoded[name]
     info, records = index_mp4(data)
     with av.open(io.BytesIO(data)) as container:
@@ -166,8 +166,8 @@ def test_planned_packets_give_the_pictures_of_the_whole_stream(encoded, name):
 
 
 @pytest.mark.parametrize("name", sorted(ENCODING))
-def test_the_bytes_are_the_same_again_and_without_vector_instructions(name, tmp_path):
-    # An odd size, ten bits and 4:4:4 go through every branch of the scaler.
+def test_bytes_are_equal_on_a_second_run_and_without_simd(name, tmp_path):
+    # An odd size, ten bits and 4:4:4 exercise every branch of the scaler.
     source = make(tmp_path / "a.mkv", "-pix_fmt", "yuv444p10le", "-c:v", "ffv1", size="131x97", frames=12)
     first = encode(source, PROFILES[name].changed(short_side=96)).videos[0]
     assert encode(source, PROFILES[name].changed(short_side=96)).videos[0] == first
@@ -183,7 +183,7 @@ def test_the_bytes_are_the_same_again_and_without_vector_instructions(name, tmp_
 
 
 def middle(data):
-    """Mean Y, U and V in the middle of the first frame."""
+    """Return mean Y, U and V in the middle of the first frame."""
     with av.open(io.BytesIO(data)) as container:
         planes = next(container.decode(video=0)).to_ndarray()
     height = planes.shape[0] * 2 // 3
@@ -204,7 +204,7 @@ def middle(data):
     ],
 )
 def test_every_matrix_and_range_becomes_bt601_limited(options, rtol, tmp_path):
-    # Orange: BT.709 and BT.601 disagree about it by 9 levels of luma, ranges by 15.
+    # Orange: its luma differs by 9 levels between BT.709 and BT.601, and by 15 between ranges.
     path = tmp_path / "a.mkv"
     source = ["-f", "lavfi", "-i", "color=c=0xE08020:size=96x96:rate=25,format=gbrp", "-frames:v", "3"]
     ffmpeg(*source, *options, "-c:v", "libx264", "-qp", "0", str(path))
@@ -215,7 +215,7 @@ def test_every_matrix_and_range_becomes_bt601_limited(options, rtol, tmp_path):
     np.testing.assert_allclose(found, expected, atol=rtol)
 
 
-def test_hdr_is_tone_mapped_into_range_or_refused_by_a_build_that_cannot(tmp_path):
+def test_hdr_is_tone_mapped_or_rejected_without_zscale(tmp_path):
     path = make(tmp_path / "a.mp4", "-vf", f"format=yuv420p10le,{HDR}", frames=3)
     luma, _, _ = middle(encode(path, COMPACT.changed(short_side=96)).videos[0])
     assert 16 < luma < 235
@@ -226,8 +226,8 @@ def test_hdr_is_tone_mapped_into_range_or_refused_by_a_build_that_cannot(tmp_pat
     assert caught.value.reason == Reason.HDR
 
 
-def test_a_turned_phone_video_stands_upright_and_says_so_no_more(tmp_path):
-    # White above black; the matrix says to turn it by a quarter.
+def test_rotated_video_becomes_upright_without_rotation_metadata(tmp_path):
+    # White above black; the display matrix rotates it by 90 degrees.
     flat, turned = tmp_path / "flat.mp4", tmp_path / "turned.mp4"
     halves = "color=white:size=128x32[a];color=black:size=128x32[b];[a][b]vstack"
     ffmpeg("-f", "lavfi", "-i", halves, "-frames:v", "3", "-pix_fmt", "yuv420p", str(flat))
@@ -236,13 +236,13 @@ def test_a_turned_phone_video_stands_upright_and_says_so_no_more(tmp_path):
         frame = next(container.decode(video=0))
         assert (frame.width, frame.height, frame.rotation) == (96, 192, 0)
         luma = frame.to_ndarray()[:192]
-    # Turned clockwise by 90 degrees, what was on top is on the right.
+    # Rotated clockwise by 90 degrees, the top is on the right.
     assert luma[:, 60:].mean() > 200
     assert luma[:, :36].mean() < 50
 
 
 @pytest.mark.parametrize(("rate", "fps", "frames"), [("25", "10", 16), ("25", "50", 80), ("30000/1001", "25", 33)])
-def test_a_rate_of_ones_own_repeats_or_drops_frames(rate, fps, frames, tmp_path):
+def test_profile_rate_repeats_or_drops_frames(rate, fps, frames, tmp_path):
     path = make(tmp_path / "a.mp4", size="160x96", frames=40, rate=rate)
     settings = Settings(COMPACT.changed(short_side=96, fps=fps), find_ffmpeg(), Limits(), 600.0)
     for start, end, expected in ((None, None, frames), (0.4, 0.8, round(Fraction(fps) * Fraction("0.4")))):
@@ -258,6 +258,6 @@ def test_a_rate_of_ones_own_repeats_or_drops_frames(rate, fps, frames, tmp_path)
 
 
 @pytest.mark.parametrize("fps", ["0", "61", "-5", "fast", "1/0"])
-def test_absurd_rates_are_refused(fps):
+def test_invalid_rates_raise(fps):
     with pytest.raises(UsageError, match="frame rate"):
         COMPACT.changed(fps=fps)

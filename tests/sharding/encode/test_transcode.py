@@ -1,4 +1,4 @@
-"""One source through ffmpeg: which frames come out, what counts as damage, and where it ends when it must."""
+"""Transcoding one source with ffmpeg: output frames, detection of damage, and limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = PROFILES["compact"].changed(short_side=96)
 
 
 def numbers(data):
-    """The frame numbers painted on an encoded sample, in the order in which it shows them."""
+    """Return the frame numbers painted on an encoded sample, in display order."""
     with av.open(io.BytesIO(data)) as container:
         frames = [frame.to_ndarray()[: frame.height] for frame in container.decode(video=0)]
     return read_numbers(np.stack(frames))
@@ -39,7 +39,7 @@ def reason_of(path, **options):
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES.keys() - {"copy"}))
-def test_every_frame_of_a_constant_source_comes_out_once_and_in_order(name, videos):
+def test_constant_rate_source_keeps_every_frame_in_order(name, videos):
     result = encode(videos.painted("pyramid").path, PROFILES[name].changed(short_side=96))
     assert numbers(result.videos[0]) == list(range(70))
     assert result.decoded == 70
@@ -57,13 +57,13 @@ def test_every_frame_of_a_constant_source_comes_out_once_and_in_order(name, vide
         ("webm", ("-c:v", "libvpx", "-cpu-used", "8", "-b:v", "1M", "-auto-alt-ref", "1", "-lag-in-frames", "16")),
     ],
 )
-def test_containers_with_rounded_late_or_no_timestamps_lose_nothing(suffix, options, videos, tmp_path):
+def test_rounded_late_or_missing_timestamps_lose_no_frame(suffix, options, videos, tmp_path):
     path = tmp_path / f"a.{suffix}"
     ffmpeg("-i", str(videos.painted("compact").path), *options, str(path))
     assert numbers(encode(path, SMALL).videos[0]) == list(range(70))
 
 
-def test_holes_are_filled_with_the_frame_before_them(videos, tmp_path):
+def test_gaps_are_filled_with_the_previous_frame(videos, tmp_path):
     path = tmp_path / "holes.mkv"
     drop = r"select='not(eq(n\,10)+eq(n\,30)+eq(n\,31))'"
     ffmpeg("-i", str(videos.painted("compact").path), "-vf", drop, "-fps_mode", "passthrough", "-crf", "18", str(path))
@@ -73,7 +73,7 @@ def test_holes_are_filled_with_the_frame_before_them(videos, tmp_path):
     assert [found[n] for n in (10, 30, 31)] == [9, 29, 29]
 
 
-def test_a_variable_source_keeps_its_order_and_about_its_number_of_frames(videos, tmp_path):
+def test_variable_rate_source_keeps_its_order_and_length(videos, tmp_path):
     path = tmp_path / "variable.mp4"
     jitter = r"setpts='(N*N/40+N)/(25*TB)'"
     ffmpeg("-i", str(videos.painted("compact").path), "-vf", jitter, "-fps_mode", "vfr", "-crf", "18", str(path))
@@ -82,7 +82,7 @@ def test_a_variable_source_keeps_its_order_and_about_its_number_of_frames(videos
     assert abs(len(found) - 70) <= 2
 
 
-def test_fast_sources_are_thinned_evenly(videos, tmp_path):
+def test_high_rate_sources_are_subsampled_evenly(videos, tmp_path):
     path = tmp_path / "fast.mp4"
     clock = ["-r", "120", "-i", str(videos.painted("intra").path), "-fps_mode", "passthrough"]
     ffmpeg(*clock, "-crf", "18", str(path))
@@ -91,7 +91,7 @@ def test_fast_sources_are_thinned_evenly(videos, tmp_path):
     assert index_mp4(data)[0].fps == 60
 
 
-def test_parts_are_exact_and_made_in_one_pass(videos):
+def test_parts_are_exact_and_written_in_one_pass(videos):
     parts = [(0, 23), (23, 46), (60, 70)]
     result = encode(videos.painted("compact").path, SMALL, parts)
     assert [numbers(video) for video in result.videos] == [list(range(first, last)) for first, last in parts]
@@ -100,7 +100,7 @@ def test_parts_are_exact_and_made_in_one_pass(videos):
 @pytest.mark.parametrize(
     "name", ["-y.mp4", "a b.mp4", "quo\"te'.mp4", "new\nline.mp4", "co:lon,semi;.mp4", "%03d.mp4", "\udcff\udcfe.mp4"]
 )
-def test_names_of_any_kind_are_just_names(name, tmp_path):
+def test_file_names_of_any_kind_work(name, tmp_path):
     source = make(tmp_path / "plain.mp4", frames=3)
     hostile = os.path.join(os.fsencode(tmp_path), os.fsencode(name))
     os.rename(source, hostile)
@@ -116,23 +116,23 @@ def damaged(path, tmp_path, *, position=0.6, size=40):
     return target
 
 
-def test_a_damaged_picture_is_a_rejection_although_ffmpeg_exits_with_zero(videos, tmp_path):
+def test_damaged_video_is_rejected_although_ffmpeg_exits_with_zero(videos, tmp_path):
     assert reason_of(damaged(videos.textured("compact").path, tmp_path)) is Reason.DAMAGED
 
 
-def test_a_cut_matroska_is_rejected_by_what_ffmpeg_says_at_its_end(videos, tmp_path):
+def test_truncated_matroska_is_rejected_by_ffmpegs_last_messages(videos, tmp_path):
     path = tmp_path / "whole.mkv"
     ffmpeg("-i", str(videos.painted("compact").path), "-c", "copy", str(path))
     (tmp_path / "cut.mkv").write_bytes(path.read_bytes()[: int(path.stat().st_size * 0.9)])
     assert reason_of(tmp_path / "cut.mkv") in (Reason.DAMAGED, Reason.TRUNCATED)
 
 
-def test_damaged_sound_is_no_reason(videos, tmp_path):
+def test_damaged_audio_does_not_reject_the_video(videos, tmp_path):
     path = tmp_path / "sound.mkv"
     noise = ["-f", "lavfi", "-i", "anoisesrc=duration=2.8"]
     ffmpeg("-i", str(videos.painted("compact").path), *noise, "-c:v", "copy", "-c:a", "libvorbis", str(path))
     data = bytearray(path.read_bytes())
-    # The set-up header of Vorbis lies in the codec's private data; libavcodec complains about it at level "error".
+    # Vorbis' set-up header is in the codec's private data; if damaged, libavcodec logs an error.
     start = data.index(b"\x05vorbis") + 7
     data[start : start + 64] = bytes(64)
     path.write_bytes(data)
@@ -145,7 +145,7 @@ def run(path, build=None, limits=None, **options):
         return transcode(build or find_ffmpeg(), SMALL, source, info, [None], limits or Limits(), **options)
 
 
-def test_ffmpeg_that_hangs_is_killed_in_time(tmp_path):
+def test_hanging_ffmpeg_is_killed_at_the_limit(tmp_path):
     path = make(tmp_path / "a.mp4", frames=3)
     build = replace(find_ffmpeg(), path=stub(tmp_path / "ffmpeg", f"echo $$ > {tmp_path}/pid; exec sleep 600"))
     with pytest.raises(SourceError) as caught:
@@ -155,7 +155,7 @@ def test_ffmpeg_that_hangs_is_killed_in_time(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_endless_complaints_are_not_kept(tmp_path):
+def test_endless_log_is_truncated(tmp_path):
     path = make(tmp_path / "a.mp4", frames=3)
     build = replace(
         find_ffmpeg(), path=stub(tmp_path / "ffmpeg", "yes '[h264 @ 0x1] [error] broken' | head -c 50000000 >&2")
@@ -177,18 +177,18 @@ def test_endless_complaints_are_not_kept(tmp_path):
         ("exit 0", Reason.NO_FRAMES, False),
     ],
 )
-def test_every_end_of_ffmpeg_has_a_reason(body, reason, transient, tmp_path):
+def test_every_exit_of_ffmpeg_has_a_reason(body, reason, transient, tmp_path):
     path = make(tmp_path / "a.mp4", frames=3)
     with pytest.raises(SourceError) as caught:
         run(path, replace(find_ffmpeg(), path=stub(tmp_path / "ffmpeg", body)))
     assert (caught.value.reason, caught.value.transient) == (reason, transient)
 
 
-def test_the_output_is_bounded(videos):
+def test_output_size_is_limited(videos):
     assert reason_of(videos.textured("compact").path, limits=Limits(output_bytes=4096)) is Reason.TOO_LONG
 
 
-def test_times_grow_with_frames_and_pixels_up_to_a_bound():
+def test_time_limits_grow_with_frames_and_pixels_up_to_a_maximum():
     limits = Limits(seconds=10, seconds_per_frame=0.5, max_seconds=1000)
     assert limits.transcode_seconds(frames=0, pixels=10**6) == 10
     assert limits.transcode_seconds(frames=100, pixels=2 * 10**6) == 110

@@ -1,4 +1,4 @@
-"""Workers that die, hang or lie cost their own source one rejection, and leave nothing running."""
+"""Workers that crash, hang or send garbage cost only their own source, and leave no process running."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_every_task_has_one_outcome_and_workers_are_reused(folder):
+def test_every_task_gets_one_outcome_and_workers_are_reused(folder):
     with closing(LocalEngine(settings(), workers=2)) as engine:
         todo = tasks(folder, "a.mp4", "bad.mp4", "b.mp4", "c.mp4")
         outcomes = {outcome.index: outcome for outcome in engine.run(todo)}
@@ -70,7 +70,7 @@ def test_every_task_has_one_outcome_and_workers_are_reused(folder):
     assert all(gone(pid) for pid in before)
 
 
-def test_a_worker_that_fails_says_how_it_ended_and_why(folder):
+def test_crashed_worker_reports_exit_status_and_error(folder):
     (task,) = tasks(folder, "a.mp4")
     with closing(LocalEngine(settings(), workers=1)) as engine:
         (outcome,) = engine.run([replace(task, start="a time that is no number")])
@@ -79,7 +79,7 @@ def test_a_worker_that_fails_says_how_it_ended_and_why(folder):
     assert re.fullmatch(said, outcome.message)
 
 
-def test_a_worker_that_is_killed_costs_its_own_task_and_is_replaced(folder):
+def test_killed_worker_loses_only_its_task_and_is_replaced(folder):
     # This "ffmpeg" kills the worker that runs it, once.
     real = find_ffmpeg().path
     body = (
@@ -94,8 +94,8 @@ def test_a_worker_that_is_killed_costs_its_own_task_and_is_replaced(folder):
     assert [outcome.reason for outcome in others] == [None, None]
 
 
-def test_a_worker_that_is_stuck_is_killed_with_its_ffmpeg(folder):
-    # ffmpeg's own clock is made to run out later than the one that the engine keeps, by a worker that is stopped.
+def test_stuck_worker_is_killed_with_its_ffmpeg(folder):
+    # The worker is stopped, so that the engine's time limit expires before the worker's limit on ffmpeg.
     body = f"echo $$ > {folder}/pid; kill -STOP $PPID; exec sleep 600"
     limits = Limits(seconds=1.0, seconds_per_frame=0)
     with closing(LocalEngine(settings(stub(folder / "ffmpeg", body), limits), workers=1)) as engine:
@@ -105,7 +105,7 @@ def test_a_worker_that_is_stuck_is_killed_with_its_ffmpeg(folder):
     assert gone(int((folder / "pid").read_text()))
 
 
-def test_when_the_job_is_killed_its_workers_and_their_ffmpeg_die(folder):
+def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
     program = stub(folder / "ffmpeg", f"echo $$ > {folder}/pid; echo $PPID > {folder}/parent; exec sleep 600")
     code = f"""
         from dataclasses import replace
@@ -133,43 +133,43 @@ def test_when_the_job_is_killed_its_workers_and_their_ffmpeg_die(folder):
     assert gone(int((folder / "parent").read_text()))
 
 
-def test_workers_that_cannot_start_are_an_error_and_no_endless_loop(folder, monkeypatch):
+def test_workers_that_cannot_start_raise(folder, monkeypatch):
     monkeypatch.setattr(sys, "executable", stub(folder / "python", "echo no such luck >&2; exit 1"))
     with closing(LocalEngine(settings(), workers=1)) as engine, pytest.raises(WorkerError, match="no such luck"):
         list(engine.run(tasks(folder, *["a.mp4"] * 10)))
 
 
-def test_what_is_done_when_workers_cease_to_start_is_given_first(folder, monkeypatch):
+def test_finished_outcomes_are_yielded_before_startup_failures_raise(folder, monkeypatch):
     class Both(selectors.DefaultSelector):
-        """Waits until both workers have something to say; the first goes first."""
+        """Wait until both workers have sent messages, and return the first worker first."""
 
         def select(self, timeout=None):
             while len(ready := super().select(timeout)) < 2:
                 time.sleep(0.01)
             return sorted(ready, key=lambda key: key[0].data.child.pid != first)
 
-    def hear(worker):
+    def receive(worker):
         if worker.child.pid != first:
             raise EOFError
         while (outcome := real(worker)) is None:
             pass
         return outcome
 
-    real = local_engine._Worker.hear
-    monkeypatch.setattr(local_engine, "_MOST_STILLBORN", 1)
+    real = local_engine._WorkerProcess.receive
+    monkeypatch.setattr(local_engine, "_MAX_STARTUP_DEATHS", 1)
     with closing(LocalEngine(settings(), workers=2)) as engine:
         list(engine.run(tasks(folder, "a.mp4")))
         first = engine._pool[0].child.pid
         monkeypatch.setattr(selectors, "DefaultSelector", Both)
-        monkeypatch.setattr(local_engine._Worker, "hear", hear)
+        monkeypatch.setattr(local_engine._WorkerProcess, "receive", receive)
         running, got = engine.run(tasks(folder, "b.mp4", "c.mp4")), []
-        with pytest.raises(WorkerError, match="1 workers died"):
+        with pytest.raises(WorkerError, match="1 workers in a row died on startup"):
             got.extend(outcome.index for outcome in running)
     assert got == [0]
 
 
-def test_memory_of_workers_is_bounded(folder):
-    # Far less than libavcodec and x264 need: the rejection is named, and the next source is tried all the same.
+def test_worker_memory_is_limited(folder):
+    # Far less than libavcodec and x264 need: the source is rejected with a reason, and the next one is still tried.
     with closing(LocalEngine(settings(limits=Limits(memory_bytes=2 << 20)), workers=1)) as engine:
         outcomes = list(engine.run(tasks(folder, "a.mp4", "bad.mp4")))
     assert len(outcomes) == 2

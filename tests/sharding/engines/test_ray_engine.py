@@ -1,4 +1,4 @@
-"""Sharding on a Ray cluster: the same bytes as on one machine, also when a node dies in the middle."""
+"""Sharding on a Ray cluster: the same bytes as on one machine, even if a node dies during the job."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SETTINGS = Settings(PROFILES["compact"].changed(short_side=96), find_ffmpeg(), L
 
 
 def staged(out):
-    """Number of samples that a job has encoded."""
+    """Return the number of samples that a job has encoded."""
     return sum(1 for path in out.glob("**/staging/*/*")) + 3 * sum(1 for path in out.glob("data-*.tar"))
 
 
-def test_a_node_that_dies_changes_no_byte(tmp_path):
+def test_dead_node_changes_no_byte(tmp_path):
     raw = tmp_path / "raw"
     for number in range(8):
         make(raw / f"class{number % 2}" / f"{number}.mp4", size="320x240", frames=90)
@@ -63,17 +63,17 @@ def test_a_node_that_dies_changes_no_byte(tmp_path):
     assert re.search(r"^ +8 packed", printed, re.MULTILINE)
 
 
-def test_without_ray_the_message_names_the_extra(monkeypatch):
+def test_missing_ray_names_the_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=re.escape("fastvid-toolkit[ray]")):
         open_engine("ray", SETTINGS)
 
 
-def test_a_cluster_that_is_not_there_is_a_clear_error(tmp_path):
+def test_unreachable_cluster_raises_a_clear_error(tmp_path):
     task = Task(0, "a", str(tmp_path / "a.mp4"), "a")
     with (
         closing(open_engine("ray", SETTINGS, address="127.0.0.1:1")) as engine,
-        pytest.raises(WorkerError, match=r"no Ray cluster at 127\.0\.0\.1:1 takes the job: .* refused"),
+        pytest.raises(WorkerError, match=r"cannot connect to a Ray cluster at 127\.0\.0\.1:1: .* refused"),
     ):
         list(engine.run([task]))
 
@@ -89,7 +89,7 @@ def _no_worker_stays():
 
 
 @pytest.mark.usefixtures("_no_worker_stays")
-def test_a_nodes_worker_gives_verdicts_and_stays_for_the_next_task(tmp_path):
+def test_ray_worker_returns_outcomes_and_reuses_its_process(tmp_path):
     path = make(tmp_path / "a.mp4", frames=3)
     (tmp_path / "bad.mp4").write_bytes(b"no video")
     _, first = work(Task(0, "a", str(path), "a"))
@@ -108,6 +108,6 @@ def test_a_nodes_worker_gives_verdicts_and_stays_for_the_next_task(tmp_path):
         ({"settings": replace(SETTINGS, build=replace(SETTINGS.build, version="4.0"))}, "ffmpeg 4.0"),
     ],
 )
-def test_a_node_with_other_software_is_refused(tmp_path, change, message):
+def test_node_with_other_software_raises(tmp_path, change, message):
     with pytest.raises(WorkerError, match=message):
         work(Task(0, "a", str(tmp_path / "a.mp4"), "a"), **change)

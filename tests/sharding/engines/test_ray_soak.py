@@ -1,4 +1,4 @@
-"""Nodes and heads of a Ray cluster killed at random moments of a job. Started by ``make soak``, results recorded."""
+"""Nodes and heads of a Ray cluster killed at random times during a job. Run by ``make soak``, results recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = ["--samples-per-shard", "4"]
 
 
 class Job:
-    """``fastvid shard --engine ray`` in a process of its own."""
+    """``fastvid shard --engine ray`` in a separate process."""
 
     def __init__(self, raw: Path, out: Path, cluster: Cluster) -> None:
         self.started = time.monotonic()
@@ -39,14 +39,14 @@ class Job:
         )
 
     def end(self) -> tuple[int, str, float]:
-        """Exit status, what was logged, and the seconds since the start."""
+        """Return exit status, log, and the seconds since the start."""
         _, said = self.process.communicate(timeout=600)
         return self.process.returncode, said, time.monotonic() - self.started
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    """Sources, what a job on this machine makes of them, and its ledger."""
+    """Sources, the tars that a job on this machine makes from them, and its ledger."""
     folder = tmp_path_factory.mktemp("soak")
     for number in range(8):
         make(folder / "raw" / f"class{number % 3}" / f"{number}.mp4", size="320x240", frames=50 + 10 * number)
@@ -67,7 +67,7 @@ def record(kind, rows, length):
     write_json(path, results)
 
 
-def test_killed_nodes(local, tmp_path):
+def test_killed_nodes_change_no_byte(local, tmp_path):
     raw, wanted, rows_wanted = local
     rng, rows = random.Random(f"{SEED}/node"), []
     with Cluster(nodes=3) as cluster:
@@ -88,7 +88,7 @@ def test_killed_nodes(local, tmp_path):
             assert equal, said
 
 
-def test_killed_heads(local, tmp_path):
+def test_job_resumes_after_killed_heads(local, tmp_path):
     raw, wanted, rows_wanted = local
     rng, rows = random.Random(f"{SEED}/head"), []
     cluster = Cluster(nodes=2)
@@ -103,7 +103,7 @@ def test_killed_heads(local, tmp_path):
             running = job.process.poll() is None
             cluster.kill_head()
             stopped, said, seconds = job.end()
-            # The job ends by itself and says why, unless the kill came too late to matter.
+            # The job exits with an error message, unless the kill came after its last task.
             assert stopped == 3 or (stopped == 1 and "Ray cluster" in said), said
             cluster.__exit__()
             cluster = Cluster(nodes=2)
@@ -124,7 +124,7 @@ def test_killed_heads(local, tmp_path):
         cluster.__exit__()
 
 
-def test_a_cluster_of_its_own(local, tmp_path):
+def test_job_starts_and_stops_a_local_cluster(local, tmp_path):
     raw, wanted, rows_wanted = local
     out, home = tmp_path / "out", tmp_path / "home"
     home.mkdir()
@@ -139,5 +139,5 @@ def test_a_cluster_of_its_own(local, tmp_path):
     )
     assert (done.returncode, tars(out)) == (3, wanted), done.stderr
     assert ledger(out) == rows_wanted
-    # A token that Ray leaves in the user's home would be asked for by every cluster that he starts later.
+    # If Ray left a token in the user's home, every cluster started later would require it.
     assert not list(home.rglob("*token*"))

@@ -98,7 +98,7 @@ def test_a_killed_part_goes_on_as_itself_or_cut_otherwise(folder, undisturbed, t
 def test_a_part_with_no_shard_has_nothing_to_do(folder, undisturbed, tmp_path):
     done = command(folder, "--out", tmp_path / "out", *OPTIONS, "--part", "7/8")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("part 7/8; the command without --part makes the dataset\n")
+    assert done.stdout.startswith("part 7/8; run the command without --part to write the dataset\n")
     assert tars(tmp_path / "out") == {}
 
 

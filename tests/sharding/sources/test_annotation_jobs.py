@@ -1,4 +1,4 @@
-"""From annotation files, in the shapes in which they are published, to the classes and splits of a dataset."""
+"""Datasets made with annotation files as published have the right classes and splits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clip(tmp_path_factory):
 
 @pytest.fixture
 def dataset(tmp_path, clip):
-    """Makes videos and annotation files, and a dataset of them; gives its folder and the job's report."""
+    """Make videos, annotation files and a dataset of them; return its folder and the job's report."""
 
     def make_dataset(spec, videos, files, **options):
         for name in videos:
@@ -54,14 +54,14 @@ def dataset(tmp_path, clip):
 
 
 def counts(out, split):
-    """Samples by class name in a split."""
+    """Return the samples of a split by class name."""
     found = Dataset(str(out), split=split)
     numbers = np.bincount(found.labels[found.labels >= 0], minlength=len(found.classes))
     return {name: int(number) for name, number in zip(found.classes, numbers, strict=True) if number}
 
 
 def missing(out):
-    """Sources that the annotations name and that are not there."""
+    """Return sources that are annotated but do not exist."""
     return [row["source_id"] for row in ledger(out) if row["reason"] == Reason.MISSING]
 
 
@@ -158,7 +158,7 @@ def test_something_something_v2(dataset):
     assert missing(out) == ["5"]
 
 
-def test_lists_of_path_and_label(dataset):
+def test_list_separates_path_and_label(dataset):
     out, _ = dataset(
         "list:train.csv+val.csv",
         ["videos/a b.mp4", "videos/c.mp4", "videos/d.mp4"],
@@ -197,7 +197,7 @@ def test_diving48(dataset):
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
-def test_tables_keep_every_column(kind, dataset):
+def test_csv_table_keeps_every_column(kind, dataset):
     records = [
         {"path": "a.mp4", "label": "run", "split": "train", "camera": 3, "note": "dark"},
         {"path": "b.mp4", "label": "jump", "split": "val", "camera": 4, "note": ""},
@@ -217,7 +217,7 @@ def test_tables_keep_every_column(kind, dataset):
 
 @pytest.fixture
 def tars(tmp_path, clip):
-    """Two tars as webdataset writes them; in the second a sample without a video and one that is no video."""
+    """Two tars in webdataset format; the second has a sample without a video and one with an invalid video."""
     folder = tmp_path / "tars"
     folder.mkdir()
     with webdataset.TarWriter(str(folder / "00000.tar")) as writer:
@@ -231,7 +231,7 @@ def tars(tmp_path, clip):
     return folder
 
 
-def test_tars_of_other_tools_are_encoded_anew(tars, tmp_path):
+def test_tars_of_other_tools_are_reencoded(tars, tmp_path):
     small = PROFILES["compact"].changed(short_side=64)
     out = tmp_path / "out"
     report = run_job(str(tars), str(out), profile=small, workers=1, class_names=["cat", "dog"])
@@ -250,17 +250,17 @@ def test_tars_of_other_tools_are_encoded_anew(tars, tmp_path):
     assert again.packed == 3
 
 
-def test_broken_tars_are_rows_and_labels_without_names_are_positions(tars, tmp_path):
+def test_broken_tars_are_in_the_ledger_and_unnamed_labels_are_positions(tars, tmp_path):
     (tars / "00002.tar").write_bytes((tars / "00000.tar").read_bytes()[:3000])
     report = run_job(str(tars), str(tmp_path / "out"), profile="copy", workers=1)
     assert report.rejected[Reason.BROKEN_CONTAINER] == 1
     assert Dataset(str(tmp_path / "out")).classes == ("0", "1")
     for options, message in (
         ({"class_names": ["one"]}, "label 1 has no name"),
-        ({"annotations": f"list:{tars}/list.txt"}, "annotations are given for tars"),
+        ({"annotations": f"list:{tars}/list.txt"}, "annotations cannot be used with tars"),
     ):
         (tars / "list.txt").write_text("a.mp4 1\n")
         with pytest.raises(UsageError, match=message):
             run_job(str(tars), str(tmp_path / "other"), profile="copy", **options)
-    with pytest.raises(UsageError, match="cannot go into one job"):
+    with pytest.raises(UsageError, match="cannot be in one job"):
         run_job([str(tars), str(tmp_path)], str(tmp_path / "other"), profile="copy")

@@ -1,4 +1,4 @@
-"""Annotation files in the shapes in which the field publishes them."""
+"""Annotation files in their published formats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fastvid.sharding.sources.annotations import (
         ("unlabelled.mp4\n", [("unlabelled.mp4", None)]),
     ],
 )
-def test_lists_of_path_and_label(text, rows):
+def test_list_separates_path_and_label(text, rows):
     assert [(row.name, row.label) for row in parse_list(text.removeprefix("\ufeff")).rows] == rows
 
 
@@ -44,7 +44,7 @@ def test_integer_labels_are_positions_and_names_are_sorted():
     assert parse_list("a.mp4 run\nb.mp4 jump\n").classes == ("jump", "run")
 
 
-def test_several_integers_are_a_multi_label_row_and_no_class():
+def test_several_integers_become_a_multi_label_column():
     (row,) = parse_list("a b.mp4 1 5 9\n").rows
     assert (row.name, row.label, row.columns) == ("a b.mp4", None, {"labels": "1 5 9"})
 
@@ -82,7 +82,7 @@ def test_kinetics_names_files_and_keeps_the_clip_for_uncut_videos():
     assert test.label is None
 
 
-def test_ucf101_gives_all_splits_at_once_with_zero_based_labels():
+def test_ucf101_returns_all_splits_with_zero_based_labels():
     parsed = parse_ucf101(
         "1 ApplyEyeMakeup\n2 Archery\n",
         {
@@ -112,7 +112,7 @@ def test_hmdb51_reads_its_codes_and_names_with_odd_characters():
     assert parsed.classes == ("brush_hair",)
 
 
-def test_something_something_strips_brackets_and_keeps_captions():
+def test_sthv2_strips_brackets_and_keeps_captions():
     parsed = parse_sthv2(
         json.dumps({"Holding something next to something": "1", "Dropping something": "0"}),
         {
@@ -137,7 +137,7 @@ def test_something_something_strips_brackets_and_keeps_captions():
     assert parsed.classes == ("Dropping something", "Holding something next to something")
 
 
-def test_files_are_joined_their_names_tell_the_split_and_integers_get_names(tmp_path):
+def test_several_files_are_concatenated_with_splits_and_class_names(tmp_path):
     (tmp_path / "train.csv").write_text("a b.mp4 1\n")
     (tmp_path / "kinetics_val_list.txt").write_text("c.mp4 0\n")
     specs = [f"list:{tmp_path}/train.csv", f"list:{tmp_path}/kinetics_val_list.txt"]
@@ -148,7 +148,7 @@ def test_files_are_joined_their_names_tell_the_split_and_integers_get_names(tmp_
         read_annotations(specs, ["only one"])
 
 
-def test_json_tables_are_like_csv_tables():
+def test_json_is_read_like_csv():
     records = [
         {"path": "a.mp4", "label": 3, "start": 1, "end": 2.5, "tags": ["x", "y"], "box": [1, 2], "score": 0.5},
         {"path": "b.mp4", "label": 0, "split": "test", "score": None},
@@ -159,7 +159,7 @@ def test_json_tables_are_like_csv_tables():
     assert first.columns == {"tags": ["x", "y"], "box": "[1, 2]", "score": 0.5, "split": "train"}
     assert second.columns == {"score": None, "split": "test"}
     assert parsed.classes == ("0", "1", "2", "3")
-    with pytest.raises(UsageError, match="no list of objects"):
+    with pytest.raises(UsageError, match="not a list of objects"):
         parse_json('{"a.mp4": 1}')
     with pytest.raises(UsageError, match="no column path"):
         parse_json('[{"file": "a.mp4"}]')
@@ -176,12 +176,12 @@ DIVES = [
 ]
 
 
-def test_diving48_takes_integer_labels_names_them_and_keeps_its_columns():
+def test_diving48_names_integer_labels_and_keeps_columns():
     parsed = parse_diving48(json.dumps(DIVES), json.dumps(VOCABULARY), "train")
     rows = {row.name: row for row in parsed.rows}
     assert rows["dLYFZVZeD_g_00127"].label == "Forward_Dive_NoTwis_PIKE"
     assert rows["-QkD3EfNdg_00012"].columns == {"start_frame": 0, "end_frame": 118, "split": "train"}
-    # Frame numbers of the clip inside its film are no times to cut at.
+    # The frame numbers refer to the original film and must not be used to trim the clip.
     assert {(row.start, row.end) for row in parsed.rows} == {(None, None)}
     assert parsed.classes == ("Back_15som_05Twis_FREE", "Back_15som_15Twis_FREE", "Forward_Dive_NoTwis_PIKE")
     assert parse_diving48(json.dumps(DIVES)).classes == ("0", "1", "2")
@@ -189,7 +189,7 @@ def test_diving48_takes_integer_labels_names_them_and_keeps_its_columns():
         parse_diving48(json.dumps([{"vid_name": "x", "label": 7}]), json.dumps(VOCABULARY))
 
 
-def test_diving48_as_csv_says_the_same_as_json():
+def test_diving48_csv_equals_json():
     text = "vid_name,label,start_frame,end_frame\n" + "".join(
         f"{d['vid_name']},{d['label']},{d['start_frame']},{d['end_frame']}\n" for d in DIVES
     )
@@ -197,7 +197,7 @@ def test_diving48_as_csv_says_the_same_as_json():
     assert parse_diving48(text, json.dumps(VOCABULARY)) == parse_diving48(json.dumps(DIVES), json.dumps(VOCABULARY))
 
 
-def test_diving48s_folder_gives_both_splits_of_the_corrected_labels(tmp_path):
+def test_diving48_folder_returns_both_splits_of_the_corrected_labels(tmp_path):
     old = [{"vid_name": "dLYFZVZeD_g_00127", "label": 1, "start_frame": 0, "end_frame": 84}]
     (tmp_path / "Diving48_train.json").write_text(json.dumps(old))
     (tmp_path / "Diving48_V2_train.json").write_text(json.dumps(DIVES[:1]))
@@ -213,7 +213,7 @@ def test_diving48s_folder_gives_both_splits_of_the_corrected_labels(tmp_path):
     assert [row.columns["split"] for row in alone.rows] == ["test"]
 
 
-def test_class_numbers_of_joined_lists_are_places_among_all_sorted_names(tmp_path):
+def test_labels_of_several_lists_are_positions_among_all_sorted_names(tmp_path):
     header = "label,youtube_id,time_start,time_end,split\n"
     (tmp_path / "train.csv").write_text(f"{header}zumba,a,0,10,train\nbowling,b,0,10,train\n")
     (tmp_path / "val.csv").write_text(f"{header}abseiling,c,0,10,validate\n")
@@ -222,13 +222,13 @@ def test_class_numbers_of_joined_lists_are_places_among_all_sorted_names(tmp_pat
     assert [row.columns["split"] for row in parsed.rows] == ["train", "train", "val"]
 
 
-def test_kinetics_without_a_split_column_takes_it_from_the_files_name(tmp_path):
+def test_kinetics_split_comes_from_the_file_name_without_a_split_column(tmp_path):
     (tmp_path / "kinetics400_test.csv").write_text("youtube_id,time_start,time_end\n-a,3,13\n")
     (row,) = read_annotations([f"kinetics:{tmp_path}/kinetics400_test.csv"]).rows
     assert (row.name, row.columns) == ("-a_000003_000013", {"split": "test"})
 
 
-def test_a_row_that_is_longer_than_its_header_is_named():
+def test_row_longer_than_the_header_raises():
     with pytest.raises(UsageError, match="more fields") as caught:
         parse_csv("path,label\na.mp4,1\nb,c.mp4,2\n")
     assert caught.value.where["row"] == 3
@@ -237,8 +237,8 @@ def test_a_row_that_is_longer_than_its_header_is_named():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("list.txt", "not understood"),
-        ("nonsense:list.txt", "formats are csv, diving48, hmdb51"),
+        ("list.txt", "unknown annotations"),
+        ("nonsense:list.txt", "formats csv, diving48, hmdb51"),
         ("list:absent.txt", "No such file"),
         ("list:empty.txt", "name no video"),
         ("kinetics:wrong.csv", "do not parse as kinetics"),
@@ -248,7 +248,7 @@ def test_a_row_that_is_longer_than_its_header_is_named():
         ("diving48:absent", "No such file"),
     ],
 )
-def test_wrong_annotations_are_named(spec, message, tmp_path, monkeypatch):
+def test_invalid_annotations_raise_clear_errors(spec, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "wrong.csv").write_text("label,video\na,b\n")
@@ -270,5 +270,5 @@ def test_wrong_annotations_are_named(spec, message, tmp_path, monkeypatch):
         ("train_and_val.txt", None),
     ],
 )
-def test_split_names(name, split):
+def test_split_is_found_in_file_names(name, split):
     assert split_of(name) == split

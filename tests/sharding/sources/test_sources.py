@@ -1,4 +1,4 @@
-"""Which videos are found, and what they are called."""
+"""Finding videos, and assigning their keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fastvid.errors import UsageError
 from fastvid.format.schema import check_key
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.annotations import Annotations, Row
+from fastvid.sharding.sources.annotations import AnnotationRow, Annotations
 from fastvid.sharding.sources.sources import (
     MAX_SOURCE_KEY_BYTES,
     Source,
@@ -33,24 +33,24 @@ def touch(folder, *names):
 
 
 @given(st.sets(names, min_size=1, max_size=30))
-def test_keys_fit_the_grammar_are_unique_and_leave_room_for_parts(ids):
+def test_keys_are_valid_unique_and_never_a_folder_of_another(ids):
     keys = [source.key for source in assign_keys([Source(name, name) for name in ids])]
     assert len(set(keys)) == len(ids)
     for key in keys:
         check_key(key)
         assert len(key) <= MAX_SOURCE_KEY_BYTES
-        # Parts are called key/0000: no other key may look like one.
+        # Parts are named key/0000: no other key may have that form.
         assert not any(other.startswith(f"{key}/") for other in keys)
 
 
 @given(st.sets(names, min_size=2, max_size=20), st.randoms())
-def test_keys_do_not_depend_on_the_order_of_listing(ids, random):
+def test_keys_do_not_depend_on_listing_order(ids, random):
     sources = [Source(name, name) for name in sorted(ids)]
     shuffled = random.sample(sources, len(sources))
     assert {s.id: s.key for s in assign_keys(sources)} == {s.id: s.key for s in assign_keys(shuffled)}
 
 
-def test_plain_names_stay_readable_and_lossy_ones_are_marked():
+def test_valid_names_are_kept_and_changed_ones_get_a_hash():
     ids = ["run/v_01.avi", "-dash.mp4", "a b.mp4", "twin.mp4", "twin.avi", "v1.2.mp4"]
     keys = {source.id: source.key for source in assign_keys([Source(name, name) for name in ids])}
     assert keys["run/v_01.avi"] == "run/v_01"
@@ -62,7 +62,7 @@ def test_plain_names_stay_readable_and_lossy_ones_are_marked():
 
 
 @given(st.binary(min_size=1, max_size=40))
-def test_names_of_any_bytes_survive_as_text(raw):
+def test_names_of_any_bytes_round_trip_as_text(raw):
     name = os.fsdecode(raw.replace(b"\0", b"?"))
     text = encode_name(name)
     text.encode("utf-8")
@@ -84,7 +84,7 @@ def test_the_class_is_the_folder_and_other_files_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("roots", [["set"], ["set/train", "set/val"]])
-def test_folders_called_after_splits_are_splits(roots, tmp_path):
+def test_folders_named_after_splits_set_the_split(roots, tmp_path):
     touch(tmp_path, "set/train/run/a.mp4", "set/val/run/b.mp4", "set/val/jump/c.mp4")
     found = find_sources([str(tmp_path / root) for root in roots])
     rows = {os.path.basename(source.path): (source.label, source.columns) for source in found.sources}
@@ -96,13 +96,13 @@ def test_folders_called_after_splits_are_splits(roots, tmp_path):
     assert {source.id for source in found.sources} == {"train/run/a.mp4", "val/run/b.mp4", "val/jump/c.mp4"}
 
 
-def test_two_roots_with_equal_names_stay_apart(tmp_path):
+def test_equal_names_in_two_roots_stay_distinct(tmp_path):
     touch(tmp_path, "x/set/a.mp4", "y/set/a.mp4")
     found = find_sources([str(tmp_path / "x" / "set"), str(tmp_path / "y" / "set")])
     assert [source.id for source in found.sources] == ["x/set/a.mp4", "y/set/a.mp4"]
 
 
-def test_hostile_names_are_ordinary_sources(tmp_path):
+def test_hostile_names_are_accepted(tmp_path):
     hostile = ["-y.mp4", "a b.mp4", "quo\"te'.mp4", "new\nline.mp4", "col:on.mp4", "%03d.mp4", "\udcff\udcfe.mp4"]
     touch(tmp_path, *hostile)
     found = find_sources([str(tmp_path)])
@@ -110,7 +110,7 @@ def test_hostile_names_are_ordinary_sources(tmp_path):
     assert all(os.path.exists(source.path) for source in found.sources)
 
 
-def test_links_that_leave_the_folder_are_reported_and_not_followed(tmp_path):
+def test_links_out_of_the_folder_are_reported_but_not_followed(tmp_path):
     touch(tmp_path, "in/a.mp4", "outside/secret.mp4", "outside/more/b.mp4")
     (tmp_path / "in" / "out.mp4").symlink_to(tmp_path / "outside" / "secret.mp4")
     (tmp_path / "in" / "same.mp4").symlink_to(tmp_path / "in" / "a.mp4")
@@ -118,11 +118,11 @@ def test_links_that_leave_the_folder_are_reported_and_not_followed(tmp_path):
     found = find_sources([str(tmp_path / "in")])
     problems = {source.id: source.problem and source.problem[0] for source in found.sources}
     assert problems == {"a.mp4": None, "out.mp4": Reason.OUTSIDE, "same.mp4": None}
-    (annotated,) = find_sources([str(tmp_path / "in")], rows(Row("out.mp4", "run"))).sources
+    (annotated,) = find_sources([str(tmp_path / "in")], rows(AnnotationRow("out.mp4", "run"))).sources
     assert annotated.problem is not None
     assert annotated.problem[0] == Reason.OUTSIDE
     assert found.ignored == {"linked folder": 1}
-    # The control: asked for, the link is followed.
+    # The control: with follow_links the link is followed.
     followed = find_sources([str(tmp_path / "in")], follow_links=True)
     assert all(source.problem is None for source in followed.sources)
 
@@ -131,9 +131,9 @@ def rows(*items):
     return Annotations(tuple(items), ("jump", "run"))
 
 
-def test_annotations_are_the_sources_and_missing_files_are_reported(tmp_path):
+def test_annotation_rows_are_sources_and_missing_files_are_reported(tmp_path):
     touch(tmp_path, "run/a.mp4", "b.webm", "extra.mp4")
-    annotations = rows(Row("run/a.mp4", "run"), Row("b", "jump"), Row("gone.mp4", "run"))
+    annotations = rows(AnnotationRow("run/a.mp4", "run"), AnnotationRow("b", "jump"), AnnotationRow("gone.mp4", "run"))
     found = find_sources([str(tmp_path)], annotations)
     assert [(s.id, s.label, s.problem and s.problem[0]) for s in found.sources] == [
         ("b.webm", "jump", None),
@@ -143,21 +143,23 @@ def test_annotations_are_the_sources_and_missing_files_are_reported(tmp_path):
     assert found.ignored == {"video without annotation": 1}
 
 
-def test_a_bare_name_is_looked_up_in_its_own_class_and_never_guessed(tmp_path):
+def test_name_without_folder_is_looked_up_in_its_class_and_never_guessed(tmp_path):
     touch(tmp_path, "riding_a_bike/1.mp4", "running/1.mp4")
-    found = find_sources([str(tmp_path)], rows(Row("1", "riding a bike")))
+    found = find_sources([str(tmp_path)], rows(AnnotationRow("1", "riding a bike")))
     assert found.sources[0].id == "riding_a_bike/1.mp4"
-    (source,) = find_sources([str(tmp_path)], rows(Row("1", "swimming"))).sources
+    (source,) = find_sources([str(tmp_path)], rows(AnnotationRow("1", "swimming"))).sources
     assert source.problem is not None
-    (source,) = find_sources([str(tmp_path)], rows(Row("swimming/1.mp4", "swimming"))).sources
+    (source,) = find_sources([str(tmp_path)], rows(AnnotationRow("swimming/1.mp4", "swimming"))).sources
     assert source.problem is not None
 
 
-def test_absolute_names_of_another_machine_are_found_by_their_ends_all_alike(tmp_path):
+def test_absolute_names_of_another_machine_are_matched_by_stripping_folders(tmp_path):
     touch(tmp_path, "train/run/1.mp4", "train/jump/2.mp4", "val/run/3.mp4")
-    listed = [Row(f"/data/k400/{name}", "run") for name in ("train/run/1.mp4", "train/jump/2.mp4", "val/run/1.mp4")]
+    listed = [
+        AnnotationRow(f"/data/k400/{name}", "run") for name in ("train/run/1.mp4", "train/jump/2.mp4", "val/run/1.mp4")
+    ]
     found = find_sources([str(tmp_path)], rows(*listed))
-    # val/run/1.mp4 is not there, and train/run/1.mp4 is another video.
+    # val/run/1.mp4 does not exist, and train/run/1.mp4 is another video.
     assert {source.id: source.problem is None for source in found.sources} == {
         "train/run/1.mp4": True,
         "train/jump/2.mp4": True,
@@ -165,13 +167,13 @@ def test_absolute_names_of_another_machine_are_found_by_their_ends_all_alike(tmp
     }
 
 
-def test_cut_clips_are_taken_as_they_are_and_uncut_videos_are_trimmed(tmp_path):
-    row = Row("vid_000010_000020", "run", {}, 10, 20, "vid")
+def test_trimmed_clips_are_used_whole_and_uncut_videos_are_trimmed(tmp_path):
+    row = AnnotationRow("vid_000010_000020", "run", {}, 10, 20, "vid")
     touch(tmp_path / "cut", "run/vid_000010_000020.mp4")
     (cut,) = find_sources([str(tmp_path / "cut")], rows(row)).sources
     assert (cut.start, cut.end) == (None, None)
     touch(tmp_path / "uncut", "vid.mp4")
-    other = Row("vid_000040_000050", "run", {}, 40, 50, "vid")
+    other = AnnotationRow("vid_000040_000050", "run", {}, 40, 50, "vid")
     uncut = find_sources([str(tmp_path / "uncut")], rows(row, other)).sources
     assert [(source.id, source.start, source.end) for source in uncut] == [
         ("vid.mp4#10-20", 10, 20),
@@ -179,16 +181,19 @@ def test_cut_clips_are_taken_as_they_are_and_uncut_videos_are_trimmed(tmp_path):
     ]
 
 
-def test_one_video_annotated_twice_differently_is_refused_and_equal_rows_are_one(tmp_path):
+def test_conflicting_annotations_raise_and_equal_rows_are_merged(tmp_path):
     touch(tmp_path, "a.mp4")
-    assert len(find_sources([str(tmp_path)], rows(Row("a.mp4", "run"), Row("a.mp4", "run"))).sources) == 1
-    with pytest.raises(UsageError, match="annotated twice"):
-        find_sources([str(tmp_path)], rows(Row("a.mp4", "run"), Row("a.mp4", "jump")))
+    assert (
+        len(find_sources([str(tmp_path)], rows(AnnotationRow("a.mp4", "run"), AnnotationRow("a.mp4", "run"))).sources)
+        == 1
+    )
+    with pytest.raises(UsageError, match="has two annotations"):
+        find_sources([str(tmp_path)], rows(AnnotationRow("a.mp4", "run"), AnnotationRow("a.mp4", "jump")))
 
 
-def test_nothing_to_do_is_an_error_that_says_what_was_there(tmp_path):
+def test_no_video_raises_and_lists_the_ignored_files(tmp_path):
     touch(tmp_path, "notes.txt")
-    with pytest.raises(UsageError, match=r"found 1 \.txt file"):
+    with pytest.raises(UsageError, match=r"this has 1 \.txt file"):
         find_sources([str(tmp_path)])
     with pytest.raises(UsageError, match="does not exist"):
         find_sources([str(tmp_path / "absent")])

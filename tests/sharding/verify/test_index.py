@@ -278,7 +278,7 @@ def test_repair_writes_the_sidecars_of_foreign_tars_and_compacting_refuses_them(
     (out / "data-000001.pkt").write_bytes(damaged)
     assert main(["verify", str(out), "--workers", "1"]) == 1
     assert main(["verify", str(out), "--workers", "1", "--repair"]) == 0
-    assert "sidecars written anew: data-000000, data-000001" in capsys.readouterr().out
+    assert "rebuilt sidecars: data-000000, data-000001" in capsys.readouterr().out
     assert {name: (out / name).read_bytes() for name in names} == sidecars
     # A takedown hides at once; the bytes in another tool's tar stay.
     assert main(["remove", str(out), "--keys", "000000"]) == 0

@@ -264,5 +264,5 @@ def test_mutations_end_in_a_verdict_and_what_is_packed_plays(raw, tmp_path):
 
 def test_parameters_of_an_encoder_mean_nothing():
     assert PROFILES["copy"].changed() == PROFILES["copy"]
-    with pytest.raises(UsageError, match="crf has no meaning"):
+    with pytest.raises(UsageError, match="crf has no effect"):
         PROFILES["copy"].changed(crf=20)

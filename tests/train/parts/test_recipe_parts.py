@@ -13,8 +13,7 @@ from torch.optim import SGD
 from fastvid.errors import UsageError
 from fastvid.load.order.batches import Batches, rank_slice
 from fastvid.models import zoo
-from fastvid.models.ghost import update as update_ghosts
-from fastvid.models.ghost import use_ghost_norm
+from fastvid.models.ghost import update_running_stats, use_ghost_norm
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, OptimConfig
 from fastvid.train.loop.step import micro_batches
@@ -216,7 +215,7 @@ def test_ghost_norm_is_plain_norm_of_each_group() -> None:
         assert torch.equal(plain(group), out)
         means.append(plain[0].running_mean.clone())
         variances.append(plain[0].running_var.clone())
-    update_ghosts(ghost)
+    update_running_stats(ghost)
     assert torch.allclose(ghost[0].running_mean, 0.1 * torch.stack(means).mean(0))
     assert torch.allclose(ghost[0].running_var, 0.9 + 0.1 * torch.stack(variances).mean(0))
     # Evaluation is that of plain batch norm.
@@ -230,7 +229,7 @@ def test_ghost_norm_of_tsm_groups_whole_clips() -> None:
     together = model(clips)
     apart = torch.cat([model(clips[:2]), model(clips[2:])])
     assert torch.allclose(together, apart, atol=1e-5)
-    with pytest.raises(UsageError, match="3 clips cannot be cut"):
+    with pytest.raises(UsageError, match="3 clips cannot be split"):
         model(clips[:3])
 
 

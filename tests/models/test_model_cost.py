@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds against the numbers that mmaction2 prints, each by the rule of the counter that made it.
+"""Parameters and multiply-adds against mmaction2's published numbers, each with the rules of its counter.
 
 Sources: open-mmlab/mmaction2, ``configs/recognition/*/metafile.yml`` of 0.x (tsm at 0483d0b, i3d at 0717b3e, slowonly
 at 0dee6be), whose numbers are exact; READMEs of 1.x (tsm, i3d, slowonly, tsn), rounded. Their counters: mmcv
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastvid.models.profile import profile
+from fastvid.models.cost import model_cost
 from fastvid.models.zoo import build
 
 
@@ -24,7 +24,7 @@ def on_meta(name: str, num_classes: int, num_frames: int, **options: object) -> 
 
 
 def other_counts(model: nn.Module, num_frames: int, size: int) -> Counter[str]:
-    """What other counters count, by kind: numbers of multiply-adds or of elements."""
+    """Number of multiply-adds or elements that other counters include, by kind."""
     counts: Counter[str] = Counter()
 
     def see(module: nn.Module, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
@@ -68,16 +68,16 @@ EXACT = [
 
 
 @pytest.mark.parametrize(("name", "classes", "frames", "crop", "options", "parameters", "flops"), EXACT)
-def test_exact_numbers_of_mmaction2(name, classes, frames, crop, options, parameters, flops):
+def test_counts_equal_exact_numbers_of_mmaction2(name, classes, frames, crop, options, parameters, flops):
     model = on_meta(name, classes, frames, **options)
-    assert profile(model, (1, 3, frames, crop, crop)).parameters == parameters
+    assert model_cost(model, (1, 3, frames, crop, crop)).parameters == parameters
     if flops is not None:
         counts = other_counts(model, frames, crop)
         assert sum(counts.values()) + counts["norm"] + missing_pool(name, frames, crop) == flops
 
 
 def missing_pool(name: str, num_frames: int, crop: int) -> int:
-    """MobileNetV2 averages without a pooling module, which mmaction2 has and counts."""
+    """Our MobileNetV2 averages without a pooling module; mmaction2 has one and counts it."""
     return num_frames * 1280 * (crop // 32) ** 2 if "mobilenet" in name else 0
 
 
@@ -98,36 +98,36 @@ ROUNDED = [
 
 
 @pytest.mark.parametrize(("name", "classes", "frames", "crop", "options", "printed"), ROUNDED)
-def test_rounded_numbers_of_mmaction2(name, classes, frames, crop, options, printed):
+def test_counts_equal_rounded_numbers_of_mmaction2(name, classes, frames, crop, options, printed):
     model = on_meta(name, classes, frames, **options)
     counts = other_counts(model, frames, crop)
-    ours = profile(model, (1, 3, frames, crop, crop)).macs
+    ours = model_cost(model, (1, 3, frames, crop, crop)).macs
     theirs = ours - counts["last layer"] + 2 * counts["norm"]
-    # mmengine prints three decimals; the READMEs shorten that once more.
+    # mmengine prints three decimals; the READMEs round again.
     decimals = len(printed.partition(".")[2])
     step = 10**-decimals
     assert abs(round(theirs / 1e9, 3) - float(printed)) <= step / 2 + 1e-9
 
 
-def test_heavy_i3d_parameters():
-    assert round(profile(on_meta("i3d-r50-heavy", 400, 32), (1, 3, 32, 32, 32)).parameters / 1e6, 1) == 33.0
+def test_heavy_i3d_has_the_published_number_of_parameters():
+    assert round(model_cost(on_meta("i3d-r50-heavy", 400, 32), (1, 3, 32, 32, 32)).parameters / 1e6, 1) == 33.0
 
 
-def test_shift_costs_nothing_and_frames_cost_the_same():
-    shifted = profile(on_meta("tsm-r50", 400, 8), (1, 3, 8, 224, 224))
-    plain = profile(on_meta("tsn-r50", 400, 8), (1, 3, 8, 224, 224))
-    one = profile(on_meta("tsn-r50", 400, 1), (1, 3, 1, 224, 224))
-    lean = profile(on_meta("tsm-r50", 400, 8, shift_inplace=True), (1, 3, 8, 224, 224))
+def test_shift_adds_no_cost_and_cost_is_linear_in_frames():
+    shifted = model_cost(on_meta("tsm-r50", 400, 8), (1, 3, 8, 224, 224))
+    plain = model_cost(on_meta("tsn-r50", 400, 8), (1, 3, 8, 224, 224))
+    one = model_cost(on_meta("tsn-r50", 400, 1), (1, 3, 1, 224, 224))
+    lean = model_cost(on_meta("tsm-r50", 400, 8, shift_inplace=True), (1, 3, 8, 224, 224))
     assert shifted.parameters == plain.parameters == lean.parameters == 24_327_632
     assert shifted.macs == plain.macs == lean.macs == 8 * one.macs == 32_703_643_648
 
 
-def test_a_real_model_is_counted_and_left_alone():
+def test_model_cost_does_not_change_the_model():
     model = build("tsm-r18", 5, 4, width=8).train()
     for parameter in model.backbone.conv1.parameters():
         parameter.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    counted = profile(model, (2, 3, 4, 32, 32))
+    counted = model_cost(model, (2, 3, 4, 32, 32))
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     counts = other_counts(model.to("meta"), 4, 32)
@@ -137,9 +137,9 @@ def test_a_real_model_is_counted_and_left_alone():
     assert str(counted) == f"0.18 M parameters, {counted.macs / 1e9:.2f} G multiply-adds at 2x3x4x32x32"
 
 
-def test_a_clip_that_ends_in_one_value_a_channel_is_counted_and_modes_stay():
+def test_model_cost_works_with_one_value_per_channel_and_keeps_modes():
     model = build("tsn-r18", 2, 1, width=4).train()
     model.backbone.bn1.eval()
-    assert profile(model, (1, 3, 1, 32, 32)).macs > 0
+    assert model_cost(model, (1, 3, 1, 32, 32)).macs > 0
     assert model.backbone.layer1.training
     assert not model.backbone.bn1.training

@@ -1,7 +1,7 @@
-"""Checkpoint keys of other code bases, translated to torchvision's, which are ours behind ``backbone.``.
+"""Translate checkpoint keys of other code bases to torchvision's; ours add the prefix ``backbone.``.
 
-Read from: mit-han-lab/temporal-shift-module (``ops/temporal_shift.py`` at 4759ad8, ``ops/models.py`` at 51328c0,
-``ops/non_local.py`` at 298cd1d, ``archs/mobilenet_v2.py`` at d6da93d), open-mmlab/mmaction2
+Sources of the rules: mit-han-lab/temporal-shift-module (``ops/temporal_shift.py`` at 4759ad8, ``ops/models.py`` at
+51328c0, ``ops/non_local.py`` at 298cd1d, ``archs/mobilenet_v2.py`` at d6da93d), open-mmlab/mmaction2
 (``mmaction/models/backbones/resnet_tsm.py`` at 03ff3fc, ``resnet3d.py`` at 01436f0, ``mobilenet_v2.py`` at 06c11e3) and
 open-mmlab/mmcv (``mmcv/cnn/bricks/non_local.py`` at 0198abf).
 """
@@ -16,7 +16,7 @@ from fastvid.models.mobilenet import STAGES
 
 Origin = Literal["fastvid", "torchvision", "mit", "mmaction2"]
 
-# DistributedDataParallel and DataParallel; torch.compile.
+# Prefixes of DistributedDataParallel and DataParallel, and of torch.compile.
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 
 _MIT_RULES = (
@@ -48,22 +48,22 @@ _MMACTION2_RULES = (
 
 _MMACTION2_MOBILENET_BLOCK = re.compile(r"^layer(\d)\.(\d)\.conv\.(\d)\.(conv|bn)\.")
 
-# MIT's MobileNetV2 blocks are one flat sequence, torchvision's nest (conv, norm, activation): flat to nested.
+# Flat to nested: MIT's MobileNetV2 block is one flat sequence, torchvision's nests each (conv, norm, activation).
 _FLAT_EXPANDING = {"0": "0.0", "1": "0.1", "3": "1.0", "4": "1.1", "6": "2", "7": "3"}
 _FLAT_PLAIN = {"0": "0.0", "1": "0.1", "3": "1", "4": "2"}
 _FLAT_KEY = re.compile(r"^features\.(\d+)\.conv\.(\d)\.(?!\d)")
 
 
 def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]:
-    """Translates the keys of one checkpoint.
+    """Translate the keys of one checkpoint.
 
     Args:
-        keys: All keys, as they stand in the file.
-        head: Name of the last layer in the model that will be filled, such as "fc".
+        keys: All keys of the file, unchanged.
+        head: Name of the last layer in the target model, such as "fc".
 
     Returns:
-        Where the checkpoint comes from, and the torchvision-style name of every key. A key that follows no rule keeps
-        its name, and will be reported as unexpected.
+        The checkpoint's code base, and the torchvision-style name of every key. A key that matches no rule keeps its
+        name and is later reported as unexpected.
     """
     bare = {key: _WRAPPERS.sub("", key) for key in keys}
     origin = _origin(bare.values())
@@ -79,14 +79,14 @@ def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]
 
 
 def mit_name(name: str, *, head: str, shifted: bool, in_wrapped_block: bool, expands: bool) -> str:
-    """The key under which mit-han-lab/temporal-shift-module saves a parameter.
+    """Return the key under which mit-han-lab/temporal-shift-module saves a parameter.
 
     Args:
         name: Our name without ``backbone.``.
         head: Name of our last layer.
-        shifted: Whether the parameter belongs to a convolution behind a temporal shift.
-        in_wrapped_block: Whether it belongs to a residual block that a non-local block follows.
-        expands: Whether it belongs to an expanding inverted residual (MobileNetV2).
+        shifted: Whether the parameter belongs to a convolution with a temporal shift before it.
+        in_wrapped_block: Whether it belongs to a residual block that is followed by a non-local block.
+        expands: Whether it belongs to an inverted residual with an expansion (MobileNetV2).
     """
     if name.startswith(f"{head}."):
         return f"module.new_fc.{name.removeprefix(f'{head}.')}"
@@ -128,7 +128,7 @@ def _from_mmaction2(name: str, head: str, is_mobilenet: bool) -> str:
     if block:
         stage, number, part = int(block[1]) - 1, int(block[2]), int(block[3])
         feature = 1 + sum(blocks for _, _, blocks, _ in STAGES[:stage]) + number
-        # All but the last of a block's convolutions nest with their norm and activation.
+        # Each convolution of a block but the last is nested with its norm and activation.
         last = 1 if STAGES[stage][0] == 1 else 2
         norm = 1 if block[4] == "bn" else 0
         place = f"{part}.{norm}" if part < last else f"{last + norm}"

@@ -1,4 +1,4 @@
-"""fastvid's own decoder as a contender: planning, reading and checksums are inside its time."""
+"""fastvid's own decoder as a contender; its times include planning, reading and checksums."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fastvid.measure.rounds import Contender
 from fastvid.runtime.arrays import UInt8Array
 
 
-class FastvidJob:
-    """One of fastvid's back-ends on a CPU.
+class FastvidRunner:
+    """Decodes clips with one of fastvid's back-ends on a CPU.
 
     Args:
         corpus: The clips.
         product: "rgb", or "planes" for YUV 4:2:0 ready for a device.
         source: "memory" or "disk".
-        decoder: Which back-end, see `fastvid.decode.backends`.
+        decoder: Name of the back-end, see `fastvid.decode.backends`.
     """
 
     def __init__(self, corpus: Corpus, product: str, source: str, decoder: str = "pyav") -> None:
@@ -37,23 +37,23 @@ class FastvidJob:
         ]
         self._scratches = [PacketBuffer() for _ in range(FETCH_CLIPS)]
         self._read = [reader_of(data) for data in corpus.mp4s] if source == "memory" else None
-        # Written over again and again, as a loader's buffers are.
+        # Reused for every clip, like a loader's buffers.
         self._rgb = product == "rgb"
         sizes = [3 * len(r.frames) * r.size[0] * r.size[1] for r in self._requests]
         self._buffer = np.empty(max(sizes), np.uint8)
 
     def __call__(self, task: int, /) -> UInt8Array | None:
-        """Returns [T, H, W, 3], or None for planes."""
+        """Return uint8 [T, H, W, 3], or None for planes."""
         return self.decode(self._requests[task])
 
     def run(self, tasks: range) -> None:
-        """Fetches some clips, then decodes them one by one, as a loader's thread does."""
+        """Fetch some clips, then decode them one by one, like a loader's thread."""
         scratches = zip(tasks, self._scratches, strict=False)
         for clip in [self._fetch(self._requests[task], scratch) for task, scratch in scratches]:
             self._decode(clip)
 
     def decode(self, request: ClipRequest) -> UInt8Array | None:
-        """Returns [T, H, W, 3], or None for planes."""
+        """Return uint8 [T, H, W, 3], or None for planes."""
         return self._decode(self._fetch(request, self._scratches[0]))
 
     def _fetch(self, request: ClipRequest, scratch: PacketBuffer) -> EncodedClip:
@@ -78,6 +78,6 @@ class FastvidJob:
 
 
 def fastvid(corpus: Corpus, workers: int, *, product: str = "rgb", source: str = "disk") -> Contender:
-    """fastvid with one thread a worker."""
+    """Return fastvid as a contender, with one thread per worker."""
     settings = {"product": product, "source": source}
-    return Contender("fastvid", settings, partial(FastvidJob, corpus, **settings), workers, chunk=FETCH_CLIPS)
+    return Contender("fastvid", settings, partial(FastvidRunner, corpus, **settings), workers, chunk=FETCH_CLIPS)
