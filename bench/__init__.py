@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench QUESTION` measures one thing."""
+"""Benchmarks, run by `python -m bench QUESTION`."""

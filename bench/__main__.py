@@ -1,4 +1,4 @@
-"""``python -m bench QUESTION``: measures one thing, prints a table, writes JSON.
+"""``python -m bench QUESTION``: run one benchmark, print a table, write JSON.
 
 A benchmark is a module with ``add_arguments(parser)`` and ``run(args) -> int``.
 """
@@ -16,23 +16,23 @@ from fastvid.errors import FastvidError, naming_extras
 from fastvid.runtime.command_line import parse
 
 BENCHES: Final = {
-    "cold": ("bench.load.cold", "from nothing to the first batch: 100 million samples, 10,000 shards, real footage"),
-    "load": ("bench.load.load", "batches a second of whole pipelines against other loaders, on disks and over HTTP"),
-    "decode": ("bench.decode.decode", "clips a second against other decoders on the same videos"),
-    "gpu": ("bench.gpu.gpu", "one GPU: decoders, lanes, parity, pixels, a training step; all in under 8 minutes"),
-    "moments": ("bench.strategies.moments", "Adam under K-step averaging: its moments local, averaged or reset"),
+    "cold": ("bench.load.cold", "time to the first batch: 100 million samples, 10,000 shards, real footage"),
+    "load": ("bench.load.load", "throughput of whole pipelines against other loaders, from disk and over HTTP"),
+    "decode": ("bench.decode.decode", "clips/s against other decoders on the same videos"),
+    "gpu": ("bench.gpu.gpu", "one GPU: decoders, lanes, parity, pixels, a training step; under 8 minutes in total"),
+    "moments": ("bench.strategies.moments", "Adam under K-step averaging with local, averaged or reset moments"),
     "motion_sync": (
         "bench.strategies.motion_sync",
-        "the motion dataset by kavg, asgd and relay, with the samples of ddp",
+        "training the motion dataset with kavg, asgd and relay, on as many samples as ddp",
     ),
     "elastic": ("bench.elastic.elastic", "nodes that join, leave, are killed and are cut off during training"),
-    "launch": ("bench.elastic.launch", "the launch script of the docs on four hosts, one of which loses its power"),
-    "motion": ("bench.train.motion_models", "what TSM, I3D and TSN learn of motion; in-place shift against copies"),
+    "launch": ("bench.elastic.launch", "the launch script of the docs on four hosts, one of which loses power"),
+    "motion": ("bench.train.motion_models", "motion accuracy of TSM, I3D and TSN; in-place shift against copies"),
     "quality": (
         "bench.shard.quality",
-        "what an encoding costs: accuracy of a net trained on it, and SSIM of real videos",
+        "what an encoding costs: accuracy of a model trained on it, and SSIM of real videos",
     ),
-    "report": ("bench.report", "results as one page with plots, of one machine or several"),
+    "report": ("bench.report", "one page with plots of all results, from one machine or several"),
     "scale": (
         "bench.scaling.scale",
         "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts",
@@ -40,15 +40,15 @@ BENCHES: Final = {
     "shard": ("bench.shard.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
     "sync": (
         "bench.strategies.sync",
-        "the strategies on slow networks and with stragglers: time to a loss, bytes on the wire",
+        "strategies on slow networks and with stragglers: time to a target loss, bytes sent",
     ),
-    "train": ("bench.train.train", "the trainer's own cost over a bare PyTorch loop of the same model"),
-    "two_stream": ("bench.train.two_stream", "pictures and optical flow together against each alone, from raw videos"),
+    "train": ("bench.train.train", "the trainer's overhead over a bare PyTorch loop of the same model"),
+    "two_stream": ("bench.train.two_stream", "RGB and optical flow together against each alone, from raw videos"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a benchmark and returns its exit code: 0, or 1 when it fails or an output is wrong."""
+    """Run a benchmark and return its exit code: 0, or 1 if it fails or an output is wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     listing = "\n".join(f"  {name:10} {summary}" for name, (_, summary) in BENCHES.items())
     if not arguments or arguments[0] not in BENCHES:

@@ -1,8 +1,8 @@
-"""One HTML page of any number of result files, of one machine or several, and the README's table.
+"""Render result files of one or several machines as one HTML page, and update the README's table.
 
 python -m bench report                                  all of bench/results, to runs/bench/report.html
-python -m bench report a/decode.json b/decode.json      two machines or commits beside each other
-python -m bench report --readme README.md               writes the table between the README's marks again
+python -m bench report a/decode.json b/decode.json      compare two machines or commits
+python -m bench report --readme README.md               rewrite the table between the README's markers
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.common.harness import RESULTS
 from bench.decode.charts import best_rival
 from fastvid.errors import UsageError
 
-# Schema of a result to the function that draws it. A result of no known schema is shown as a table.
+# The function that returns the charts of each schema. A result with an unknown schema is shown as a table.
 READERS: Final = {
     "fastvid-bench-cold/1": "bench.load.charts:cold",
     "fastvid-bench-decode/1": "bench.decode.charts:charts",
@@ -61,56 +61,56 @@ _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench report``."""
+    """Add the options of ``python -m bench report``."""
     parser.add_argument("files", nargs="*", type=Path, help="result files (bench/results/*.json)")
-    parser.add_argument("--html", type=Path, default=Path("runs/bench/report.html"), help="the page (%(default)s)")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="write the table of this file again instead")
+    parser.add_argument("--html", type=Path, default=Path("runs/bench/report.html"), help="output file (%(default)s)")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="update the table in this file instead")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the page or the table; returns 0."""
+    """Write the page or the README's table; return 0."""
     if args.readme:
         args.readme.write_text(with_table(args.readme.read_text(), readme_table(load(RESULTS / "decode.json"))))
         return 0
     files = args.files or sorted(RESULTS.glob("*.json"))
     if not files:
-        raise UsageError("no results", hint="python -m bench decode makes one; or name files")
+        raise UsageError(f"no results in {RESULTS}", hint="run `python -m bench decode`, or name result files")
     text = render({label: load(file) for label, file in _labels(files).items()})
     args.html.parent.mkdir(parents=True, exist_ok=True)
     args.html.write_text(text, encoding="utf-8")
-    _log.info("%d results in %s", len(files), args.html)
+    _log.info("wrote %d results to %s", len(files), args.html)
     return 0
 
 
 def load(file: Path) -> dict[str, Any]:
-    """A result.
+    """Read a result.
 
     Raises:
-        UsageError: It cannot be read, or is no JSON object.
+        UsageError: If the file cannot be read or is not a JSON object.
     """
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the result: {error}", file=file) from error
     if not isinstance(record, dict):
-        raise UsageError("not a result: no JSON object", file=file)
+        raise UsageError("not a result: expected a JSON object", file=file)
     return record
 
 
 def _labels(files: Sequence[Path]) -> dict[str, Path]:
-    """Files by the shortest name that tells them apart."""
+    """Return the files by their shortest distinct path suffix."""
     for parts in range(1, 1 + max(len(file.resolve().parts) for file in files)):
         named = {"/".join(file.resolve().with_suffix("").parts[-parts:]): file for file in files}
         if len(named) == len(files):
             return named
-    raise UsageError("a result is named twice", hint="each file once")
+    raise UsageError("duplicate result file", hint="name each file once")
 
 
 def render(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page.
+    """Render the page.
 
     Args:
-        records: Results by a label that tells them apart.
+        records: Results by a distinct label.
     """
     from fastvid.report.charts import bars, lines
     from fastvid.report.markup import card, table
@@ -138,13 +138,13 @@ def render(records: Mapping[str, Mapping[str, Any]]) -> str:
         "Benchmarks",
         [*sections, Section("Machines", card("Where it was measured", table(*_machines(records))))],
         command="bench",
-        lead="Medians of rounds; thin lines are the least and the greatest. Grey is what fastvid is"
-        " compared with. A ratio holds within one run; an absolute number belongs to its machine.",
+        lead="Bars are medians; thin lines span the slowest to the fastest round. Grey bars are rivals. Ratios compare"
+        " contenders of one run; absolute numbers depend on the machine.",
     )
 
 
 def merged(records: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
-    """All charts; those of the same title and kind in one, each name with its file's label where there are several."""
+    """Return all charts; those of the same title and kind are merged, with each file's label in the names."""
     groups: dict[tuple[str, type], list[tuple[str, Chart]]] = {}
     for label, record in records.items():
         for chart in charts(record, label):
@@ -163,7 +163,7 @@ def _merge(group: Sequence[tuple[str, Chart]]) -> Chart:
         series = {f"{label}: {name}": at for label, chart in group for name, at in chart.series.items()}  # type: ignore[union-attr]
         expected = [f"{label}: {name}" for label, chart in group for name in chart.expected]  # type: ignore[union-attr]
         return replace(first, series=series, expected=expected)
-    # The same contender of each file stands together.
+    # Group the files' bars by contender.
     names = dict.fromkeys(name for _, chart in group for name in chart.values)  # type: ignore[union-attr]
     values, spread, rivals = {}, {}, []
     for name in names:
@@ -180,7 +180,7 @@ def _merge(group: Sequence[tuple[str, Chart]]) -> Chart:
 
 
 def charts(record: Mapping[str, Any], label: str) -> list[Chart]:
-    """What a result shows."""
+    """Return the charts of a result."""
     schema = str(record.get("schema"))
     if schema not in READERS:
         rows = [(key, value) for key, value in _scalars(record) if not key.startswith("machine.")]
@@ -191,7 +191,7 @@ def charts(record: Mapping[str, Any], label: str) -> list[Chart]:
 
 
 def reader(schema: str) -> Callable[[Mapping[str, Any]], list[Chart]]:
-    """The function that draws results of a schema."""
+    """Return the function that makes the charts of a schema."""
     module, _, name = READERS[schema].partition(":")
     found: Callable[[Mapping[str, Any]], list[Chart]] = getattr(importlib.import_module(module), name)
     return found
@@ -214,20 +214,20 @@ def _machines(records: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], 
     keys = ("cpu", "cores", "gpu", "commit", "load_average", "time")
     rows = []
     for label, record in records.items():
-        # A result of several runs says it of each; the first stands for all.
+        # A result of several runs records the machine of each; show the first.
         parts = [record, *(record.get("worlds") or ()), *record.values()]
         machine = next((part["machine"] for part in parts if isinstance(part, dict) and part.get("machine")), {})
         facts = [str(machine.get(key) or "-") for key in keys]
         facts[keys.index("commit")] = facts[keys.index("commit")][:10]
         rows.append([label, *facts])
-    return ("result", "CPU", "cores", "GPU", "commit", "load before", "time"), rows
+    return ("result", "CPU", "cores", "GPU", "commit", "load average", "time"), rows
 
 
 def readme_table(record: Mapping[str, Any]) -> str:
-    """The decode benchmark as a Markdown table: ratios to the best rival in the same run."""
+    """Return the decode benchmark as a Markdown table, with ratios to the best rival of the same run."""
     machine = record["machine"]
     lines = [
-        "| encoding, clips | packets fed | fastvid RGB, clips/s | best rival, clips/s | ratio | planes for a device |",
+        "| encoding, clips | packets decoded | fastvid RGB, clips/s | best rival, clips/s | ratio | YUV for a GPU |",
         "|---|---|---|---|---|---|",
     ]
     for row in record["rows"]:
@@ -250,15 +250,15 @@ def readme_table(record: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
     lines += [
         "",
-        f"{machine['cores']} cores of {machine['cpu']}, {record['rows'][0]['clips']} clips of real videos at 256 pixels"
-        f" short side, every contender at its best setting of a sweep, medians of rounds taken in turn ({versions}).",
-        "`python -m bench decode` measures your machine and your videos.",
+        f"{machine['cores']} cores of {machine['cpu']}, {record['rows'][0]['clips']} clips of real videos with a short"
+        f" side of 256 pixels, every contender with its best settings, medians of alternating rounds ({versions}).",
+        "Measure your machine and your videos with `python -m bench decode`.",
     ]
     return "\n".join(lines)
 
 
 def _today(row: Mapping[str, Any]) -> list[str]:
-    """fastvid on its profiles against the best rival on x264's defaults, as rows of the same table."""
+    """Return table rows of fastvid on its profiles against the best rival on x264's defaults."""
     from bench.decode.encodings import DEFAULT
 
     best = best_rival(row)
@@ -280,13 +280,13 @@ def _today(row: Mapping[str, Any]) -> list[str]:
 
 
 def with_table(readme: str, table: str) -> str:
-    """The README with the text between its marks replaced.
+    """Return the README with the text between its markers replaced.
 
     Raises:
-        UsageError: The marks are not there.
+        UsageError: If the markers are missing.
     """
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise UsageError("the README has no marks for the table", hint=f"{BEGIN} and {END}")
+        raise UsageError("the README lacks the markers of the table", hint=f"add the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"

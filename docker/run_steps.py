@@ -1,11 +1,11 @@
-"""Executes the steps of a Dockerfile on a machine without a container engine. Linux, root.
+"""Execute the steps of a Dockerfile on a machine without a container engine. Needs Linux and root.
 
     python docker/run_steps.py docker/Dockerfile.cpu [--build-arg NAME=VALUE] [--scratch DIR]
 
-Each build stage is a copy-on-write view of this machine's own root file system (overlayfs in a mount namespace of its
-own), which stands in for the base image; nothing of this machine changes. ARG, ENV, WORKDIR, COPY (with .dockerignore),
-USER and RUN are carried out as written, then the health check. What this does not test: the base image itself, and that
-the image needs nothing that only this machine has.
+Each build stage is a copy-on-write view of this machine's root file system (overlayfs in a private mount namespace),
+which replaces the base image; the machine itself is not changed. ARG, ENV, WORKDIR, COPY (with .dockerignore), USER and
+RUN are executed as written, then the health check. Not tested: the base image itself, and whether the image depends on
+something that only this machine has.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction of a Dockerfile: its word in capitals, its text, the line it begins on."""
+    """One instruction of a Dockerfile: its keyword in capitals, its text, and its first line number."""
 
     word: str
     text: str
@@ -39,7 +39,7 @@ class Instruction:
 
 
 def instructions(text: str) -> list[Instruction]:
-    """Splits a Dockerfile into instructions: comment lines dropped, continued lines joined."""
+    """Split a Dockerfile into instructions: comment lines are dropped, continued lines joined."""
     found: list[Instruction] = []
     parts: list[str] = []
     start = 0
@@ -56,12 +56,12 @@ def instructions(text: str) -> list[Instruction]:
 
 
 def substitute(text: str, values: Mapping[str, str]) -> str:
-    """Replaces ``$NAME`` and ``${NAME}`` as Docker does outside RUN; an unset name is empty."""
+    """Replace ``$NAME`` and ``${NAME}`` as Docker does outside RUN; an unset name becomes empty."""
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: values.get(found[1] or found[2], ""), text)
 
 
 def ignored(path: str, patterns: list[str]) -> bool:
-    """Whether .dockerignore leaves `path` (relative, with slashes) out; the last pattern that matches decides."""
+    """Return whether .dockerignore excludes `path` (relative, with slashes); the last matching pattern decides."""
     out = False
     parents = ["/".join(path.split("/")[: depth + 1]) for depth in range(path.count("/") + 1)]
     for pattern in patterns:
@@ -75,7 +75,7 @@ def ignored(path: str, patterns: list[str]) -> bool:
 
 
 def context_files(context: Path) -> Iterator[str]:
-    """Files of the build context that .dockerignore lets through, relative to it."""
+    """Yield the files of the build context that .dockerignore does not exclude, relative to it."""
     ignore = context / ".dockerignore"
     lines = ignore.read_text(encoding="utf-8").splitlines() if ignore.exists() else []
     patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -89,7 +89,7 @@ def context_files(context: Path) -> Iterator[str]:
 
 @dataclass
 class Stage:
-    """One build stage: the directory that is its root, and what later instructions see."""
+    """One build stage: its root directory, and the state for later instructions."""
 
     root: Path
     values: dict[str, str] = field(default_factory=dict)  # ARG and ENV
@@ -98,20 +98,20 @@ class Stage:
     workdir: str = "/"
 
     def path(self, inside: str) -> Path:
-        """Where `inside` lies on this machine."""
+        """Return the path of `inside` on this machine."""
         return self.root / os.path.normpath(os.path.join(self.workdir, inside)).lstrip("/")
 
     def run(self, argv: list[str], extra: Mapping[str, str]) -> int:
-        """Runs a command in the stage; returns its exit status."""
+        """Run a command in the stage; return its exit status."""
         script = 'cd "$1" && shift && exec "$@"'
-        # By its full path, since the stage's PATH need not have it.
+        # By its full path, because the stage's PATH may lack it.
         chroot = shutil.which("chroot") or "/usr/sbin/chroot"
         command = [chroot, f"--userspec={self.user}", str(self.root), "/bin/sh", "-c", script, "sh", self.workdir]
         return subprocess.run([*command, *argv], env={**self.env, **extra}, check=False).returncode
 
 
 class Builder:
-    """Carries a Dockerfile out."""
+    """Executes a Dockerfile."""
 
     def __init__(self, scratch: Path, build_args: Mapping[str, str], host_env: Mapping[str, str]) -> None:
         self.scratch, self.build_args, self.host_env = scratch, dict(build_args), dict(host_env)
@@ -119,7 +119,7 @@ class Builder:
         self.globals: dict[str, str] = {}
 
     def build(self, dockerfile: Path) -> int:
-        """Runs every instruction; returns the exit status of the first that fails, else of the health check."""
+        """Run all instructions; return the exit status of the first that fails, else of the health check."""
         stage: Stage | None = None
         check: list[str] = []
         for step in instructions(dockerfile.read_text(encoding="utf-8")):
@@ -134,7 +134,7 @@ class Builder:
                 check = json.loads(step.text.partition("CMD")[2])
                 continue
             elif status := self._step(stage, step):
-                _say(f"line {step.line}: {step.word} failed with {status}")
+                _say(f"line {step.line}: {step.word} failed with exit status {status}")
                 return status
             _say(f"line {step.line}: {step.word} {step.text[:90]} ({time.monotonic() - began:.1f} s)")
         if stage is None or not check:
@@ -153,7 +153,7 @@ class Builder:
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(root)], check=True)
         for shared in ("dev", "proc"):
             subprocess.run(["mount", "--bind", f"/{shared}", str(root / shared)], check=True)
-        # The base image calls its interpreter `python`; here any Python of the same version plays that part.
+        # The base image calls its interpreter `python`; use this machine's Python instead.
         python = root / "usr/local/bin/python"
         python.unlink(missing_ok=True)
         python.symlink_to("/usr/bin/python3")
@@ -164,7 +164,7 @@ class Builder:
             file.write_text(
                 "".join(row for row in rows if not 1000 <= int(row.split(":")[2]) < 60000), encoding="utf-8"
             )
-        _say(f"stage {name or len(self.stages)}: this machine stands in for {image}")
+        _say(f"stage {name or len(self.stages)}: using this machine instead of {image}")
         stage = self.stages[name or str(len(self.stages))] = Stage(root)
         return stage
 
@@ -187,7 +187,7 @@ class Builder:
         elif step.word == "COPY":
             self._copy(stage, shlex.split(text))
         elif step.word not in ("LABEL", "CMD"):
-            _say(f"line {step.line}: no way to carry out {step.word}")
+            _say(f"line {step.line}: {step.word} is not supported")
             return 1
         return 0
 
@@ -203,9 +203,9 @@ class Builder:
         for source in sources:
             chosen = [name for name in files if name == source or name.startswith(f"{source}/")]
             if not chosen:
-                raise SystemExit(f"COPY {source}: not in the build context, see .dockerignore")
+                raise SystemExit(f"COPY {source}: not in the build context; check .dockerignore")
             for name in chosen:
-                # A folder's content goes into the target; a file goes into a target that ends with a slash.
+                # A folder's content is copied into the target; a file into a target that ends with a slash.
                 inside = (
                     name[len(source) + 1 :] if name != source else (Path(name).name if target.endswith("/") else "")
                 )
@@ -219,11 +219,11 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    """The command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dockerfile", type=Path)
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--scratch", type=Path, help="a folder with room for the image, on a plain file system")
+    parser.add_argument("--scratch", type=Path, help="folder with space for the image, not on an overlay")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside is not None:
@@ -232,8 +232,8 @@ def main() -> int:
         }
         build_args = {name: value for name, _, value in (pair.partition("=") for pair in args.build_arg)}
         return Builder(args.inside, build_args, host).build(args.dockerfile)
-    # The mounts live in the namespace of the inner command and end with it, so that removing the folder from out here
-    # cannot reach through them into this machine's own files.
+    # The mounts exist only in the inner command's namespace, so removing the folder here cannot delete this machine's
+    # files through them.
     with tempfile.TemporaryDirectory(prefix="fastvid-steps-", dir=args.scratch) as scratch:
         inner = ["unshare", "--mount", sys.executable, *sys.argv, "--inside", scratch]
         return subprocess.run(inner, check=False).returncode

@@ -1,4 +1,4 @@
-"""Fixtures that several test files share."""
+"""Fixtures shared by several test files."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hypothesis import settings
 
 from fastvid.runtime.cores import available_cores
 from tests.makers import Videos
-from tests.served import ceph, obstore, s3, web
+from tests.server_fixtures import ceph, obstore, s3, web
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = [
     "ceph", "footage", "obstore", "pytest_make_collect_report", "pytest_runtest_makereport", "s3", "videos", "web",
 ]  # fmt: skip
 
-# A core for each worker of pytest-xdist; torch reads it when it is imported. Threads that wait for each other spin, and
-# where there are more of them than cores that takes longer than the work.
+# One core per worker of pytest-xdist; torch reads the variable when it is imported. OpenMP threads wait by spinning,
+# which takes longer than the work if there are more threads than cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# torch's store asks for the name of whoever connects. Where no answer comes from the name server, which is common on
-# machines without a network, that takes a second instead of ten.
+# torch's store resolves the name of every peer. If the name server does not answer, as on machines without a network,
+# this limits the delay to one second instead of ten.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# Files that take longest, in this order: begun first, none of them is left to one worker when the others are done.
+# The slowest files, in descending order: they start first, so that none runs alone at the end.
 LONG = (
     "test_snippets.py",
     "test_large_batch.py",
@@ -45,7 +45,7 @@ LONG = (
     "test_sync_bench.py",
 )
 
-# Examples take as long as a busy machine makes them.
+# No deadline: on a busy machine examples may take long.
 settings.register_profile("fastvid", deadline=None)
 settings.load_profile("fastvid")
 
@@ -62,17 +62,17 @@ def footage() -> Path:
 
 @pytest.fixture(scope="session")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Videos:
-    """Makes videos, each once a session."""
+    """Makes each video once per session."""
     return Videos(tmp_path_factory.mktemp("videos"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first."""
+    """Run the slow files first."""
     ranks = {name: rank for rank, name in enumerate(LONG)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores, because some tests wait."""
+    """Return one more than the number of cores, because some tests wait."""
     return available_cores() + 1

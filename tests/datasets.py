@@ -1,4 +1,4 @@
-"""Small datasets that tests make: clips by ffmpeg, in the form that the profiles write, packed into shards."""
+"""Small datasets for tests: clips encoded by ffmpeg as the profiles do, packed into shards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_clip(
     filters: str = "null",
     tags: str = TAGS,
 ) -> bytes:
-    """An MP4 of a moving test picture; `tags` is the filter behind all others."""
+    """Return an MP4 of a moving test pattern; `tags` is the last filter."""
     source = f"testsrc2=s={size}:r={rate}:d={frames / rate},hue=h={frames * 37}"
     command = [
         find_ffmpeg().path,
@@ -53,14 +53,14 @@ def pack(
     meta: dict[str, object] | None = None,
     columns: dict[str, list[object]] | None = None,
 ) -> LocalStorage:
-    """A dataset of generation 1.
+    """Create a dataset of generation 1.
 
     Args:
-        folder: Where to put it.
-        shards: For each shard its samples: key, MP4, label. The number of frames is read from the facts.
+        folder: Output folder.
+        shards: The samples of each shard: key, MP4, label. The number of frames is read from the sidecar.
         classes: Class names.
-        meta: More fields for every sample's JSON; `conforms` is true unless given.
-        columns: More annotation columns, one value a sample.
+        meta: Additional fields of every sample's JSON; `conforms` is true by default.
+        columns: Additional annotation columns, one value per sample.
     """
     store, records, rows = LocalStorage(folder), [], []
     for index, samples in enumerate(shards):
@@ -84,14 +84,14 @@ def pack(
 
 
 def frames_of(store: LocalStorage, stem: str, row: int) -> int:
-    """Frames of a sample by its shard's packet sidecar."""
+    """Return a sample's number of frames, from its shard's packet sidecar."""
     from fastvid.format.shard import Shard
 
     return Shard(store, stem).info(row).num_frames
 
 
 def recommit(store: LocalStorage, **changes: object) -> None:
-    """Commits the current generation again with other fields, or other annotations under ``annotations``."""
+    """Commit the current generation again with changed fields, or with other annotations in ``annotations``."""
     from fastvid.format.generations import read_annotations, read_generation
 
     dataset_id, generation = read_generation(store)

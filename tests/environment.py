@@ -1,4 +1,4 @@
-"""Print one line about an environment: its versions, and what a run of pytest counted.
+"""Print one line about an environment: its versions, and the results of a pytest run.
 
 Usage: ``python -m tests.environment NAME junit.xml``
 """
@@ -18,7 +18,7 @@ PACKAGES = ("torch", "av", "numpy", "pyarrow", "torchcodec", "nvidia-dali-cuda13
 
 
 def line(name: str, report: Path) -> str:
-    """``name: versions: counts``."""
+    """Return ``name: versions: counts``."""
     versions = [f"Python {platform.python_version()}", f"ffmpeg {_ffmpeg()}"]
     for package in PACKAGES:
         try:

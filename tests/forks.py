@@ -1,7 +1,7 @@
-"""Processes that have imported torch when they begin: seconds less for each than for a fresh interpreter.
+"""Start processes that have already imported torch, which saves seconds over a fresh interpreter.
 
-Python's own fork server imports once a test session what training imports, and forks each process. There a module runs
-as ``python -W error -m`` runs it, in an environment and a folder of its own.
+Python's fork server imports the modules of training once per test session and forks each process. There a module runs
+as with ``python -W error -m``, in its own environment and folder.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _SERVER = multiprocessing.get_context("forkserver")
-# torch imports _dynamo with the first optimizer, for two seconds.
+# Otherwise torch imports _dynamo with the first optimizer, which takes two seconds.
 _SERVER.set_forkserver_preload(
     ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "fastvid.train.run.launch"]
 )
 
 
 def start(module: str, *arguments: object, folder: Path = ROOT, **environment: str) -> BaseProcess:
-    """Starts a module with arguments, in a folder, with variables beside this process' own.
+    """Start a module with arguments, in a folder, with additional environment variables.
 
-    What it prints goes where this process' own output went when the server was started.
+    Its output goes where this process' output went when the fork server was started.
     """
     words, variables = [str(argument) for argument in arguments], os.environ | environment
     process = _SERVER.Process(target=_run, args=(module, words, dict(variables), str(folder)), daemon=True)
@@ -34,15 +34,15 @@ def start(module: str, *arguments: object, folder: Path = ROOT, **environment: s
 
 
 def wait(process: BaseProcess, seconds: float = 250.0) -> int:
-    """The exit code of a process; a signal's number is negative.
+    """Wait for a process and return its exit code, or the negative number of the signal that killed it.
 
     Raises:
-        TimeoutError: It does not end; it is killed.
+        TimeoutError: If it does not exit in time; it is killed.
     """
     process.join(seconds)
     if process.exitcode is None:
         process.kill()
-        raise TimeoutError(f"a process did not end within {seconds:g} s")
+        raise TimeoutError(f"a process did not exit within {seconds:g} s")
     return process.exitcode
 
 

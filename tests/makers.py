@@ -1,8 +1,8 @@
-"""Videos that tests make, and clips cut out of them.
+"""Make videos for tests, and clips of them.
 
-Painted videos carry their frame number as ten black or white blocks in a row at the top, which survives any sensible
-compression, over a texture that moves every frame, so that a missing reference shows. Nothing here plans or assembles a
-clip by the code under test's own loader: packets are copied one by one.
+Painted videos show their frame number as ten black or white blocks in a row at the top, which survive compression, over
+a texture that moves in every frame, so that a missing reference is visible. Clips are assembled here packet by packet,
+without the code under test.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fastvid.media.ffmpeg import find_ffmpeg
 BITS = 10
 BLACK, WHITE = 16, 235
 
-# A filter: ffmpeg 9 takes colour from the pictures, whatever the encoder is told.
+# As a filter, because ffmpeg 9 takes colour tags from the frames and ignores the encoder's options.
 TAGS = "setparams=range=limited:colorspace=smpte170m:color_primaries=smpte170m:color_trc=smpte170m"
 _X264 = "-c:v libx264 -threads 1 -preset veryfast -tune fastdecode -x264-params"
 _X265 = "-c:v libx265 -tag:v hvc1 -x265-params log-level=none:pools=1:info=0"
 
-# FFmpeg's arguments by name. The first three stand for the profiles of the same names.
+# FFmpeg's arguments by name. The first three imitate the profiles of the same names.
 ENCODINGS = {
     "compact": f"{_X264} keyint=32:min-keyint=32:scenecut=0:open-gop=0:bframes=7:b-adapt=0:b-pyramid=none",
     "intra": f"{_X264} keyint=1",
@@ -50,7 +50,7 @@ _UNTAGGED = ("mjpeg", "av1", "av1-layers")
 
 
 def arguments(encoding: str, *filters: str) -> list[str]:
-    """What ffmpeg is told between input and output, for an encoding of a picture behind filters."""
+    """Return ffmpeg's arguments between input and output, for an encoding after some filters."""
     chain = [*filters, "null" if encoding in _UNTAGGED else TAGS]
     return ["-vf", ",".join(chain), *ENCODINGS[encoding].split()]
 
@@ -72,7 +72,7 @@ class Video:
 
     @property
     def info(self) -> StreamInfo:
-        """What a decoder must know."""
+        """The stream's parameters for a decoder."""
         return self._indexed[0]
 
     @property
@@ -82,16 +82,16 @@ class Video:
 
     @cached_property
     def table(self) -> PacketTable:
-        """The packets."""
+        """The packet table."""
         return PacketTable(self.records, whole=bool(self.info.flags & 2))
 
     @property
     def full(self) -> Box:
-        """The whole picture."""
+        """A box of the whole frame."""
         return Box(0, 0, self.info.height, self.info.width)
 
     def clip(self, frames, *, box=None, size=None, flip=False, packets=None, info=None) -> EncodedClip:
-        """Frames of this video, ready for a decoder; `packets` overrides the plan."""
+        """Return a clip of these frames, ready for a decoder; `packets` overrides the plan."""
         wanted = np.asarray(frames, dtype=np.int64)
         box = box or self.full
         request = ClipRequest(0, wanted, box, size or (box.height, box.width), flip)
@@ -115,7 +115,7 @@ class Video:
 
     @cached_property
     def framemd5(self) -> list[str]:
-        """MD5 of every frame's planes by ffmpeg's decoder: the oracle outside fastvid."""
+        """MD5 of every frame's planes by ffmpeg's decoder: a reference independent of fastvid."""
         return framemd5(self.path)
 
     @cached_property
@@ -135,22 +135,22 @@ class Video:
 
 
 class Videos:
-    """Makes videos once and keeps them in a folder."""
+    """Makes each video once and caches it in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._made: dict[str, Video] = {}
 
     def painted(self, encoding: str, *, frames: int = 70, size: tuple[int, int] = (96, 160)) -> Video:
-        """Frame numbers over a moving texture. Sizes are height and width, multiples of 16, the width at least 160."""
+        """Return painted frame numbers over a moving texture; size: multiples of 16, width at least 160."""
         return self._make(f"painted-{encoding}-{frames}-{size[0]}x{size[1]}", encoding, paint(frames, size))
 
     def textured(self, encoding: str, *, frames: int = 70, size: tuple[int, int] = (96, 160)) -> Video:
-        """A moving texture with strong colours and no numbers."""
+        """Return a moving texture with strong colours and no numbers."""
         return self._make(f"textured-{encoding}-{frames}-{size[0]}x{size[1]}", encoding, texture(frames, size))
 
     def lines(self, encoding: str, *, size: tuple[int, int] = (96, 160)) -> Video:
-        """Black and white lines one pixel apart, in both directions: a fine chequer."""
+        """Return a checkerboard of single black and white pixels."""
         y = np.full((2, *size), WHITE, np.uint8)
         y[:, ::2, ::2] = y[:, 1::2, 1::2] = BLACK
         grey = np.full((2, size[0] // 2, size[1] // 2), 128, np.uint8)
@@ -165,12 +165,12 @@ class Videos:
 
 
 def ffmpeg() -> str:
-    """The ffmpeg program."""
+    """Return the path of the ffmpeg program."""
     return find_ffmpeg().path
 
 
 def opened(file: Any) -> Any:
-    """A file in PyAV, which takes any bytes in tags unasked since version 19."""
+    """Open a file by PyAV; before version 19 it accepts arbitrary bytes in tags only on request."""
     try:
         return av.open(file, metadata_errors="replace")
     except TypeError:
@@ -178,14 +178,14 @@ def opened(file: Any) -> Any:
 
 
 def framemd5(path: Path) -> list[str]:
-    """MD5 of every frame's planes, in display order, by ffmpeg's decoder."""
+    """Return the MD5 of every frame's planes, in display order, by ffmpeg's decoder."""
     command = [ffmpeg(), "-v", "error", "-i", str(path), "-map", "0:v:0", "-fps_mode", "passthrough", "-f", "framemd5"]
     lines = subprocess.run([*command, "-"], check=True, capture_output=True, text=True).stdout.splitlines()
     return [line.split(",")[-1].strip() for line in lines if not line.startswith("#")]
 
 
 def encode(path: Path, planes: tuple[np.ndarray, np.ndarray, np.ndarray], arguments: list[str]) -> None:
-    """Encodes planes Y [N, H, W], U and V [N, H/2, W/2]."""
+    """Encode planes Y [N, H, W], U and V [N, H/2, W/2]."""
     y, u, v = planes
     raw = b"".join(frame.tobytes() for triple in zip(y, u, v, strict=True) for frame in triple)
     source = ["-f", "rawvideo", "-pix_fmt", "yuv420p", "-s", f"{y.shape[2]}x{y.shape[1]}", "-r", "25", "-i", "-"]
@@ -194,7 +194,7 @@ def encode(path: Path, planes: tuple[np.ndarray, np.ndarray, np.ndarray], argume
 
 
 def texture(frames: int, size: tuple[int, int], seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blobs of colour that drift by three pixels a frame and brighten: every frame differs from every other."""
+    """Return blobs of colour that drift by three pixels per frame and brighten, so that all frames differ."""
     height, width = size
     rng = np.random.default_rng(seed)
     planes = []
@@ -207,7 +207,7 @@ def texture(frames: int, size: tuple[int, int], seed: int = 0) -> tuple[np.ndarr
 
 
 def paint(frames: int, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The texture with the frame number painted along the top, most significant bit first."""
+    """Return the texture with the frame number painted along the top, most significant bit first."""
     y, u, v = texture(frames, size)
     block = size[1] // BITS // 2 * 2
     for number in range(frames):
@@ -219,7 +219,7 @@ def paint(frames: int, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, n
 
 
 def read_numbers(pictures: np.ndarray) -> list[int]:
-    """The numbers painted on pictures [T, H, W] of luma, or any of R, G and B, showing the whole width."""
+    """Return the numbers painted on frames [T, H, W] of full width, given as luma or one of R, G and B."""
     width = pictures.shape[2]
     block = width // BITS // 2 * 2
     inner = slice(block // 4, block - block // 4)
@@ -233,7 +233,7 @@ def read_numbers(pictures: np.ndarray) -> list[int]:
 
 
 def _blobs(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Smooth noise in [0, 1] that wraps around, [height, width]."""
+    """Return periodic smooth noise in [0, 1], [height, width]."""
     spectrum = np.fft.rfft2(rng.standard_normal((height, width)))
     rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
     field = np.fft.irfft2(spectrum * np.exp(-((rows**2 + columns**2) * 300)), (height, width))

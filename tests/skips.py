@@ -1,4 +1,4 @@
-"""With CI=true a skipped test is a failure, unless its reason is listed in ``allowed_skips.txt``."""
+"""With CI=true a skipped test fails unless its reason is listed in ``allowed_skips.txt``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Of a test."""
+    """Check the report of a test."""
     report = yield
     _judge(report)
     return report
@@ -22,7 +22,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Of a file that is skipped as a whole."""
+    """Check the report of a file, which may be skipped as a whole."""
     report = yield
     _judge(report)
     return report

@@ -19,7 +19,7 @@ FRAMES = 40
 
 
 def run(*arguments: object) -> str:
-    """Output of a fastvid command that must succeed."""
+    """Run a fastvid command, which must succeed, and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "fastvid", *map(str, arguments)], capture_output=True, text=True, check=False
     )
@@ -29,7 +29,7 @@ def run(*arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def raw_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two classes with two videos each; every frame carries its number."""
+    """A folder of two classes with two videos each; every frame shows its number."""
     folder = tmp_path_factory.mktemp("raw")
     for name in CLASSES:
         (folder / name).mkdir()
@@ -41,13 +41,13 @@ def raw_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sharded(raw_videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset that one command makes of them."""
+    """The dataset made from them by one command."""
     folder = tmp_path_factory.mktemp("sharded") / "mine"
     assert "4 packed" in run("shard", raw_videos, "--out", folder)
     return folder
 
 
-def test_doctor_finds_the_default_path_usable():
+def test_doctor_reports_the_default_path_as_usable():
     found = json.loads(run("doctor", "--json"))
     assert found["ffmpeg"]["missing"] is None
     assert found["decoders"]["pyav"]["missing"] is None
@@ -55,7 +55,7 @@ def test_doctor_finds_the_default_path_usable():
     assert all(row["frames"] for row in found["parity"])
 
 
-def test_a_sharded_folder_verifies_and_gives_the_frames_asked_for(sharded: Path):
+def test_a_sharded_folder_verifies_and_returns_the_requested_frames(sharded: Path):
     run("verify", sharded)
     assert "4" in run("inspect", sharded)
     dataset = fastvid.open(str(sharded))
@@ -66,7 +66,7 @@ def test_a_sharded_folder_verifies_and_gives_the_frames_asked_for(sharded: Path)
         assert read_numbers(pictures[..., 1]) == numbers
 
 
-def test_tars_alone_are_indexed_into_an_equal_dataset(sharded: Path, tmp_path: Path):
+def test_indexing_the_tars_alone_gives_an_equal_dataset(sharded: Path, tmp_path: Path):
     tars = tmp_path / "tars"
     tars.mkdir()
     for tar in sharded.glob("*.tar"):

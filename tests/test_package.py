@@ -25,8 +25,8 @@ ROOT = Path(fastvid.__file__).parent
 
 REPOSITORY = ROOT.parent
 
-# What lies in each folder, from low to high: a file or sub-folder may import those before it, wherever in its text the
-# import stands. Folders that are not listed have no sub-folders. Files that start something may import everything.
+# The contents of each folder from low to high: a file or sub-folder may import only those before it, also inside
+# functions. Folders that are not listed have no sub-folders. Files that start something may import everything.
 ORDER = {
     folder: order.split()
     for folder, order in {
@@ -40,7 +40,7 @@ ORDER = {
         "bench": "common decode load shard train gpu scaling strategies elastic report",
     }.items()
 }
-# Folders that stand beside the others: all that they may import of fastvid.
+# Folders outside the order, and the parts of fastvid that they may import.
 BESIDE = {"fastvid/models": {"errors", "runtime"}}
 FREE = {"__init__", "__main__"}
 MOST_FILES = 20
@@ -80,7 +80,7 @@ def upward(imported: Mapping[str, Set[str]]) -> list[str]:
     for module, other in [(module, other) for module, others in imported.items() for other in sorted(others)]:
         mine, theirs = module.split("."), other.split(".")
         depth = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
-        if depth is None or mine[depth] in FREE:  # a package and what lies in it
+        if depth is None or mine[depth] in FREE:  # a package and its contents
             continue
         if depth == 0:
             allowed = mine[0] == "bench"
@@ -122,11 +122,11 @@ def circles(imported: Mapping[str, Set[str]]) -> list[list[str]]:
     return found
 
 
-def test_imports_go_one_way_between_folders_and_inside_them():
+def test_imports_go_one_way_between_and_within_folders():
     assert not upward(graph())
 
 
-def test_an_import_against_the_order_is_seen():
+def test_an_import_against_the_order_is_detected():
     wrong = {
         "fastvid.format.tar": {"fastvid.decode.clips"},
         "fastvid.load.order.epoch": {"fastvid.load.clips.clip", "fastvid.load.order.shares", "fastvid.errors"},
@@ -152,18 +152,18 @@ def test_every_file_and_folder_has_a_place_in_the_order():
         parts = path.relative_to(REPOSITORY).with_suffix("").parts
         folders = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
         there |= {f"{folder}/{parts[depth]}" for depth, folder in enumerate(folders, 1) if folder in ORDER}
-        # A folder with sub-folders has an order of its own.
+        # A folder with sub-folders has its own order.
         assert all(folder in ORDER for folder in folders[:-1]), path
     assert {name for name in there if name.rpartition("/")[2] not in FREE} == listed
 
 
-def test_no_files_import_each_other_in_a_circle():
-    # The front door names what lies behind it; the code behind it asks for a version or a path alone.
-    behind = {module: others - {"fastvid"} for module, others in graph().items() if module != "fastvid"}
-    assert not circles(behind)
+def test_there_are_no_circular_imports():
+    # Without the top-level package, which re-exports names and from which modules import only a version or a path.
+    modules = {module: others - {"fastvid"} for module, others in graph().items() if module != "fastvid"}
+    assert not circles(modules)
 
 
-def test_circles_are_found_wherever_their_imports_stand(tmp_path):
+def test_circular_imports_are_detected_anywhere_in_a_file(tmp_path):
     (tmp_path / "one.py").write_text("def late():\n    from two import x\n")
     (tmp_path / "two.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from three import X\n")
     (tmp_path / "three.py").write_text("import one\n")
@@ -207,13 +207,13 @@ def test_files_stay_small():
     assert not long
 
 
-def test_files_that_are_begun_first_exist_once_each():
+def test_files_listed_as_long_exist_exactly_once():
     files = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert {name: files.count(name) for name in LONG} == dict.fromkeys(LONG, 1)
 
 
 @pytest.mark.parametrize("package", [fastvid, fastvid.train])
-def test_public_names_are_sorted_and_real(package):
+def test_public_names_are_sorted_and_exist(package):
     assert package.__all__ == sorted(package.__all__)
     for name in package.__all__:
         assert getattr(package, name) is not None
@@ -230,7 +230,7 @@ def test_import_loads_neither_torch_nor_a_decoder():
     assert out.stdout.strip() == "[]"
 
 
-def test_every_error_crosses_a_process():
+def test_every_error_can_be_pickled():
     def tree(kind: type[errors.FastvidError]) -> list[type[errors.FastvidError]]:
         return [kind, *(sub for child in kind.__subclasses__() for sub in tree(child))]
 
@@ -259,7 +259,7 @@ def test_errors_of_others_cross_as_the_built_in_ones_that_they_are():
         assert str(copy).startswith(text)
 
 
-def test_outer_layers_add_places_and_keep_inner_ones():
+def test_outer_layers_add_locations_and_keep_inner_ones():
     error = errors.DecodeError("bad", key="inner").at(key="outer", shard="data-000000")
     assert error.where == {"key": "inner", "shard": "data-000000"}
 
@@ -283,7 +283,7 @@ def test_unknown_command_names_the_known_ones():
     assert not out.stdout
 
 
-def test_options_may_stand_between_the_words_of_any_command():
+def test_options_may_be_between_the_arguments_of_any_command():
     given = [sys.executable, "-m", "fastvid", "shard", "nowhere-1", "--out", "nowhere", "nowhere-2", "--workers", "2"]
     out = subprocess.run(given, capture_output=True, text=True, check=False)
     assert out.returncode == 2
@@ -291,7 +291,7 @@ def test_options_may_stand_between_the_words_of_any_command():
     assert "nowhere-1" in out.stderr
 
 
-def test_the_words_of_a_benchmark_are_handed_on_as_they_stand():
+def test_arguments_of_a_benchmark_are_passed_on_unchanged():
     given = [sys.executable, "-m", "fastvid", "bench", "scale", "--help"]
     out = subprocess.run(given, capture_output=True, text=True, check=False)
     assert out.returncode == 0

@@ -1,8 +1,8 @@
-"""What is released installs and works: wheel and sdist, into clean environments, without extras and with each.
+"""Wheel and sdist install and work in clean environments, without extras and with each extra.
 
-Started by ``make release-check`` (and ``make soak``). Needs a package index, and torch for CPUs: a folder or an index
-named in PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL. Packages come at the versions of constraints.txt. Commands run with
-nothing on PATH but the environment's own programs.
+Started by ``make release-check`` (and ``make soak``). Needs a package index, and torch for CPUs from a folder or index
+named in PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL. Packages are installed at the versions of constraints.txt. Commands run
+with only the environment's programs on PATH.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = sorted(PROJECT["optional-dependencies"])
-# By its local version, so that where only wheels for CUDA are found pip says so and fetches no gigabytes.
+# With the local version, so that pip fails instead of downloading gigabytes if it finds only wheels for CUDA.
 TORCH = (
     next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")) + "+cpu"
 )
@@ -56,8 +56,8 @@ class Installed:
     """A clean environment, and a folder in which its commands run.
 
     Args:
-        folder: Where both are made.
-        videos: Videos that every check uses.
+        folder: Parent folder of both.
+        videos: Videos for the checks.
     """
 
     def __init__(self, folder: Path, videos: Path) -> None:
@@ -71,7 +71,7 @@ class Installed:
         subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), *words], check=True)
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """A program of the environment; its output when it ends with `code`."""
+        """Run a program of the environment and return its output; it must exit with `code`."""
         environment = {
             "PATH": str(self.bin), "HOME": str(self.work), "OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING",
             "NO_PROXY": "127.0.0.1", "NO_MKDOCS_2_WARNING": "1",
@@ -92,7 +92,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory) -> dict[str, Path]:
-    """The sdist and the wheel, the wheel built from the sdist, in an environment of their own."""
+    """The sdist, and the wheel built from it in a separate environment."""
     folder = tmp_path_factory.mktemp("released")
     venv.create(folder / "venv", with_pip=True, symlinks=True)
     python = str(folder / "venv" / "bin" / "python")
@@ -125,12 +125,12 @@ def videos(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def installed(tmp_path, videos) -> Iterator[Installed]:
-    """Removed after each test: an environment with torch has a gigabyte."""
+    """A function that creates environments; they are removed after each test, because torch takes a gigabyte."""
     yield Installed(tmp_path, videos)
     shutil.rmtree(tmp_path / "venv")
 
 
-def test_version_changelog_and_contents_are_those_of_a_release(released):
+def test_version_changelog_and_contents_match_the_release(released):
     version = PROJECT["version"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
     text = (ROOT / "CHANGELOG.md").read_text()
@@ -152,7 +152,7 @@ def test_version_changelog_and_contents_are_those_of_a_release(released):
 
 
 @pytest.mark.parametrize("form", ["wheel", "sdist"])
-def test_the_bare_install_shards_indexes_inspects_and_says_what_else_needs(form, released, installed):
+def test_the_bare_install_works_and_names_the_extras_of_other_commands(form, released, installed):
     installed.pip(str(released[form]))
     assert installed.run("fastvid", "--version").stdout.strip() == PROJECT["version"]
     names = installed.python(
@@ -180,7 +180,7 @@ def test_the_bare_install_shards_indexes_inspects_and_says_what_else_needs(form,
     assert "PREDICTED" in predicted.stdout
     installed.run("fastvid", "bench", "report", "scale.json", "--html", "scale.html")
     assert "<svg" in (installed.work / "scale.html").read_text()
-    # What needs an extra says which, in a sentence.
+    # Commands that need an extra name it.
     for words, extra in {
         ("train", "motion_tsm"): "torch",
         ("demo",): "torch",
@@ -215,7 +215,7 @@ def check_dali(one: Installed) -> None:
 
 
 def check_object_stores(one: Installed) -> None:
-    # This Python's server sends whole files only, and the client asks for ranges.
+    # Python's own server lacks range requests, which the client needs.
     class Ranges(http.server.SimpleHTTPRequestHandler):
         def do_GET(self) -> None:
             data = Path(self.translate_path(self.path)).read_bytes()
@@ -287,7 +287,7 @@ def check_dev(one: Installed) -> None:
     )
 
 
-# What an extra needs beside it, and what must work with it.
+# For each extra: the other extras that its check needs, and the check.
 CHECKS: dict[str, tuple[str, Callable[[Installed], None]]] = {
     "bench": ("torch", check_bench),
     "dali-cuda12": ("torch", check_dali),
@@ -303,7 +303,7 @@ CHECKS: dict[str, tuple[str, Callable[[Installed], None]]] = {
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_brings_what_it_says(extra, released, installed):
+def test_each_extra_enables_its_features(extra, released, installed):
     beside, check = CHECKS[extra]
     if "torch" in (extra, beside):
         installed.pip(TORCH)

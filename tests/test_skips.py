@@ -1,4 +1,4 @@
-"""With CI=true a skip is a failure, unless its reason is in the list."""
+"""With CI=true a skip is a failure unless its reason is in the list."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(folder: Path, *options: str, **variables: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_a_skip_for_another_reason_fails_and_says_so(tmp_path, workers):
+def test_an_unlisted_skip_fails_in_ci(tmp_path, workers):
     code, lines = run(tmp_path, *workers, CI="true")
     assert code == 1
     assert "1 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors" in lines[-1]
@@ -54,7 +54,7 @@ def test_a_skip_for_another_reason_fails_and_says_so(tmp_path, workers):
         assert any(line.endswith(f"skipped, which allowed_skips.txt does not allow in CI: {reason}") for line in lines)
 
 
-def test_elsewhere_a_skip_is_a_skip(tmp_path):
+def test_a_skip_is_not_a_failure_outside_ci(tmp_path):
     code, lines = run(tmp_path, CI="")
     assert code == 0
     assert "1 passed, 4 skipped, 1 xfailed" in lines[-1]

@@ -31,7 +31,7 @@ def test_ranges_are_exact_and_short_files_raise(folder):
     assert folder.size("a/b.bin") == len(data)
 
 
-def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(folder):
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(folder):
     folder.write("x", b"old")
 
     def write_half():
@@ -62,7 +62,7 @@ def test_killed_write_is_not_listed_and_sweep_removes_it(folder):
     assert os.listdir(folder.root) == ["x"]
 
 
-def test_replaced_file_is_reread_and_handles_stay_bounded(folder, monkeypatch):
+def test_a_replaced_file_is_reopened_and_handles_stay_bounded(folder, monkeypatch):
     monkeypatch.setattr(local, "MAX_OPEN_FILES", 4)
     for number in range(20):
         folder.write(f"{number}", b"%02d" % number)

@@ -1,4 +1,4 @@
-"""What a user's own typed code says. `make check` has mypy read it, strictly; it is never run."""
+"""Typed code of a user. `make check` checks it with strict mypy; it is never run."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from fastvid.train import CenterCrop, DataConfig, Segments
 
 
 def shards() -> JobReport:
-    """The command as a function. A wrong argument is seen."""
+    """`fastvid shard` as a function. mypy reports a wrong argument."""
     fastvid.shard(["videos/"], outs="shards/mine")  # type: ignore[call-arg]
     return fastvid.shard(["videos/"], out="shards/mine")
 
 
 def samplers() -> fastvid.Segments:
-    """Names come from the front door. A misspelt one is seen."""
+    """Public names of `fastvid`. mypy reports a misspelt one."""
     fastvid.Segmnts(8)  # type: ignore[attr-defined]
     return fastvid.Segments(8)
 
 
 def data() -> DataConfig:
-    """Part of a recipe. A wrong type is seen."""
+    """Part of a recipe. mypy reports a wrong type."""
     DataConfig(path=8, frames=Segments(4), eval_frames=Segments(4), spatial=(), eval_spatial=())  # type: ignore[arg-type]
     crop = (CenterCrop(224),)
     return DataConfig(path="mine", frames=Segments(4), eval_frames=Segments(4), spatial=crop, eval_spatial=crop)

@@ -1,1 +1,1 @@
-"""What benchmarks share: facts of the machine, corpora, hosts, charts."""
+"""Shared by all benchmarks: machine facts, corpora, simulated hosts, charts."""

@@ -1,4 +1,4 @@
-"""What a result shows: a benchmark's ``charts(record)`` gives these, and `bench.report` draws them."""
+"""Chart descriptions: a benchmark's ``charts(record)`` returns them, and `bench.report` draws them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Bars:
-    """One number a name.
+    """A bar chart.
 
     Attributes:
-        title: Of the plot; results of several files stand in one plot where the titles are the same.
-        unit: Of the numbers.
-        values: By name, from top to bottom.
-        spread: Least and greatest, by name.
-        rivals: Names of what fastvid is compared with.
-        note: What the reader should know, in a sentence or two.
+        title: Title of the plot; charts of several files with the same title share one plot.
+        unit: Unit of the values.
+        values: Value of each bar by name, from top to bottom.
+        spread: Minimum and maximum by name.
+        rivals: Names of the bars that fastvid is compared with.
+        note: One or two sentences for the reader.
     """
 
     title: str
@@ -29,16 +29,17 @@ class Bars:
 
 @dataclass(frozen=True)
 class Lines:
-    """Numbers over numbers.
+    """A line chart.
 
     Attributes:
-        title: Of the plot, as with Bars.
-        across: What is along the x axis.
-        up: What is up the y axis.
+        title: As in `Bars`.
+        across: Label of the x axis.
+        up: Label of the y axis.
         series: Points (x, y) by name.
         expected: Names of series that are predicted, not measured.
-        log_x: A logarithmic x axis; `log_y` likewise.
-        note: As with Bars.
+        log_x: Whether the x axis is logarithmic.
+        log_y: Whether the y axis is logarithmic.
+        note: As in `Bars`.
     """
 
     title: str
@@ -53,7 +54,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows; the first column is on the left, the others are aligned as numbers."""
+    """A table of text; the first column is left-aligned, the others right-aligned like numbers."""
 
     title: str
     heads: Sequence[str]

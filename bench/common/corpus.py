@@ -1,4 +1,4 @@
-"""The datasets that are compared, made of footage on first use."""
+"""Datasets for benchmarks, made from footage on first use."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Final
 from fastvid.errors import UsageError
 
 SAMPLINGS: Final = ("tsn8", "dense16x4", "dense32x2")
-"""The samplings that are compared; see `fastvid.measure.clips.parse_sampling`."""
+"""Samplings to benchmark; see `fastvid.measure.clips.parse_sampling`."""
 
 
 def shard(footage: Path, profile: str, cache: Path, *, options: Sequence[str] = (), name: str | None = None) -> Path:
-    """The dataset of `footage` in a profile, made on first use.
+    """Return the dataset of `footage` in a profile, created on first use.
 
     Args:
         footage: A folder of videos.
         profile: Encode profile.
-        cache: Where datasets are.
-        options: Further ones of ``fastvid shard``.
-        name: Of the dataset's folder; by default the profile.
+        cache: Folder of the datasets.
+        options: Additional options for ``fastvid shard``.
+        name: Name of the dataset's folder; by default the profile.
 
     Raises:
-        UsageError: ``fastvid shard`` failed.
+        UsageError: If ``fastvid shard`` fails.
     """
     folder = cache / (name or profile)
     if not (folder / "dataset.json").exists():

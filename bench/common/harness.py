@@ -1,6 +1,6 @@
-"""What all benchmarks share: facts of the machine, and JSON.
+"""Machine facts and JSON records, shared by all benchmarks.
 
-Contenders take turns (`fastvid.measure.rounds`); a ratio is the median of the rounds' ratios.
+Contenders run in alternating rounds (`fastvid.measure.rounds`); a ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fastvid.errors import JobError, UsageError
 from fastvid.runtime.cores import available_cores
 
 _HERE: Final = Path(__file__).parents[1]
-# Beside this file in a checkout; where the user stands when bench is a part of an installation.
+# In a checkout, the repository's bench/results; in an installation, below the working directory.
 RESULTS: Final = _HERE / "results" if _HERE.parent.joinpath("pyproject.toml").exists() else Path("bench/results")
 
 _PACKAGES: Final = ("av", "decord", "numpy", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torch", "torchcodec")
 
 
 def machine_facts() -> dict[str, Any]:
-    """What a number depends on, as far as it can be read."""
+    """Return hardware, versions and load of this machine, as far as they can be read."""
     versions = {}
     for package in _PACKAGES:
         try:
@@ -48,7 +48,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the checkout; None in an installation, which may lie inside somebody else's, and where there is no git."""
+    # An installation may be inside another project's checkout, whose commit would be wrong.
     git = shutil.which("git")
     if git is None or not _HERE.parent.joinpath(".git").exists():
         return None
@@ -64,15 +64,18 @@ def _first(file: str, field_name: str) -> str | None:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field_name)), None)
 
 
-def measured_again(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
-    """A result of which one part is measured again, on a machine that may be another.
+def merge_remeasured(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
+    """Return the record `before` with the machine on which one part is now measured again.
 
     Raises:
-        UsageError: It was measured with other settings.
+        UsageError: If `before` was measured with other settings.
     """
     for key in now.keys() - {"machine"}:
         if before.get(key) != now[key]:
-            raise UsageError(f"{key} was {before.get(key)!r} and is {now[key]!r}", hint="measure all parts again")
+            raise UsageError(
+                f"{key} is {now[key]!r}, but the earlier result used {before.get(key)!r}",
+                hint="use the same settings, or measure all parts again",
+            )
     return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
 
 
@@ -93,6 +96,6 @@ def run_json(command: Sequence[str]) -> dict[str, Any]:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a result with sorted keys and a newline at the end."""
+    """Write a result as JSON with sorted keys and a trailing newline."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")

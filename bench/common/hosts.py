@@ -1,7 +1,7 @@
-"""Hosts on one machine: network namespaces on one switch whose ports tc limits. Real packets, counted by the kernel.
+"""Simulated hosts on one machine: network namespaces joined by a bridge, with rates limited by tc.
 
-Needs root, iproute2, and the kernel's veth, bridge and tbf. Delay is not made here: the netem queue is missing in many
-kernels.
+Packets are real and counted by the kernel. Requires root, iproute2, and the kernel's veth, bridge and tbf. Latency is
+not simulated here, because many kernels lack netem.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Final
 from fastvid.errors import UsageError
 
 _DEVICE: Final = "cable"
-# Of the block that is set aside for tests, RFC 5737, so that no real network is meant.
+# From the block reserved for documentation by RFC 5737, so no real network is affected.
 _ADDRESS: Final = "192.0.2.{}"
-# tbf sends at most this much at once; a segment that the kernel has put together is up to 64 KiB.
+# Burst size of tbf; must exceed the 64 KiB of a segment merged by the kernel.
 _BURST_BYTES: Final = 131072
 _QUEUE: Final = "2s"
 _numbers = itertools.count()
 
 
 class Hosts:
-    """The namespaces, from `__enter__` to `__exit__`.
+    """Network namespaces that exist while the context is open.
 
     Args:
-        count: How many, 2 to 250.
+        count: Number of hosts, 2 to 250.
 
     Attributes:
-        prefixes: Command that runs another one on each host.
-        addresses: IPv4 address of each.
-        environment: What a process group's processes need there: the device that gloo and NCCL must use.
+        prefixes: Command prefix of each host that runs a command there.
+        addresses: IPv4 address of each host.
+        environment: Environment variables for processes there: the network device for gloo and NCCL.
     """
 
     def __init__(self, count: int) -> None:
@@ -69,7 +69,7 @@ class Hosts:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
     def limit(self, bits_per_s: int) -> None:
-        """Limits what each host may send and receive; 0 for no limit."""
+        """Limit the rate at which each host sends and receives; 0 removes the limit."""
         for number, name in enumerate(self._names):
             for where, device in ((name, _DEVICE), (self._switch, f"port{number}")):
                 at = ("tc", "-n", where, "qdisc")
@@ -80,15 +80,15 @@ class Hosts:
                     subprocess.run([*at, "del", "dev", device, "root"], check=False, stderr=subprocess.DEVNULL)
 
     def cut(self, host: int) -> None:
-        """Pulls a host's cable: packets are lost, nobody is told."""
+        """Disconnect a host: its packets are lost silently."""
         _run("ip", "-n", self._switch, "link", "set", f"port{host}", "down")
 
     def join(self, host: int) -> None:
-        """Puts a pulled cable back."""
+        """Reconnect a host."""
         _run("ip", "-n", self._switch, "link", "set", f"port{host}", "up")
 
     def command(self, host: int, words: Sequence[str]) -> list[str]:
-        """A command as it runs on a host."""
+        """Return the command line that runs `words` on a host."""
         return [*self.prefixes[host], *words]
 
 
@@ -97,5 +97,5 @@ def _run(*command: str) -> None:
     if done.returncode:
         raise UsageError(
             f"{' '.join(command)} failed: {done.stderr.strip()}",
-            hint="namespaces need root, iproute2 and the kernel's veth, bridge and tbf",
+            hint="run as root with iproute2 and a kernel that has veth, bridge and tbf",
         )

@@ -1,4 +1,4 @@
-"""A TCP port of this machine for a server that is started later, and perhaps again after its death."""
+"""Reserve a TCP port for a server that starts later and may be restarted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A free port that the kernel gives to nobody else while the block runs.
+    """Reserve a free port while the block runs.
 
-    A socket stays bound to it and never listens. Who asks for any port is not given this one, while a server that asks
-    for it by number can listen on it, because it sets SO_REUSEADDR, as servers do. Until then connections are refused.
+    A socket stays bound to the port and never listens, so the kernel does not assign the port to anyone who asks for
+    port 0. A server that sets SO_REUSEADDR, as servers do, can still listen on it. Until then connections are refused.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What results of the long tests of ``make soak`` show: see `bench.report`."""
+"""Charts of the results of ``make soak``, for `bench.report`."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from bench.common.charts import Chart, Lines, Table
 
 
 def decoding(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the charts of a decoder's memory over many clips."""
     memory = record["rss_mb"]
     step = record["clips"] / len(memory)
     return [
         Lines(
-            "Memory of a process that decodes",
+            "Memory of a decoding process",
             "clips",
             "MB",
             {"resident": [(step * (number + 1), size) for number, size in enumerate(memory)]},
-            note=f"{record['mb_per_100000_clips']:.2g} MB for 100,000 clips; file handles from"
-            f" {record['file_handles'][0]} to {record['file_handles'][-1]}.",
+            note=f"Growth of {record['mb_per_100000_clips']:.2g} MB per 100,000 clips; file handles:"
+            f" {record['file_handles'][0]} at the start, {record['file_handles'][-1]} at the end.",
         )
     ]
 
 
 def loading(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the table of a loader's memory over many clips."""
     rows = [
         ("clips", f"{record['clips']:,}"),
-        ("bytes a clip, the slope of memory", f"{record['bytes_a_clip']:.2g}"),
-        ("resident, early", f"{record['first_bytes'] / 1e6:.1f} MB"),
-        ("resident, at the end", f"{record['last_bytes'] / 1e6:.1f} MB"),
+        ("memory growth, bytes per clip", f"{record['bytes_a_clip']:.2g}"),
+        ("resident memory, early", f"{record['first_bytes'] / 1e6:.1f} MB"),
+        ("resident memory, at the end", f"{record['last_bytes'] / 1e6:.1f} MB"),
     ]
     return [Table("Memory of a loader", ("what", ""), rows)]
 
 
 def shard_kills(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the table of killed sharding jobs."""
     states = ", ".join(f"{count} while {state}" for state, count in record["job_was_killed_while"].items())
     rows = []
     for kind, note in (("job", states), ("worker", "")):
@@ -47,13 +47,13 @@ def shard_kills(record: Mapping[str, Any]) -> list[Chart]:
 
 
 def rank_kills(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the table of killed training ranks."""
     runs = record["runs"]
     facts = {"same_ids": "the same samples", "same_clips": "the same clips", "same_lineage": "the same lineage"}
     rows = [(f"runs with {name}", f"{sum(run[key] for run in runs)} of {len(runs)}") for key, name in facts.items()]
     rows += [
         ("ranks killed", str(sum(len(kill["ranks"]) for run in runs for kill in run["killed"]))),
         ("weights differ by at most", f"{max(run['weights_differ_by'] for run in runs):.1e}"),
-        ("control: state of what was read ahead loses samples", "yes" if record["control_differs"] else "NO"),
+        ("control: a state that counts prefetched samples loses some", "yes" if record["control_differs"] else "NO"),
     ]
-    return [Table("Ranks killed at random moments, and started again in other numbers", ("what", ""), rows)]
+    return [Table("Ranks killed at random moments, and restarted with another world size", ("what", ""), rows)]

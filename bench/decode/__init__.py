@@ -1,1 +1,1 @@
-"""Decoders against others on the same videos."""
+"""Decoding benchmarks: fastvid against other decoders on the same videos."""

@@ -1,4 +1,4 @@
-"""What results of `bench.decode.decode` and `bench.decode.practice` show, see `bench.report`."""
+"""Charts of the results of `bench.decode.decode` and `bench.decode.practice`, for `bench.report`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.common.charts import Bars, Chart
 
 
 def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the charts of a result."""
     found: list[Chart] = []
     for row in record["rows"]:
         names = {}
@@ -26,16 +26,16 @@ def charts(record: Mapping[str, Any]) -> list[Chart]:
                 {name: one["rate"] for name, one in names.items()},
                 {name: (one["rate_min"], one["rate_max"]) for name, one in names.items()},
                 rivals,
-                f"{row['clips']} clips, {row['megabytes']} MB; the plan feeds {packets['planned']:.1f} of"
-                f" {packets['from_keys']:.1f} packets a clip. Planes are what a device takes; the others deliver RGB"
-                f" crops. Best settings found: {'; '.join(names[name]['label'] for name in rivals)}.",
+                f"{row['clips']} clips, {row['megabytes']} MB; the plan decodes {packets['planned']:.1f} of"
+                f" {packets['from_keys']:.1f} packets per clip. Planes are YUV for a GPU to convert; the others deliver"
+                f" RGB crops. Best settings found: {'; '.join(names[name]['label'] for name in rivals)}.",
             )
         )
     return found + practice([*record.get("today", ()), *record.get("sliced", ())])
 
 
 def practice(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """What rows of `bench.decode.practice` show."""
+    """Return the charts of the rows of `bench.decode.practice`."""
     found: list[Chart] = []
     for row in rows:
         best = best_rival(row)
@@ -50,25 +50,25 @@ def practice(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
                 {name: one["rate"] for name, one in names.items()},
                 {name: (one["rate_min"], one["rate_max"]) for name, one in names.items()},
                 [name for name, one in names.items() if "fastvid_is_faster_by" in one],
-                f"{row['clips']} clips. Against {_short(best)}, the best of those that are not fastvid: {times}.",
+                f"{row['clips']} clips. fastvid against {_short(best)}, the fastest rival: {times}.",
             )
         )
     return found
 
 
 def best_rival(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The fastest of a row that is not fastvid's."""
+    """Return the fastest rival of a row, or None."""
     rivals = [one for one in row["contenders"] if "fastvid_is_faster_by" in one]
     return max(rivals, key=lambda one: float(one["rate"]), default=None)
 
 
 def title(row: Mapping[str, Any]) -> str:
-    """A row's name."""
+    """Return the title of a row."""
     return ", ".join([row["question"], *([row["encoding"]] if "encoding" in row else []), row["sampling"]])
 
 
 def _short(one: Mapping[str, Any]) -> str:
-    """A contender's name, with what tells it apart in its row."""
+    """Return a name of the contender that is unique in its row."""
     settings = one["settings"]
     if one["name"] == "fastvid":
         return f"fastvid, {settings['product']} of {settings['encoding']}"

@@ -1,4 +1,4 @@
-"""Contenders before they are timed: what each delivers is checked, and what can be set is set to its best."""
+"""Prepare contenders for timing: verify their output, and sweep their settings for the fastest."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fastvid.measure.fastvid_contender import FastvidRunner
 from fastvid.measure.rounds import Contender, RoundTimes, measure
 from fastvid.runtime.arrays import UInt8Array
 
-# Mean difference from fastvid's RGB, in levels. Converters differ by 1 to 2 (rounding, chroma); a wrong frame of a
-# moving scene by far more.
+# Mean difference from fastvid's RGB, in levels. Colour converters differ by 1 to 2 (rounding, chroma); a wrong frame of
+# a moving scene differs by far more.
 _TOLERANCE: Final = 4.0
 _CHECKED: Final = 16
 
@@ -31,9 +31,9 @@ class Rivals:
     """Rivals on one corpus.
 
     Attributes:
-        best: Each at its best setting.
-        sweeps: All settings that were tried, by name.
-        refused: Why some do not run here, by name.
+        best: Each rival with its best settings.
+        sweeps: All settings tried, by rival.
+        refused: Why a rival cannot run here, by rival.
     """
 
     best: list[Contender] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Rivals:
 
 
 def at_their_best(names: Sequence[str], corpus: Corpus, workers: int, rounds: int) -> Rivals:
-    """Sweeps rivals over their settings; see `sweep`."""
+    """Sweep each rival over its settings; see `sweep`."""
     found = Rivals()
     for name in names:
         try:
@@ -50,17 +50,20 @@ def at_their_best(names: Sequence[str], corpus: Corpus, workers: int, rounds: in
             found.best.append(best)
         except (ImportError, OSError) as error:
             found.refused[name] = str(error)
-            _log.warning("%s does not run here: %s", name, error)
+            _log.warning("%s cannot run here: %s", name, error)
     return found
 
 
 def sweep(name: str, corpus: Corpus, workers: int, rounds: int) -> tuple[Contender, list[dict[str, Any]]]:
-    """A rival at its best setting: one knob after the other is set to its fastest value, the rest being held.
+    """Find a rival's best settings: optimise one knob at a time and keep the others fixed.
 
-    Settings that deliver wrong frames are recorded and never chosen.
+    Settings that deliver wrong frames are recorded but never chosen.
 
     Returns:
-        The best, and all that were tried.
+        The rival with its best settings, and all settings tried.
+
+    Raises:
+        FastvidError: If every setting delivers wrong frames.
     """
     knobs: dict[str, tuple[Any, ...]] = {
         "parallel": ((workers, False), (workers, True), (workers + 1, False), (max(1, workers // 2), False)),
@@ -89,11 +92,11 @@ def sweep(name: str, corpus: Corpus, workers: int, rounds: int) -> tuple[Contend
 
 
 def check(contender: Contender, corpus: Corpus) -> str | None:
-    """Compares a contender's pictures with fastvid's, whose frames its own tests prove.
+    """Compare a contender's frames with fastvid's, which fastvid's own tests verify.
 
     Returns:
-        None, or what is wrong. A frame passes when it is closer to the wanted frame than to its neighbours, unless they
-        hardly differ, and within the tolerance.
+        None, or a description of the error. A frame passes if it is within the tolerance and closer to the requested
+        frame than to its neighbours (unless those hardly differ).
     """
     ours, theirs = FastvidRunner(corpus, "rgb", "memory"), contender.open_runner()
     for task in range(min(_CHECKED, len(corpus.requests))):
@@ -110,17 +113,17 @@ def check(contender: Contender, corpus: Corpus) -> str | None:
         if exact.max() > _TOLERANCE or nearer.any():
             frame = int(request.frames[int(np.argmax(np.where(nearer, 255, exact)))])
             key = corpus.dataset.key(request.sample)
-            return f"wrong picture for frame {frame} of {key}: {exact.max():.1f} levels off on average"
+            return f"wrong frame {frame} of {key}: differs by {exact.max():.1f} levels on average"
     return None
 
 
 def entry(contender: Contender, timing: RoundTimes) -> dict[str, Any]:
-    """A contender and its times, for a record."""
+    """Return a contender and its times as a JSON record."""
     return _settings(contender) | timing.summary()
 
 
 def _rgb(pictures: UInt8Array) -> UInt8Array:
-    """Pictures [T, H, W, 3]; YUV 4:2:0 [T, H * 3 / 2, W] is converted."""
+    """Return RGB [T, H, W, 3]; YUV 4:2:0 [T, H * 3 / 2, W] is converted."""
     if pictures.ndim == 4:
         return pictures
     frames = [VideoFrame.from_ndarray(picture, format="yuv420p") for picture in pictures]

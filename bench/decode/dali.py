@@ -1,6 +1,6 @@
-"""DALI by itself on a CPU, on whole videos; fastvid's back-end of the same name gets planned packets.
+"""DALI decoding whole videos on a CPU, without fastvid's plan.
 
-``fn.readers.video`` needs a GPU; on a CPU DALI decodes what lies in memory, by ``fn.decoders.video``.
+``fn.readers.video`` needs a GPU; on a CPU DALI decodes videos from memory by ``fn.decoders.video``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fastvid.runtime.arrays import UInt8Array
 
 
 class WholeJob:
-    """DALI on whole videos: a pipeline that stays open, one clip a run.
+    """DALI on whole videos: a pipeline that stays open and decodes one clip per run.
 
     Args:
         corpus: The clips.
-        frames: "wanted" for the operator's list of frames, each once and in order; "all" for the whole video, of which
-            the wanted frames are then taken.
-        index: Whether the operator indexes a video before it decodes.
+        frames: "wanted" to pass the operator the list of frames, each once and in order; "all" to decode the whole
+            video and then select the wanted frames.
+        index: Whether the operator indexes a video before decoding.
     """
 
     def __init__(self, corpus: Corpus, frames: str, index: bool) -> None:
@@ -41,18 +41,18 @@ class WholeJob:
             video = fn.external_source(name="video", dtype=types.UINT8, ndim=1)
             pictures = fn.decoders.video(video, device="cpu", pad_mode="none", build_index=index, **options)
             corner = fn.external_source(name="corner", dtype=types.FLOAT, ndim=1)
-            extent = (float(CROP), float(CROP))  # of the corner's type
+            extent = (float(CROP), float(CROP))  # must have the corner's type
             cut = fn.slice(pictures, corner, extent, axes=(1, 2), normalized_anchor=False, normalized_shape=False)
             self._pipeline.set_outputs(cut)
         self._pipeline.build()
         self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
 
     def __call__(self, task: int, /) -> UInt8Array:
-        """Returns [T, H, W, 3]."""
+        """Decode a clip to uint8 [T, H, W, 3]."""
         request = self._requests[task]
         places = request.frames
         if self._wanted:
-            # For a repeated frame DALI seeks and decodes again.
+            # DALI would seek and decode again for a repeated frame.
             frames, places = np.unique(places, return_inverse=True)
             self._pipeline.feed_input("frames", [frames.astype(np.int32)])
         self._pipeline.feed_input("video", [self._videos[request.sample]])

@@ -1,8 +1,8 @@
-"""Clips a second of decoders on the same videos: sparse (TSN) and dense clips, RGB crops on the host.
+"""Measure clips/s of decoders on the same videos: sparse (TSN) and dense clips, RGB crops on the host.
 
-Before anything is timed, every contender must deliver the right frames. Rivals are swept over their settings, workers
-and threads, and run at their best; all then take turns, round by round. fastvid also has a row for YUV planes, which is
-what it hands to a device; it is not the same product, and says so.
+Every contender must deliver the right frames before it is timed. Rivals are swept over settings, workers and threads
+and run with their best; then all run in alternating rounds. fastvid also has a row for YUV planes, its input for a GPU;
+that is a different output and labelled as such.
 """
 
 from __future__ import annotations
@@ -29,46 +29,44 @@ SCHEMA: Final = "fastvid-bench-decode/1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench decode``."""
+    """Add the options of ``python -m bench decode``."""
+    parser.add_argument("--data", action="append", default=[], metavar="DIR", help="a dataset; can be repeated")
     parser.add_argument(
-        "--data", action="append", default=[], metavar="DIR", help="a dataset; may be given more than once"
+        "--footage", type=Path, metavar="FOLDER", help="videos to shard with --profiles if --data is not given"
     )
     parser.add_argument(
-        "--footage", type=Path, metavar="FOLDER", help="videos to shard as --profiles where no --data is given"
-    )
-    parser.add_argument(
-        "--profiles", nargs="+", default=["compact", "intra"], metavar="PROFILE", help="of --footage (compact intra)"
+        "--profiles", nargs="+", default=["compact", "intra"], metavar="PROFILE", help="for --footage (compact intra)"
     )
     parser.add_argument(
         "--equal-ssim",
         action="store_true",
-        help="of --footage: x264's defaults too, and profiles at the CRF that gives the same SSIM within .005;"
-        " then fastvid on its profiles against everybody on x264's defaults, which is what people have",
+        help="with --footage: also encode with x264's defaults, and the profiles at the CRF with the same SSIM within"
+        " .005; then compare fastvid on its profiles with rivals on x264's defaults, today's usual encoding",
     )
     parser.add_argument(
         "--sliced",
         type=int,
         default=0,
         metavar="VIDEOS",
-        help="of --footage: that many, for DALI on planned packets against DALI on whole videos (none)",
+        help="with --footage: number of videos for DALI on planned packets against DALI on whole videos (none)",
     )
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="where datasets are made (%(default)s)")
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
     parser.add_argument(
         "--sampling", nargs="+", default=["tsn8", "dense16x4"], choices=list(SAMPLINGS), help="(tsn8 dense16x4)"
     )
     parser.add_argument("--rivals", nargs="*", default=list(KNOBS), choices=list(KNOBS), help="(all)")
     parser.add_argument("--workers", type=int, default=available_cores(), help="cores (default: all, %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default %(default)s)")
-    parser.add_argument("--sweep-rounds", type=int, default=2, help="rounds of each setting of a sweep (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=2, help="clips of each video (default %(default)s)")
+    parser.add_argument("--sweep-rounds", type=int, default=2, help="rounds per setting of a sweep (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=2, help="clips per video (default %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "decode.json", help="result file (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     folders = [Path(folder) for folder in args.data]
     if args.footage is None and (not folders or args.equal_ssim or args.sliced):
-        raise UsageError("nothing to decode", hint="give --data DIR, or --footage FOLDER to shard videos first")
+        raise UsageError("nothing to decode", hint="pass --data DIR, or --footage FOLDER to shard videos first")
     encodings: list[Encoding] = []
     if args.equal_ssim:
         encodings = equal_quality(args.footage, args.profiles, args.cache)
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         folders = [shard(args.footage, profile, args.cache) for profile in args.profiles]
     record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers, "rows": []}
     record |= {"today": [], "sliced": []}
-    # The same frames and crops of the same videos in every encoding, whatever the order of its samples.
+    # Every encoding uses the same frames and crops of the same videos, whatever its sample order.
     common = tuple(sorted(set.intersection(*(set(one.ssim) for one in encodings)))) if encodings else None
     ours: dict[tuple[str, str], Corpus] = {}
     today: dict[str, Rivals] = {}
@@ -109,9 +107,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[str, Any]:
-    """Times everyone in turn on one corpus."""
+    """Time all contenders in alternating rounds on one corpus."""
     own = [fastvid(corpus, workers, product=p, source=s) for p in ("rgb", "planes") for s in ("memory", "disk")]
-    # What no decoder built on libavcodec can be faster than: its share is the speed reached, of the speed possible.
+    # No decoder built on libavcodec can be faster than libavcodec alone.
     floor = Contender("libavcodec alone", {}, partial(FloorJob, corpus), workers)
     *timings, limit = measure([*own, *rivals.best, floor], len(corpus.requests), rounds)
     ours = dict(zip(own, timings, strict=False))
@@ -136,11 +134,11 @@ def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[s
 
 
 def table(row: dict[str, Any]) -> str:
-    """A row's numbers for people."""
+    """Format a row as a text table."""
     packets = row["packets_a_clip"]
     lines = [
         f"{row['dataset']} {row['sampling']}: {row['clips']} clips of {row['megabytes']} MB,"
-        f" {packets['planned']:.1f} of {packets['from_keys']:.1f} packets a clip"
+        f" {packets['planned']:.1f} of {packets['from_keys']:.1f} packets per clip"
     ]
     lines.append(f"  {'':58} {'clips/s':>8} {'min..max':>13} {'CPU ms':>7}")
     for one in row["contenders"]:
@@ -151,5 +149,5 @@ def table(row: dict[str, Any]) -> str:
             lines.append(f"      {share['wall']:.2f} of libavcodec alone   by CPU time {share['cpu']:.2f}")
         for ours, times in one.get("fastvid_is_faster_by", {}).items():
             lines.append(f"      fastvid, {ours:20} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x")
-    lines += [f"  {name} does not run here: {why}" for name, why in row["refused"].items()]
+    lines += [f"  {name} cannot run here: {why}" for name, why in row["refused"].items()]
     return "\n".join(lines)

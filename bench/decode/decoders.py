@@ -1,8 +1,7 @@
-"""Decoders by the same measure: a clip's frames, cropped, as RGB uint8 on the host, written into the worker's buffer.
+"""Rival decoders, all with the same output: a clip's frames, cropped, as RGB uint8 in the worker's host buffer.
 
-Each rival gets what suits it best: the order of axes it decodes to, its own cropping if it has any, its MP4 from memory
-or from a file. fastvid gets a clip from the same place: packets of an MP4 in memory, or of the tar on disk; planning,
-reading and checksums are inside its time.
+Each rival runs in its most favourable way: the axis order it decodes to, its own cropping if it has any, the MP4 from
+memory or from a file. fastvid's time includes planning, reading and checksums.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from fastvid.runtime.arrays import UInt8Array
 
 
 class TorchcodecJob:
-    """torchcodec, a decoder for each clip as its users make one.
+    """torchcodec with one decoder per clip, as its users write it.
 
     Args:
         corpus: The clips.
         source: "memory" for bytes, "file" for a path.
-        seek: "exact", "approximate", or "mappings" for a frame index that was computed before.
-        crop: "slice", or "decoder" for its own transform.
-        ffmpeg_threads: Of each decoder.
+        seek: "exact", "approximate", or "mappings" for a precomputed frame index.
+        crop: "slice", or "decoder" for a torchcodec transform.
+        ffmpeg_threads: FFmpeg threads per decoder.
     """
 
     def __init__(self, corpus: Corpus, source: str, seek: str, crop: str, ffmpeg_threads: int) -> None:
@@ -42,11 +41,11 @@ class TorchcodecJob:
         from fastvid.decode.torchcodec import VideoDecoder
 
         torch.set_num_threads(1)
-        # Only now, for the line above has found an FFmpeg for it.
+        # Must follow the import of fastvid.decode.torchcodec, which locates FFmpeg for torchcodec.
         from torchcodec.transforms import DecoderTransform
 
         class Crop(DecoderTransform):  # type: ignore[misc]
-            """A crop at a given place; torchcodec's own classes crop in the middle or at random."""
+            """Crop at a given position; torchcodec's own transforms crop in the centre or at random."""
 
             def __init__(self, request: ClipRequest) -> None:
                 self.box = request.box
@@ -67,7 +66,7 @@ class TorchcodecJob:
         self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
 
     def __call__(self, task: int, /) -> UInt8Array:
-        """Returns [T, H, W, 3]."""
+        """Decode a clip to uint8 [T, H, W, 3]."""
         request = self._requests[task]
         options: dict[str, Any] = {"transforms": [self._crop(request)]} if self._crop else {}
         if self._mappings:
@@ -80,12 +79,12 @@ class TorchcodecJob:
 
 
 class DecordJob:
-    """decord, a reader for each clip as its users make one.
+    """decord with one reader per clip, as its users write it.
 
     Args:
         corpus: The clips.
         source: "memory" or "file".
-        ffmpeg_threads: Of each reader.
+        ffmpeg_threads: FFmpeg threads per reader.
     """
 
     def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int) -> None:
@@ -97,7 +96,7 @@ class DecordJob:
         self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
 
     def __call__(self, task: int, /) -> UInt8Array:
-        """Returns [T, H, W, 3]."""
+        """Decode a clip to uint8 [T, H, W, 3]."""
         request = self._requests[task]
         source = self._sources[request.sample]
         frames = (
@@ -109,7 +108,7 @@ class DecordJob:
         return self._out
 
 
-# Knobs of each rival with their values; the first of each is where its sweep begins.
+# Values of each rival's settings; a sweep starts from the first value of each.
 KNOBS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "torchcodec": {
         "seek": ("approximate", "exact", "mappings"),
@@ -120,11 +119,11 @@ KNOBS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "decord": {"source": ("memory", "file"), "ffmpeg_threads": (1, 2)},
     "pyav": {"source": ("memory", "file"), "ffmpeg_threads": (1, 2)},
     "spdl": {"source": ("memory", "file"), "crop": ("filter", "slice")},
-    # Another product: YUV, for a device to convert. To be compared with fastvid's planes.
+    # A different output: YUV for a GPU to convert. Compare it with fastvid's planes.
     "spdl-yuv": {"source": ("memory", "file")},
 }
 
-# DALI by itself, on what it decodes on a CPU: planned packets, and whole videos as its users give them.
+# DALI on codecs that it decodes on a CPU: planned packets, and whole videos as its users pass them.
 DALI_KNOBS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "dali-cpu": {"source": ("memory",)},
     "dali-whole": {"frames": ("wanted", "all"), "index": (True, False)},
@@ -142,7 +141,7 @@ _JOBS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def rival(name: str, corpus: Corpus, settings: dict[str, Any], workers: int, processes: bool) -> Contender:
-    """A rival with the given settings."""
+    """Return a rival with the given settings."""
     return Contender(name, settings, partial(_JOBS[name], corpus, **settings), workers, processes)
 
 
@@ -152,7 +151,7 @@ def _cut(frames: UInt8Array, request: ClipRequest) -> UInt8Array:
 
 
 def _mappings(data: bytes) -> str:
-    """torchcodec's frame index of an MP4, as its documentation has users make it."""
+    """Return torchcodec's frame index of an MP4, made as its documentation describes."""
     with av.open(io.BytesIO(data), "r") as container:
         packets = [p for p in container.demux(container.streams.video[0]) if p.pts is not None]
     frames = [{"pts": p.pts, "duration": p.duration, "key_frame": int(p.is_keyframe)} for p in packets]

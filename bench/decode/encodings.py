@@ -1,5 +1,6 @@
-"""Datasets of equal quality: x264's defaults, as people have their videos today, and profiles whose CRF is chosen so
-that their mean SSIM against the scaled source is the same within 0.005.
+"""Make datasets of equal quality: one with x264's defaults, today's usual encoding, and one per profile.
+
+Each profile's CRF is chosen so that its mean SSIM against the scaled source equals the default's within 0.005.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from fastvid.sharding.encode.profiles import PROFILES, input_options, picture_fi
 from fastvid.tune.quality import compare, mean
 
 TOLERANCE: Final = 0.005
-"""SSIM within which encodings count as equally good."""
+"""Largest SSIM difference between encodings of equal quality."""
 DEFAULT: Final = "default"
-"""The encoding that people have: x264's defaults, 250 frames from key frame to key frame at most."""
+"""Today's usual encoding: x264's defaults, with at most 250 frames between key frames."""
 
 _CRF: Final = (10, 36)
 _DEFAULT_CRF: Final = 23  # x264's own
-_ANY: Final = "tsn1"  # a corpus has a sampling; here only its MP4s are read
-# Videos that the CRF is searched on; all are measured in the end.
+_ANY: Final = "tsn1"  # a corpus needs a sampling, but only its MP4s are used here
+# Number of videos for the CRF search; the final SSIM is measured on all videos.
 _JUDGED: Final = 12
 
 
@@ -45,8 +46,8 @@ class Encoding:
     Attributes:
         name: "default", or the profile.
         folder: The dataset.
-        crf: Its quality setting.
-        ssim: Of each video, by its key.
+        crf: The encoder's quality setting.
+        ssim: SSIM of each video, by key.
     """
 
     name: str
@@ -56,25 +57,25 @@ class Encoding:
 
     @property
     def mean_ssim(self) -> float:
-        """Over all videos."""
+        """Mean SSIM over all videos."""
         return mean(list(self.ssim.values()))
 
     def as_row(self) -> dict[str, Any]:
-        """For a JSON record."""
+        """Return the encoding as a JSON record."""
         return {"name": self.name, "crf": self.crf, "ssim": round(self.mean_ssim, 4), "ssim_videos": len(self.ssim)}
 
 
 def equal_quality(footage: Path, profiles: Sequence[str], cache: Path) -> list[Encoding]:
-    """The default encoding of `footage`, and profiles as good as it.
+    """Return the default encoding of `footage`, followed by the profiles at the same SSIM.
 
     Raises:
-        UsageError: A profile does not come near the default's SSIM with any CRF; two videos have one name.
+        UsageError: If no CRF brings a profile to the default's SSIM, or if two videos have the same name.
     """
     sources = videos(footage)
     default = default_dataset(footage, cache)
     found = [Encoding(DEFAULT, default, _DEFAULT_CRF, ssim(default, sources))]
     target = found[0].mean_ssim
-    # A few videos of the footage stand for all, by what the default encoding makes of them.
+    # The CRF is searched on a few videos only.
     few = sorted(found[0].ssim)[:: max(1, len(found[0].ssim) // _JUDGED)][:_JUDGED]
     judged = cache / "judged"
     judged.mkdir(parents=True, exist_ok=True)
@@ -92,13 +93,13 @@ def equal_quality(footage: Path, profiles: Sequence[str], cache: Path) -> list[E
         found.append(Encoding(profile, folder, crf, ssim(folder, sources)))
         if abs(found[-1].mean_ssim - target) > TOLERANCE:
             raise UsageError(
-                f"profile {profile} has SSIM {found[-1].mean_ssim:.4f} at its best CRF {crf}, wanted is {target:.4f}"
+                f"profile {profile} has SSIM {found[-1].mean_ssim:.4f} at its best CRF {crf}, expected {target:.4f}"
             )
     return found
 
 
 def search(ssim_of: Callable[[int], float], target: float) -> int:
-    """The CRF whose SSIM is nearest to the target; SSIM falls as CRF rises."""
+    """Return the CRF whose SSIM is nearest to the target, by bisection; SSIM falls as CRF rises."""
     low, high = _CRF
     tried: dict[int, float] = {}
     while low <= high:
@@ -112,24 +113,24 @@ def search(ssim_of: Callable[[int], float], target: float) -> int:
 
 
 def videos(footage: Path, pattern: str = "*") -> dict[str, Path]:
-    """The files of a folder by the keys that samples of them have.
+    """Return the files of a folder by sample key.
 
     Args:
         footage: The folder.
-        pattern: Of their names.
+        pattern: Glob pattern of the file names.
 
     Raises:
-        UsageError: Two have the same key.
+        UsageError: If two files have the same key.
     """
     files = sorted(path for path in footage.glob(pattern) if path.is_file())
     found = {path.stem: path for path in files}
     if len(found) < len(files):
-        raise UsageError("two videos have the same name but for its end", file=footage)
+        raise UsageError("two videos have the same name without its extension", file=footage)
     return found
 
 
 def default_dataset(footage: Path, cache: Path) -> Path:
-    """The videos as x264's defaults encode them, scaled and cropped as the profiles do it, not encoded again."""
+    """Return a dataset of the videos encoded with x264's defaults, scaled and cropped as the profiles do."""
     files = cache / "default-files"
     files.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(available_cores()) as pool:
@@ -138,12 +139,12 @@ def default_dataset(footage: Path, cache: Path) -> Path:
 
 
 def ssim(folder: Path, sources: Mapping[str, Path], *, most: int | None = None) -> dict[str, float]:
-    """SSIM of samples of a dataset against their sources, scaled as its profile scales them, by key.
+    """Return the SSIM of a dataset's samples by key, against their sources scaled as its profile scales them.
 
     Args:
-        folder: The dataset. What was measured lies beside it, and is not measured again.
+        folder: The dataset. Results are cached in a file beside it.
         sources: The videos by key, see `videos`.
-        most: How many samples, spread over the dataset; None for all.
+        most: Number of samples to measure, spread over the dataset; None for all.
     """
     corpus = Corpus(str(folder), _ANY)
     facts = {"dataset_id": json.loads((folder / "dataset.json").read_text())["dataset_id"], "most": most}
@@ -153,7 +154,7 @@ def ssim(folder: Path, sources: Mapping[str, Path], *, most: int | None = None) 
         if all(record[name] == value for name, value in facts.items()):
             return dict(record["ssim"])
     profile = Profile(**dict(corpus.dataset.generation.shards[0].profile))
-    if profile.copies:  # of what the profiles' filters made, see `default_dataset`
+    if profile.copies:  # its files were made with the profiles' filters, see `default_dataset`
         profile = PROFILES["compact"]
     count = len(corpus.dataset)
     chosen = range(0, count, max(1, count // (most or count)))

@@ -1,7 +1,7 @@
-"""The floor: libavcodec alone over the packets that fastvid plans, by its C interface, into frames nobody looks at.
+"""The floor: libavcodec alone decoding fastvid's planned packets, by its C interface, with the frames discarded.
 
-What no decoder built on libavcodec can be faster than on these bytes. Packets lie ready in memory, nothing is read,
-checked, copied or converted. The library is the one that PyAV has loaded, so both decode with the same code.
+No decoder built on libavcodec can be faster on these bytes. Packets are already in memory; nothing is read, checked,
+copied or converted. The library is the one that PyAV has loaded, so both run the same code.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import INPUT_PADDING
 from fastvid.measure.clips import Corpus
 
-# Where libavcodec 59 to 62 have these fields: AVCodecContext has no setter for extradata, AVPacket none for its bytes.
+# Offsets of fields in libavcodec 59 to 62: AVCodecContext has no setter for extradata, AVPacket none for its data.
 _FLAGS2, _EXTRADATA, _EXTRADATA_SIZE = 68, 72, 80
 _PACKET_DATA: Final = 24
 _MAJORS: Final = range(59, 63)
-_PROBE: Final = 1 << 15  # AV_CODEC_FLAG2_CHUNKS, which H.264 does not look at
+_PROBE: Final = 1 << 15  # AV_CODEC_FLAG2_CHUNKS, which the H.264 decoder ignores
 
 _RETURNS_POINTER: Final = (
     "av_frame_alloc",
@@ -36,7 +36,7 @@ _RETURNS_POINTER: Final = (
 
 
 class FloorJob:
-    """One thread's contexts and packets.
+    """The codec contexts and packets of one thread.
 
     Args:
         corpus: The clips.
@@ -53,7 +53,7 @@ class FloorJob:
             self._clips.append((self._context(video.info), self._packets(clip)))
 
     def __call__(self, task: int, /) -> int:
-        """Decodes a clip and returns its number of frames, which is checked."""
+        """Decode a clip, check that every packet yields a frame, and return the number of frames."""
         context, packets = self._clips[task]
         send, receive, frame = self._codec.avcodec_send_packet, self._codec.avcodec_receive_frame, self._frame
         frames = 0
@@ -72,10 +72,12 @@ class FloorJob:
             context = ctypes.c_void_p(self._codec.avcodec_alloc_context3(codec))
             start = context.value
             assert start is not None
-            # The layout is checked by a field that has a setter and lies right before the two that have none.
+            # Verify the struct layout by flags2, which has a setter and directly precedes the extradata fields.
             self._util.av_opt_set_int(context, b"flags2", ctypes.c_int64(_PROBE), 0)
             if ctypes.c_int.from_address(start + _FLAGS2).value != _PROBE:
-                raise MissingDependency("this libavcodec lays out its contexts in another way: the floor is not known")
+                raise MissingDependency(
+                    "the floor cannot be measured: this libavcodec has an unexpected AVCodecContext layout"
+                )
             self._util.av_opt_set_int(context, b"flags2", ctypes.c_int64(0), 0)
             self._util.av_opt_set_int(context, b"threads", ctypes.c_int64(1), 0)
             size = len(info.extradata)
@@ -85,7 +87,7 @@ class FloorJob:
             ctypes.c_void_p.from_address(start + _EXTRADATA).value = copy
             ctypes.c_int.from_address(start + _EXTRADATA_SIZE).value = size
             if self._codec.avcodec_open2(context, codec, None):
-                raise MissingDependency(f"libavcodec does not open its {info.codec.label} decoder")
+                raise MissingDependency(f"libavcodec failed to open its {info.codec.label} decoder")
             self._contexts[key] = context
         return self._contexts[key]
 
@@ -93,7 +95,7 @@ class FloorJob:
         packets = []
         for start, size in zip(clip.starts.tolist(), clip.sizes.tolist(), strict=True):
             packet = ctypes.c_void_p(self._codec.av_packet_alloc())
-            self._codec.av_new_packet(packet, size)  # pads
+            self._codec.av_new_packet(packet, size)  # adds the required padding
             assert packet.value is not None
             target = ctypes.c_void_p.from_address(packet.value + _PACKET_DATA).value
             assert target is not None
@@ -106,7 +108,7 @@ class FloorJob:
 def _libraries() -> tuple[Any, Any]:
     codec, util = library("avcodec"), library("avutil")
     if codec.avcodec_version() >> 16 not in _MAJORS:
-        raise MissingDependency(f"the floor knows libavcodec {_MAJORS[0]} to {_MAJORS[-1]} only")
+        raise MissingDependency(f"the floor supports only libavcodec {_MAJORS[0]} to {_MAJORS[-1]}")
     for name in _RETURNS_POINTER:
         getattr(codec if name.startswith(("avcodec", "av_packet")) else util, name).restype = ctypes.c_void_p
     codec.avcodec_find_decoder_by_name.argtypes = [ctypes.c_char_p]

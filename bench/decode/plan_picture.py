@@ -1,8 +1,8 @@
-"""The picture of the README: which packets of a video decode eight of its frames, with a plan and without one.
+"""Draw the README's picture: the packets needed to decode eight frames of a video, with and without a plan.
 
 python -m bench.decode.plan_picture > docs/images/plan.svg
 
-Drawn from a packet table of the profile ``compact`` and the plan that the loader makes of it.
+The picture shows a packet table of the profile ``compact`` and the loader's plan for it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from fastvid.format.schema import PacketFlag
 from fastvid.load.clips.sampling import Segments
 
 NUM_FRAMES: Final = 96
-_GOP: Final = (
-    32  # of the profile compact: a key frame, then every eighth frame and the last is one that others refer to
-)
+# GOP of the profile compact: a key frame; after it every eighth frame and the last one are references.
+_GOP: Final = 32
 _EVERY: Final = 8
 _WANTED: Final = 8
 _LEFT, _STEP, _BAR = 20.0, 8.5, 6.5
 _HEIGHTS: Final = {"key": 46.0, "reference": 32.0, "other": 20.0}
-_BASES: Final = (112.0, 222.0)  # of the two rows
+_BASES: Final = (112.0, 222.0)  # y of the two rows' bases
 _SIZE: Final = (856, 276)
 _INK, _MUTED, _IDLE, _RED, _GREEN = "#1b1f24", "#68707c", "#dde1e7", "#c8553d", "#0b6e4f"
 
 
 def table() -> PacketTable:
-    """Packets of three GOPs in decode order: each reference before the frames between it and the one before."""
+    """Return the packets of three GOPs in decode order: each reference precedes the frames before it."""
     frames: list[int] = []
     flags: list[int] = []
     for start in range(0, NUM_FRAMES, _GOP):
@@ -47,7 +46,7 @@ def table() -> PacketTable:
 
 
 def svg() -> str:
-    """The picture."""
+    """Return the picture as SVG."""
     packets = table()
     wanted = Segments(_WANTED, jitter=False).spread(NUM_FRAMES, 1)[0]
     plan = packets.plan(wanted)
@@ -70,8 +69,8 @@ def svg() -> str:
         f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff" stroke="#e3e6eb"/>',
     ]
     rows = (
-        ("From a key frame to the frame that is wanted", unplanned, _RED),
-        ("What fastvid reads and decodes, for the same pixels", planned, _GREEN),
+        ("Without a plan: from the key frame to each wanted frame", unplanned, _RED),
+        ("With a plan: what fastvid reads and decodes for the same pixels", planned, _GREEN),
     )
     for base, (title, fed, colour) in zip(_BASES, rows, strict=True):
         parts.append(f'<text x="{_LEFT}" y="{base - 66}" fill="{_INK}" font-weight="600">{title}</text>')
@@ -84,7 +83,9 @@ def svg() -> str:
         for frame in wanted:
             x = _LEFT + _STEP * int(frame) + _BAR / 2
             parts.append(f'<path d="M{x} {base + 5}l4 7h-8z" fill="{_INK}"/>')
-    legend = "Tall: key frames. Middle: frames that others refer to. Triangles: the frames that a clip wants."
+    legend = (
+        "Tall bars: key frames. Medium: reference frames. Short: frames nothing refers to. Triangles: wanted frames."
+    )
     parts.append(f'<text x="{_LEFT}" y="{height - 20}" fill="{_MUTED}" font-size="12.5">{legend}</text>')
     return "\n".join([*parts, "</svg>", ""])
 

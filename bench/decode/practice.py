@@ -1,8 +1,8 @@
-"""What planning is worth beside what people do: their videos as they are, and DALI on whole videos.
+"""Compare planned decoding with today's practice: videos as they usually are, and DALI on whole videos.
 
-today's practice      the same frames of the same videos at equal SSIM: every rival on x264's defaults, fastvid on its
+today's practice      the same frames of the same videos at equal SSIM: rivals on x264's defaults, fastvid on its
                       profiles
-sliced against whole  DALI decodes the packets that fastvid plans, in a minimal MP4, or whole videos by itself
+sliced against whole  DALI on the packets that fastvid plans, in a minimal MP4, against DALI on whole videos
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ TODAY: Final = "today's practice"
 SLICED: Final = "sliced against whole"
 PLANNED, WHOLE = "dali-cpu", "dali-whole"
 
-# Encodings that DALI decodes on a CPU: name, profile, further options of `fastvid shard`.
+# Encodings that DALI decodes on a CPU: name, profile, options of `fastvid shard`.
 _DALI: Final = (("vp9", "vp9", ()), ("vp9-intra", "vp9", ("--gop", "1")), ("mjpeg", "mjpeg", ()))
 _SAMPLING: Final = "tsn8"
 
 
 def today(corpora: Mapping[str, Corpus], rivals: Sequence[Contender], workers: int, rounds: int) -> dict[str, Any]:
-    """Rivals on x264's defaults and fastvid on every encoding, in turn.
+    """Time rivals on x264's defaults and fastvid on every encoding, in alternating rounds.
 
     Args:
-        corpora: The same clips by encoding, `bench.decode.encodings.DEFAULT` among them.
-        rivals: Each at its best on that one.
-        workers: Threads of fastvid.
+        corpora: The same clips by encoding, including `bench.decode.encodings.DEFAULT`.
+        rivals: Each rival with its best settings on the default encoding.
+        workers: Decode threads of fastvid.
         rounds: Measured rounds.
     """
     ours = []
@@ -58,22 +58,22 @@ def today(corpora: Mapping[str, Corpus], rivals: Sequence[Contender], workers: i
         "clips": clips,
         "megabytes": megabytes,
         "contenders": [entry(one, timing) for one, timing in zip(ours, timings, strict=False)]
-        + _behind(theirs, timings[len(ours) :], named),
+        + _rival_entries(theirs, timings[len(ours) :], named),
     }
 
 
 def sliced(
     footage: Path, count: int, cache: Path, workers: int, rounds: int, sweep_rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """DALI on planned packets and on whole videos, in turn, by encoding.
+    """Time DALI on planned packets and on whole videos, in alternating rounds; yields one row per encoding.
 
     Args:
-        footage: Videos.
-        count: How many of them are taken, spread over the folder.
-        cache: Where datasets are.
-        workers: Of both.
+        footage: Folder of videos.
+        count: Number of videos to use, spread over the folder.
+        cache: Folder of the datasets.
+        workers: Workers of both contenders.
         rounds: Measured rounds.
-        sweep_rounds: Of each setting.
+        sweep_rounds: Rounds per setting of a sweep.
     """
     files = list(videos(footage).values())
     few = cache / f"{count}-videos"
@@ -99,12 +99,12 @@ def sliced(
             planned, whole = measure(found.best, len(corpus.requests), rounds)
             row["contenders"] = [
                 entry(found.best[0], planned),
-                *_behind(found.best[1:], [whole], {"dali-cpu on planned packets": planned}),
+                *_rival_entries(found.best[1:], [whole], {"dali-cpu on planned packets": planned}),
             ]
         yield row
 
 
-def _behind(
+def _rival_entries(
     rivals: Sequence[Contender], timings: Sequence[RoundTimes], ours: Mapping[str, RoundTimes]
 ) -> list[dict[str, Any]]:
     return [
@@ -114,7 +114,7 @@ def _behind(
 
 
 def table(row: Mapping[str, Any]) -> str:
-    """A row's numbers for people."""
+    """Format a row as a text table."""
     sizes = ", ".join(f"{name} {size}" for name, size in row["megabytes"].items())
     lines = [f"{title(row)}: {row['clips']} clips; MB: {sizes}"]
     for one in row["contenders"]:
@@ -123,8 +123,8 @@ def table(row: Mapping[str, Any]) -> str:
     best = best_rival(row)
     if best is not None:
         lines += [
-            f"      {ours:30} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x   of {best['name']}"
+            f"      {ours:30} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x   against {best['name']}"
             for ours, times in best["fastvid_is_faster_by"].items()
         ]
-    lines += [f"  {name} does not run here: {why}" for name, why in row.get("refused", {}).items()]
+    lines += [f"  {name} cannot run here: {why}" for name, why in row.get("refused", {}).items()]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""More rivals by the same measure: PyAV as its users call it, and SPDL, with RGB and with YUV out."""
+"""More rival decoders: PyAV as its users write it, and SPDL with RGB or YUV output."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fastvid.runtime.arrays import UInt8Array
 
 
 class PyAvFilesJob:
-    """PyAV on whole files: for each run of frames behind one key frame a seek, then decoding up to each wanted frame.
+    """PyAV on whole files: seek to the preceding key frame, then decode up to each wanted frame.
 
     Args:
         corpus: The clips.
         source: "memory" or "file".
-        ffmpeg_threads: Of each decoder.
+        ffmpeg_threads: FFmpeg threads per decoder.
     """
 
     def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int) -> None:
@@ -29,7 +29,7 @@ class PyAvFilesJob:
         self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
 
     def __call__(self, task: int, /) -> UInt8Array:
-        """Returns [T, H, W, 3]."""
+        """Decode a clip to uint8 [T, H, W, 3]."""
         request = self._requests[task]
         source, box = self._sources[request.sample], request.box
         rows, columns = slice(box.y, box.y + box.height), slice(box.x, box.x + box.width)
@@ -43,7 +43,7 @@ class PyAvFilesJob:
             decoded = container.decode(stream)
             now, picture = -1, None
             for place, frame in enumerate(request.frames.tolist()):
-                # Seeking backwards in decode order is never worth it; how far ahead it is, players guess, too.
+                # Seek only if the frame is far ahead; where the next key frame is, is unknown without an index.
                 if now < 0 or frame - now > 32:
                     container.seek(round(start + frame * ticks), stream=stream, backward=True)
                     decoded = container.decode(stream)
@@ -56,7 +56,7 @@ class PyAvFilesJob:
 
 
 def spdl_io() -> Any:
-    """SPDL's decoder, which brings no FFmpeg: over the system's, or PyAV's."""
+    """Return `spdl.io`, which ships without FFmpeg and uses the system's or PyAV's."""
     libraries.expose_ffmpeg()
     import spdl.io
 
@@ -69,7 +69,7 @@ class SpdlJob:
     Args:
         corpus: The clips.
         source: "memory" or "file".
-        crop: "filter" for FFmpeg's, before conversion; "slice" afterwards.
+        crop: "filter" to crop by an FFmpeg filter before conversion; "slice" to crop afterwards.
         pix_fmt: "rgb24" or "yuv420p".
     """
 
@@ -81,13 +81,13 @@ class SpdlJob:
         self._out = np.empty((len(self._requests[0].frames), *shape), np.uint8)
 
     def __call__(self, task: int, /) -> UInt8Array:
-        """Returns RGB [T, H, W, 3], or YUV [T, H * 3 / 2, W] as FFmpeg packs it."""
+        """Decode a clip to RGB [T, H, W, 3], or to YUV [T, H * 3 / 2, W] in FFmpeg's layout."""
         request, spdl = self._requests[task], self._io
         box = request.box
         steps = [f"crop={box.width}:{box.height}:{box.x}:{box.y}"] if self._filtered else []
         steps.append(f"format=pix_fmts={self._pix_fmt}")
         packets = spdl.demux_video(self._sources[request.sample])
-        # It refuses a frame that is wanted twice, as dense sampling wants in short videos.
+        # SPDL rejects repeated frames, which dense sampling produces in short videos.
         wanted, places = np.unique(request.frames, return_inverse=True)
         frames = spdl.sample_decode_video(packets, wanted.tolist(), filter_desc=",".join(steps))
         pictures = np.asarray(spdl.to_numpy(spdl.convert_frames(frames)))

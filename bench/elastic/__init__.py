@@ -1,1 +1,1 @@
-"""Training under accidents: nodes that join, leave, are killed and are cut off."""
+"""Elastic training benchmarks: nodes that join, leave, are killed and are cut off."""

@@ -1,15 +1,15 @@
-"""Elastic training under random accidents: nodes join, leave, are killed and are cut off the network.
+"""Elastic training under random accidents: nodes join, leave, are killed and are cut off from the network.
 
-Each node is a network namespace of this machine with a torchrun agent of its own, joined by a switch, so the run needs
-root. The rendezvous' store stands outside the nodes, as an etcd would. A sequence is a run of one to three nodes with
-random accidents at random moments; afterwards the weights must equal those of an undisturbed run of one process up to
-the rounding of float64 sums, and the lineage must be the same, sample for sample.
+Each node is a network namespace of this machine with its own torchrun agent, all connected by a bridge; this needs
+root. The rendezvous store runs outside the nodes, as etcd would. A sequence is a run of one to three nodes with random
+accidents at random moments. Afterwards the weights must equal those of an undisturbed single-process run up to float64
+rounding, and the lineage must be identical, sample for sample.
 
 Accidents: ``join`` (another node starts), ``leave`` (SIGTERM to an agent), ``kill-worker`` (SIGKILL to a worker),
 ``kill-node`` (SIGKILL to an agent and its worker), ``cut`` (the node's link goes down and stays down).
 
-Times: detection is from the accident until every survivor's worker of before has ended; recovery, until the first row
-of training that the group of afterwards writes.
+Detection time: from the accident until all survivors' previous workers have exited. Recovery time: from the accident
+until the new process group writes its first training row.
 """
 
 from __future__ import annotations
@@ -39,19 +39,21 @@ NODES: Final = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many sequences, and how long."""
+    """Add the options of ``python -m bench elastic``."""
     parser.add_argument("--sequences", type=int, default=20, metavar="N", help="(default %(default)s)")
-    parser.add_argument("--accidents", type=int, default=4, metavar="N", help="of a sequence (default %(default)s)")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="sequences side by side (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=40, help="of a run, 4 steps each (default %(default)s)")
-    parser.add_argument("--pause", type=float, default=0.2, metavar="S", help="of a step (default %(default)s)")
-    parser.add_argument("--patience", type=float, default=240, metavar="S", help="for one recovery (%(default)s)")
+    parser.add_argument("--accidents", type=int, default=4, metavar="N", help="per sequence (default %(default)s)")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="concurrent sequences (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs per run, 4 steps each (default %(default)s)")
+    parser.add_argument(
+        "--pause", type=float, default=0.2, metavar="S", help="added to each step (default %(default)s)"
+    )
+    parser.add_argument("--patience", type=float, default=240, metavar="S", help="limit for one recovery (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the sequences, prints, writes; exit code 1 when one ends wrongly."""
+    """Run the sequences and write the result; exit code 1 if one ends with wrong weights or samples."""
     with tempfile.TemporaryDirectory(prefix="fastvid-elastic-") as folder:
         here = Path(folder)
         shards = training_job.make_dataset(here)
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts, and detection and recovery by accident: median and worst."""
+    """Summarise the sequences: counts, and the median and worst detection and recovery time by accident."""
     times: dict[str, dict[str, Any]] = {}
     for kind in ACCIDENTS:
         events = [event for one in sequences for event in one["accidents"] if event["kind"] == kind]
@@ -106,7 +108,7 @@ def _sequence(out: Path, shards: Path, truth: dict[str, Any], args: argparse.Nam
             _wait_for_row(out, 0, nodes, args.patience)
             for _ in range(args.accidents):
                 time.sleep(draws.uniform(0.5, 3.0))
-                if training_job.over(out):
+                if training_job.is_finished(out):
                     break
                 kind, node = _choose(nodes, draws)
                 accidents.append(_accident(kind, node, nodes, out, args.patience))
@@ -131,7 +133,7 @@ def _sequence(out: Path, shards: Path, truth: dict[str, Any], args: argparse.Nam
 
 
 def _choose(nodes: Sequence[Node], draws: random.Random) -> tuple[str, Node]:
-    """An accident that can happen now: something is left to go on, or can come back."""
+    """Draw an accident that leaves at least one node running."""
     alive, idle = [node for node in nodes if node.alive], [node for node in nodes if not node.alive and not node.cut]
     kinds = ["kill-worker"]
     if idle:
@@ -159,7 +161,7 @@ def _accident(kind: str, node: Node, nodes: Sequence[Node], out: Path, patience:
     while time.monotonic() < deadline:
         if detected is None and not any(Path(f"/proc/{pid}").exists() for pid in before):
             detected = time.monotonic() - began
-        if training_job.over(out):
+        if training_job.is_finished(out):
             break
         if training_job.count(out, "start") > starts and training_job.rows_after_start(out):
             return {
@@ -177,13 +179,17 @@ def _wait_for_row(out: Path, rows: int, nodes: Sequence[Node], patience: float) 
     deadline = time.monotonic() + patience
     while training_job.count(out, "train") <= rows:
         if time.monotonic() > deadline or not any(node.alive for node in nodes):
-            raise JobError("training did not begin", file=out, hint=str([str(node.log) for node in nodes]))
+            raise JobError("training did not start", file=out, hint=_see_logs(nodes))
         time.sleep(0.2)
 
 
 def _wait_until_over(out: Path, nodes: Sequence[Node], patience: float) -> None:
     deadline = time.monotonic() + patience
-    while not training_job.over(out):
+    while not training_job.is_finished(out):
         if time.monotonic() > deadline or not any(node.alive for node in nodes):
-            raise JobError("training did not end", file=out, hint=str([str(node.log) for node in nodes]))
+            raise JobError("training did not end", file=out, hint=_see_logs(nodes))
         time.sleep(0.2)
+
+
+def _see_logs(nodes: Sequence[Node]) -> str:
+    return f"see {', '.join(str(node.log) for node in nodes)}"

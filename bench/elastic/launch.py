@@ -1,12 +1,12 @@
-"""The launch script of the documentation on four hosts with a narrow wire: one loses its power, and comes back.
+"""Run the documentation's launch script on four simulated hosts with a slow network; one loses power and comes back.
 
-Runs ``docker/slurm/train.sbatch`` as it stands. Each host is a network namespace of this machine with a host name of
-its own, joined to the others by a switch whose ports the kernel limits, so the run needs root. Of Slurm itself two
-commands are played: ``scontrol show hostnames`` says the names, and ``srun`` starts its words on every host.
+Runs ``docker/slurm/train.sbatch`` unchanged. Each host is a network namespace of this machine with its own host name,
+connected by a bridge with rate-limited ports; this needs root. Two Slurm commands are emulated: ``scontrol show
+hostnames`` prints the names, and ``srun`` starts its command on every host.
 
-When a tenth of the run is done, the last host's cable is pulled and its processes are killed, as by a power cut: nobody
-is told. When the others train again, it comes back with the words that ``srun`` was given. Afterwards the samples must
-be those of an undisturbed run of one process, and the weights the same up to the rounding of float64 sums.
+After a tenth of the run the last host's link goes down and its processes are killed, as in a power cut, without notice
+to the others. When the others train again, it comes back with the same ``srun`` command. Afterwards the samples must be
+those of an undisturbed single-process run, and the weights equal up to float64 rounding.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 SCHEMA: Final = "fastvid-bench-launch/1"
 ROOT: Final = Path(__file__).parents[2]
 SCRIPT: Final = ROOT / "docker" / "slurm" / "train.sbatch"
-_JOB: Final = "1000001"  # a number as Slurm gives it; the script makes the rendezvous' port of it
+_JOB: Final = "1000001"  # a Slurm job id; the script derives the rendezvous port from it
 _ENDING_S: Final = 60.0
 
 _SRUN: Final = """#!/bin/sh
-# Starts a command on every host and waits. Its own options say what to do about failures and are the driver's matter.
+# Starts a command on every host and waits. Skips srun's own options, which configure failure handling.
 while [ "${{1#--}}" != "$1" ]; do shift; done
 printf '%s\\n' "$@" > {here}/words
 for number in {numbers}; do
@@ -49,7 +49,7 @@ done
 wait
 """
 _NODE: Final = """#!/bin/sh
-# node NUMBER COMMAND...: the command as that host runs it. The process stays the same through every exec.
+# node NUMBER COMMAND...: runs the command on that host. The process id stays the same through every exec.
 number=$1
 shift
 echo $$ > {here}/pid-$number
@@ -65,21 +65,23 @@ _CASE: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many hosts, and how they are joined."""
+    """Add the options of ``python -m bench launch``."""
     parser.add_argument("--script", type=Path, default=SCRIPT, help="(docker/slurm/train.sbatch of the checkout)")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="(default %(default)s)")
-    parser.add_argument("--network", type=float, default=50, metavar="MBIT", help="of each port (default %(default)s)")
+    parser.add_argument("--network", type=float, default=50, metavar="MBIT", help="per port (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=40, help="4 steps each (default %(default)s)")
-    parser.add_argument("--pause", type=float, default=0.2, metavar="S", help="of a step (default %(default)s)")
-    parser.add_argument("--patience", type=float, default=180, metavar="S", help="for each event (%(default)s)")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what the hosts say")
+    parser.add_argument(
+        "--pause", type=float, default=0.2, metavar="S", help="added to each step (default %(default)s)"
+    )
+    parser.add_argument("--patience", type=float, default=180, metavar="S", help="limit for each event (%(default)s)")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the hosts' logs here")
     parser.add_argument("--json", type=Path, default=harness.RESULTS / "launch.json", help="result file (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the job, prints, writes; exit code 1 when it ends wrongly."""
+    """Run the job and write the result; exit code 1 if it does not end as it must."""
     if not args.script.is_file():
-        raise UsageError("there is no launch script", file=args.script, hint="name one of a checkout with --script")
+        raise UsageError("launch script not found", file=args.script, hint="pass --script FILE from a checkout")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fastvid-launch-") as folder:
         here = Path(folder)
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         with Hosts(args.nodes) as hosts:
             hosts.limit(int(args.network * 1e6))
             try:
-                with Job(hosts, args.script, [str(recipe)], here) as job:
+                with LaunchJob(hosts, args.script, [str(recipe)], here) as job:
                     events = disturb(job, out, args)
                 received = [_received(hosts, number) for number in range(args.nodes)]
             finally:
@@ -119,27 +121,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def passed(record: dict[str, Any]) -> bool:
-    """Whether the job ended as it must, having been on all hosts, on fewer, and on all again."""
+    """Return whether the job trained on all hosts, on one fewer, on all again, and ended with the right result."""
     worlds, nodes = record["worlds"], record["nodes"]
     through = worlds[0] == worlds[-1] == nodes and nodes - 1 in worlds
     return bool(through and record["lineage_exact"] and record["weights_differ_by"] < training_job.LIMIT)
 
 
 def text(record: dict[str, Any]) -> str:
-    """A record for people."""
+    """Format a record as text."""
     lines = [f"{record['script']} on {record['nodes']} hosts, {record['network_mbit']:g} Mbit/s each"]
     lines += [f"  {event['at']:50} {event['seconds']:6.1f} s, {event['nodes']} nodes" for event in record["events"]]
     lines += [
-        f"  worlds {record['worlds']}; samples and their order {'equal' if record['lineage_exact'] else 'NOT EQUAL'}"
-        f" to those of one undisturbed process; weights differ by {record['weights_differ_by']:.1e}",
+        f"  world sizes {record['worlds']}; samples and order {'equal' if record['lineage_exact'] else 'NOT EQUAL'}"
+        f" to an undisturbed process; weights differ by {record['weights_differ_by']:.1e}",
         f"  megabytes received by each host: {', '.join(f'{one:.1f}' for one in record['received_megabytes'])}",
         f"  {'passed' if passed(record) else 'FAILED'} in {record['seconds']:.0f} s",
     ]
     return "\n".join(lines)
 
 
-def disturb(job: Job, out: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What happens to the job, each with the seconds until it trains again, or has ended."""
+def disturb(job: LaunchJob, out: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start and disturb the job; return each event with the seconds until the job trains again or has ended."""
     last = args.nodes - 1
     events: list[dict[str, Any]] = []
 
@@ -157,23 +159,23 @@ def disturb(job: Job, out: Path, args: argparse.Namespace) -> list[dict[str, Any
 
         return reached
 
-    timed("the script starts, until the first step", args.nodes, job.start, trained_by(args.nodes))
+    timed("script start to first step", args.nodes, job.start, trained_by(args.nodes))
     tenth = args.epochs * training_job.STEPS_AN_EPOCH // 10
     job.until(lambda: training_job.count(out, "train") >= tenth, "a tenth of the run", args.patience)
-    timed(f"{job.names[last]} loses its power", last, lambda: job.cut_power(last), trained_by(last))
+    timed(f"{job.names[last]} loses power", last, lambda: job.cut_power(last), trained_by(last))
     timed(f"{job.names[last]} comes back", args.nodes, lambda: job.come_back(last), trained_by(args.nodes))
-    timed("the run goes to its end", args.nodes, lambda: None, lambda: training_job.over(out))
+    timed("the rest of the run", args.nodes, lambda: None, lambda: training_job.is_finished(out))
     return events
 
 
-class Job:
-    """A launch script on hosts, with Slurm's commands played by scripts in a folder before PATH.
+class LaunchJob:
+    """A launch script on simulated hosts, with Slurm's commands emulated by scripts at the front of PATH.
 
     Args:
         hosts: The network.
-        script: A batch script of Slurm.
-        words: Its arguments.
-        here: Folder for what the players write.
+        script: A Slurm batch script.
+        words: Arguments of the script.
+        here: Folder for the emulation scripts and logs.
     """
 
     def __init__(self, hosts: Hosts, script: Path, words: list[str], here: Path) -> None:
@@ -181,7 +183,7 @@ class Job:
         self.names = [f"gpu{number + 1:02d}" for number in range(len(hosts.addresses))]
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> LaunchJob:
         lines = ["127.0.0.1 localhost"]
         lines += [f"{address} {name}" for address, name in zip(self.hosts.addresses, self.names, strict=True)]
         (self.here / "hosts").write_text("\n".join(lines) + "\n")
@@ -205,11 +207,11 @@ class Job:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            # The run is over; agents end by themselves.
+            # The run is over; agents exit by themselves.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 codes = [process.wait(_ENDING_S) for process in self._processes]
                 if any(codes):
-                    raise JobError(f"the launch script and the host that came back ended with codes {codes}")
+                    raise JobError(f"the launch script and the restarted host exited with codes {codes}")
                 return
         for number in range(len(self.names)):
             self._kill(number)
@@ -217,10 +219,10 @@ class Job:
             process.kill()
             process.wait()
         if kind is None:
-            raise JobError(f"the launch script did not end within {_ENDING_S:g} s of the run's end", file=self.script)
+            raise JobError(f"the launch script did not exit within {_ENDING_S:g} s of the run's end", file=self.script)
 
     def start(self) -> None:
-        """Runs the script, in the environment of a Slurm job whose nodes have one GPU each."""
+        """Start the script in the environment of a Slurm job with one GPU per node."""
         environment = os.environ | {
             "PATH": f"{self.here / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
@@ -232,34 +234,34 @@ class Job:
         self._start(["bash", str(self.script), *self.arguments], environment)
 
     def words(self) -> list[str]:
-        """What the script gave to srun."""
+        """Return the command that the script passed to srun."""
         return (self.here / "words").read_text().splitlines()
 
     def cut_power(self, number: int) -> None:
-        """Ends a host without a packet that says so."""
+        """Stop a host without sending any packet."""
         self.hosts.cut(number)
         self._kill(number)
 
     def come_back(self, number: int) -> None:
-        """Starts a host again, with the words and the environment that srun gave to the first one."""
+        """Restart a host with srun's command and the environment of the first host."""
         pairs = Path(f"/proc/{self._agent(0)}/environ").read_text().split("\0")
         self.hosts.join(number)
         environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         self._start([str(self.here / "bin" / "node"), str(number), *self.words()], environment)
 
     def until(self, reached: Callable[[], bool], what: str, patience: float) -> None:
-        """Waits.
+        """Wait until `reached` returns True.
 
         Raises:
-            JobError: The script has ended, or the time is over.
+            JobError: If the script exits before, or after `patience` seconds.
         """
         deadline = time.monotonic() + patience
         while not reached():
             if self._processes[0].poll() is not None and not reached():
                 code = self._processes[0].returncode
-                raise JobError(f"the script ended with {code} before: {what}", hint=self._said())
+                raise JobError(f"the script exited with code {code} before this event: {what}", hint=self._logs())
             if time.monotonic() > deadline:
-                raise JobError(f"not within {patience:g} s: {what}", hint=self._said())
+                raise JobError(f"timeout after {patience:g} s: {what}", hint=self._logs())
             time.sleep(0.1)
 
     def _start(self, command: list[str], environment: dict[str, str]) -> None:
@@ -271,13 +273,13 @@ class Job:
     def _kill(self, number: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             agent = self._agent(number)
-            # A host that has ended may have left its number to another process.
+            # The process id of an exited host may belong to another process now.
             if str(self.here).encode() in _environment(agent):
                 for pid in (agent, *children(agent)):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
-    def _said(self) -> str:
+    def _logs(self) -> str:
         logs = sorted(self.here.glob("node-*.log"))
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in logs)
 
@@ -290,7 +292,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _received(hosts: Hosts, number: int) -> float:
-    """Megabytes that a host's device has received, by the kernel's count."""
+    """Return the megabytes received by a host's network device, by the kernel's count."""
     device = hosts.environment["GLOO_SOCKET_IFNAME"]
     words = hosts.command(number, ["cat", f"/sys/class/net/{device}/statistics/rx_bytes"])
     done = subprocess.run(words, capture_output=True, text=True, check=True)

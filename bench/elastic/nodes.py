@@ -1,4 +1,4 @@
-"""Nodes of `bench.elastic.elastic`: on each host a torchrun agent that can be harmed; and the rendezvous' store."""
+"""Nodes of `bench.elastic.elastic`: a torchrun agent per host that can be killed or cut off, and a rendezvous store."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ while True:
 
 @contextlib.contextmanager
 def network(nodes: int) -> Iterator[Hosts]:
-    """A host for each node, and behind them one more that holds the rendezvous' store. Needs root.
+    """Create one host per node, and a last one that runs the rendezvous store. Needs root.
 
     Raises:
-        UsageError: The system refuses.
-        JobError: The store does not start.
+        UsageError: If the hosts cannot be created.
+        JobError: If the store does not start.
     """
     with Hosts(nodes + 1) as hosts:
         code = _STORE.format(host=hosts.addresses[nodes], port=PORT)
@@ -44,7 +44,7 @@ def network(nodes: int) -> Iterator[Hosts]:
             try:
                 assert store.stdout is not None
                 if store.stdout.readline().strip() != "ready":
-                    raise JobError("the rendezvous' store did not start")
+                    raise JobError("the rendezvous store did not start")
                 yield hosts
             finally:
                 store.kill()
@@ -54,11 +54,11 @@ class Node:
     """One node: a torchrun agent in a namespace, with one worker.
 
     Args:
-        hosts: What `network` gave.
-        number: Which node.
-        recipe: File that is trained.
-        most: Nodes that the job may have.
-        logs: Folder of its log.
+        hosts: The hosts from `network`.
+        number: Index of the node.
+        recipe: Recipe file to train.
+        most: Maximum number of nodes of the job.
+        logs: Folder for its log.
     """
 
     def __init__(self, hosts: Hosts, number: int, recipe: Path, most: int, logs: Path) -> None:
@@ -69,11 +69,11 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether its agent runs and can be reached."""
+        """Whether its agent is running and reachable."""
         return self._agent is not None and self._agent.poll() is None and not self.cut
 
     def start(self) -> None:
-        """Starts the agent."""
+        """Start the agent."""
         conf = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1,join_timeout=120,is_host=0"
         command = self.hosts.command(self.number, [sys.executable, "-m", "torch.distributed.run"])
         command += ["--nnodes", f"1:{self.most}", "--nproc-per-node", "1"]
@@ -98,24 +98,24 @@ class Node:
             )
 
     def workers(self) -> list[int]:
-        """Process ids of its workers."""
+        """Return the process ids of its workers."""
         return [] if self._agent is None else children(self._agent.pid)
 
     def leave(self) -> None:
-        """Asks the agent to end, as a scheduler does, and waits for it."""
+        """Send SIGTERM to the agent, as a scheduler does, and wait for it."""
         assert self._agent is not None
         self._agent.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._agent.wait(timeout=60)
 
     def kill_worker(self) -> None:
-        """SIGKILL to the worker alone."""
+        """Send SIGKILL to the worker only."""
         for pid in self.workers():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """SIGKILL to agent and worker, as a power cut."""
+        """Send SIGKILL to agent and worker, like a power cut."""
         if self._agent is None or self._agent.poll() is not None:
             return
         pids = [self._agent.pid, *self.workers()]
@@ -126,13 +126,13 @@ class Node:
         time.sleep(0.05)
 
     def cut_off(self) -> None:
-        """Pulls the cable for good; its processes stay and must find out by themselves."""
+        """Disconnect the host for good; its processes keep running and must detect this themselves."""
         self.cut = True
         self.hosts.cut(self.number)
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of a process' children; none when it has ended."""
+    """Return the process ids of a process' children; empty if it has exited."""
     try:
         words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

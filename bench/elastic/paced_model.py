@@ -1,4 +1,4 @@
-"""The model of `bench.elastic.elastic`: float64, without batch norm and dropout, with a pause for each step."""
+"""Model of `bench.elastic.elastic`: float64, without batch norm and dropout, with a pause in each step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 
 class Paced(nn.Module):
-    """Clips [B, 3, T, H, W] to logits [B, classes].
+    """Map clips [B, 3, T, H, W] to logits [B, classes].
 
     Args:
         num_classes: Width of the last layer.
-        pause_s: Seconds that each forward in training takes longer, so that a run lasts without using the CPU.
+        pause_s: Seconds to sleep in each training forward, so that a run takes long without using the CPU.
     """
 
     def __init__(self, num_classes: int, pause_s: float) -> None:

@@ -1,7 +1,7 @@
-"""The job that `bench.elastic.elastic` and `bench.elastic.launch` disturb: its videos, its recipe, and what it leaves.
+"""The training job that `bench.elastic.elastic` and `bench.elastic.launch` disturb: videos, recipe and results.
 
-Its model is in float64, without batch norm and dropout, so the weights of any sequence of worlds are those of one
-process up to the rounding of sums.
+Its model is in float64 without batch norm and dropout, so the weights after any sequence of world sizes equal those of
+one process up to rounding.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fastvid.train.records.checkpoint import Checkpoints, decode
 ROOT: Final = Path(__file__).parents[2]
 VIDEOS: Final = 24
 STEPS_AN_EPOCH: Final = 4
-TIMEOUT_S: Final = 10.0  # run.timeout_s: after which a silent peer is dead
-LIMIT: Final = 1e-9  # of the difference of weights: the rounding of sums in float64, with room
+TIMEOUT_S: Final = 10.0  # run.timeout_s: seconds after which a silent peer counts as dead
+LIMIT: Final = 1e-9  # largest weight difference: the rounding of float64 sums with a margin
 
 RECIPE: Final = """
 from fastvid.train import CenterCrop, Config, DataConfig, ModelConfig, OptimConfig, RandomCrop, RunConfig, Segments
@@ -45,7 +45,7 @@ def recipe():
 
 
 def make_dataset(here: Path) -> Path:
-    """Small videos of four textures, sharded; the class is the folder.
+    """Create and shard small videos of four test patterns; the class is the folder.
 
     Returns:
         The dataset's folder.
@@ -63,7 +63,7 @@ def make_dataset(here: Path) -> Path:
 
 
 def write_recipe(shards: Path, out: Path, *, epochs: int, pause_s: float) -> Path:
-    """A recipe for a run in `out`, beside that folder; each step takes `pause_s` seconds longer than it must."""
+    """Write the recipe of a run in `out`, beside that folder; each step sleeps for `pause_s` seconds."""
     text = RECIPE.format(
         data=str(shards), out=str(out), epochs=epochs, pause=pause_s, timeout=TIMEOUT_S, batch=VIDEOS // STEPS_AN_EPOCH
     )
@@ -73,10 +73,10 @@ def write_recipe(shards: Path, out: Path, *, epochs: int, pause_s: float) -> Pat
 
 
 def train_alone(shards: Path, out: Path, *, epochs: int) -> dict[str, Any]:
-    """The outcome of the same run in one process that nobody disturbs.
+    """Train undisturbed in one process and return the outcome.
 
     Raises:
-        JobError: It fails.
+        JobError: If training fails.
     """
     recipe = write_recipe(shards, out, epochs=epochs, pause_s=0.0)
     command = [sys.executable, "-m", "fastvid.train", str(recipe), "run.log_every_steps=50"]
@@ -87,25 +87,25 @@ def train_alone(shards: Path, out: Path, *, epochs: int) -> dict[str, Any]:
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    """What a run has written of itself so far."""
+    """Return the metrics rows that a run has written so far."""
     file = out / metrics.METRICS_FILE
     return metrics.read(file) if file.exists() else []
 
 
 def count(out: Path, kind: str) -> int:
-    """Rows of a kind."""
+    """Return the number of rows of a kind."""
     return sum(row["kind"] == kind for row in rows(out))
 
 
 def rows_after_start(out: Path) -> int:
-    """Rows of training that the newest group of processes has written."""
+    """Return the number of training rows written by the newest process group."""
     kinds = [row["kind"] for row in rows(out)]
     last = len(kinds) - 1 - kinds[::-1].index("start")
     return kinds[last:].count("train")
 
 
-def over(out: Path) -> bool:
-    """Whether the run has reached its end."""
+def is_finished(out: Path) -> bool:
+    """Return whether the run has reached its end."""
     try:
         return bool(json.loads((out / "summary.json").read_text())["over"])
     except (OSError, ValueError, KeyError):
@@ -113,14 +113,14 @@ def over(out: Path) -> bool:
 
 
 def outcome(out: Path) -> dict[str, Any]:
-    """Weights, lineage and samples of a run's newest checkpoint.
+    """Return the weights, lineage and samples of a run's newest checkpoint.
 
     Raises:
-        JobError: There is none.
+        JobError: If there is no checkpoint.
     """
     found = Checkpoints(str(out / "checkpoints")).newest()
     if found is None:
-        raise JobError("run left no checkpoint", file=out)
+        raise JobError("the run has no checkpoint", file=out)
     state = decode(found.data, found.name)
     return {
         "weights": state["replica"]["model"],
@@ -130,5 +130,5 @@ def outcome(out: Path) -> dict[str, Any]:
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """The largest difference of two models' weights."""
+    """Return the largest absolute difference between two models' weights."""
     return max(float((one[name] - other[name]).abs().max()) for name in one)

@@ -1,1 +1,1 @@
-"""Everything about one GPU."""
+"""GPU benchmark."""

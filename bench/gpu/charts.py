@@ -1,4 +1,4 @@
-"""What results of `bench.gpu.gpu` show: see `bench.report`."""
+"""Charts of the results of `bench.gpu.gpu`, for `bench.report`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SECTIONS = ("doctor", "datasets", "lanes", "decoders", "pixels", "step")
 
 
 def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows; a section that failed says so."""
+    """Return the charts of a result, with a table of the sections that failed."""
     device, found = record["device"], list[Chart]()
     failed = [(name, part["failed"]) for name, part in _parts(record) if isinstance(part, dict) and "failed" in part]
     if failed:
-        found.append(Table(f"On {device}: what failed", ("section", "why"), failed))
+        found.append(Table(f"Failed sections on {device}", ("section", "why"), failed))
     for section, key, what in (("decoders", "decoder", "Decoders"), ("lanes", "lanes", "Lanes of one decoder")):
         rows = record.get(section, ())
         if isinstance(rows, dict):

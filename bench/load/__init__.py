@@ -1,1 +1,1 @@
-"""Loading pipelines against others on the same videos, and the time to the first batch."""
+"""Loading benchmarks: pipelines against other loaders on the same videos, and the time to the first batch."""

@@ -1,10 +1,10 @@
-"""From nothing to the first batch: datasets of 100 million samples, of 10,000 shards, and of real footage.
+"""Measure the time to the first batch: 100 million samples, 10,000 shards, and real footage.
 
-Every number is of a process of its own, which has opened nothing before.
+Each number is measured in a fresh process.
 
-reach   100 million samples in 10,000 shards: from position to the byte ranges of the packets of a batch of 512, and to
-        the packets themselves, read and checked. Sidecars and tars are generated, of full size but written (and so of
-        meaning) only where the batch looks. Once as the system's page cache has them, once dropped from it before.
+reach   100 million samples in 10,000 shards: find the byte ranges of the packets of a batch of 512, then read and check
+        the packets. Sidecars and tars are sparse files of full size, written only where the batch reads. Measured with
+        a warm page cache, and with the files dropped from it.
 open    10,000 shards of 100 videos: from `fastvid.open` to the first batch.
 first   real footage: from `import fastvid` to the first batch, in a process that has imported torch.
 """
@@ -43,31 +43,31 @@ Answer = dict[str, float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench cold``."""
+    """Add the options of ``python -m bench cold``."""
     parser.add_argument("--data", metavar="DIR", help="dataset of real footage, for `first`")
-    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos to shard where no --data is given")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="where it is made (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each question (default %(default)s)")
+    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos to shard if --data is not given")
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for the dataset (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="processes per measurement (default %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "cold.json", help="result file (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "rounds": args.rounds}
     with tempfile.TemporaryDirectory(prefix="fastvid-cold-") as scratch:
         folder = Path(scratch)
         for question, dropped in (("reach", False), ("reach from disk", True)):
             answers = [
-                _apart(reach, str(make_reach(folder / "reach", number)), number, dropped)
+                _in_new_process(reach, str(make_reach(folder / "reach", number)), number, dropped)
                 for number in range(args.rounds)
             ]
             record[question] = _summary(answers) | {"batch": BATCH, "samples": REACH["shards"] * REACH["samples"]}
         wide = make_wide(folder / "wide")
-        answers = [_apart(first_batch, wide, 64) for _ in range(args.rounds)]
+        answers = [_in_new_process(first_batch, wide, 64) for _ in range(args.rounds)]
         record["open"] = _summary(answers) | {"shards": OPEN_SHARDS, "samples": OPEN_SHARDS * OPEN_SAMPLES}
     data = args.data or (str(shard_footage(args.footage, "compact", args.cache)) if args.footage else None)
     if data is not None:
-        answers = [_apart(first_batch, data, 224) for _ in range(args.rounds)]
+        answers = [_in_new_process(first_batch, data, 224) for _ in range(args.rounds)]
         record["first"] = _summary(answers) | {"dataset": Path(data).name}
     for question in ("reach", "reach from disk", "open", "first"):
         for name, value in record.get(question, {}).items():
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def reach(folder: str, number: int, dropped: bool) -> Answer:
-    """Times one batch of the large dataset."""
+    """Time one batch of the large dataset."""
     from fastvid.decode.clips import PacketBuffer, coalesce
     from fastvid.decode.request import Box, ClipRequest
     from fastvid.format.shard import Shard
@@ -126,7 +126,7 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
 
 
 def reach_batch(number: int) -> np.ndarray:
-    """Samples of a batch of the large dataset, int64 [BATCH]."""
+    """Return the samples of a batch of the large dataset, int64 [BATCH]."""
     from fastvid.load.order.permutation import Order
 
     total = REACH["shards"] * REACH["samples"]
@@ -135,7 +135,7 @@ def reach_batch(number: int) -> np.ndarray:
 
 
 def make_reach(folder: Path, number: int) -> Path:
-    """The shards that batch `number` looks into, of full size and written where it looks."""
+    """Create the shards that batch `number` reads, as sparse files of full size."""
     from fastvid.format.packets import packet_records
     from fastvid.format.schema import (
         FORMAT_VERSION,
@@ -154,7 +154,7 @@ def make_reach(folder: Path, number: int) -> Path:
     header["magic"], header["major"], header["minor"] = PKT_MAGIC, *FORMAT_VERSION
     header["num_samples"], header["num_streams"], header["num_packets"] = samples, 1, samples * packets
     header["stream_bytes"], header["packet_bytes"] = STREAM_DTYPE.itemsize, PACKET_DTYPE.itemsize
-    # The structure of `compact`: GOPs of 32, seven of eight packets droppable; and packets of zeros, as holes read.
+    # The structure of `compact`: GOPs of 32, seven of eight packets droppable. Packets are zeros, as holes read.
     key, droppable = int(PacketFlag.KEY), int(PacketFlag.DROPPABLE)
     flags = [key if n % 32 == 0 else 0 if n % 8 == 0 else droppable for n in range(packets)]
     checksums = [zlib.crc32(bytes(size))] * packets
@@ -183,7 +183,7 @@ def make_reach(folder: Path, number: int) -> Path:
 
 
 def make_wide(folder: Path) -> str:
-    """A dataset of many small shards, which are links to one; its annotations are as many as they say."""
+    """Create a dataset of many small shards, which are hard links to one, with annotations for all samples."""
     import pyarrow as pa
 
     from fastvid.format.dataset import Generation, ShardRecord, commit_generation
@@ -220,8 +220,8 @@ def make_wide(folder: Path) -> str:
 
 
 def first_batch(data: str, crop: int) -> Answer:
-    """Times everything from `import fastvid` to the first batch of the training split, or of all."""
-    import torch  # not part of what is measured
+    """Time everything from `import fastvid` to the first batch of the split "train", or of all samples."""
+    import torch  # imported before the clock starts
 
     assert torch.__version__
     before = _memory()
@@ -255,15 +255,15 @@ def first_batch(data: str, crop: int) -> Answer:
 
 
 def drop_from_cache(path: Path) -> None:
-    """Asks the system to forget a file's pages, so that the next read comes from the disk."""
+    """Drop a file from the page cache, so that the next read comes from the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
 
 
-def _apart(question: Callable[..., Answer], *arguments: object) -> Answer:
-    """Asks in a new process."""
+def _in_new_process(question: Callable[..., Answer], *arguments: object) -> Answer:
+    """Run one measurement in a new process and return its result."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_reply, args=(theirs, question, *arguments))
@@ -283,7 +283,7 @@ def _reply(pipe: Connection, question: Callable[..., Answer], *arguments: object
 
 
 def _memory() -> int:
-    """Resident bytes of this process."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

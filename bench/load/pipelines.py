@@ -1,8 +1,8 @@
-"""Whole loading pipelines by the same measure: batches of normalised float32 [B, 3, T, H, W] on the host.
+"""Whole loading pipelines, all with the same output: batches of normalised float32 [B, 3, T, H, W] on the host.
 
-Every pipeline draws its own samples, frames (one of each of T segments) and crops, reads and decodes them, normalises,
-and hands over batches without end. Rivals are written as their users write them, from their documentation: bytes leave
-worker processes as uint8 and are normalised by the consumer, which is faster than sending floats.
+Each pipeline draws its own samples, frames (one from each of T segments) and crops, reads, decodes and normalises them,
+and yields batches endlessly. Rivals follow their documentation: worker processes send uint8 and the consumer
+normalises, which is faster than sending floats.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _BIAS = torch.tensor([-mean / std for mean, std in zip(IMAGENET_MEAN, IMAGENET_S
 
 
 @dataclass(frozen=True)
-class Work:
-    """What all are given.
+class PipelineInputs:
+    """Inputs of every pipeline.
 
     Attributes:
-        url: The dataset, for those who read shards.
-        files: Its videos as files, for those who would rather have them.
-        tars: Its tars.
-        folder: Where a pipeline may put the dataset in its own format.
-        batch: Clips of a batch.
+        url: The dataset, for pipelines that read fastvid shards.
+        files: The same videos as files.
+        tars: The dataset's tars.
+        folder: Where a pipeline may store the dataset in its own format.
+        batch: Clips per batch.
         workers: Threads or processes.
     """
 
@@ -57,16 +57,16 @@ class Work:
 Batches = Iterator[Tensor]
 
 
-def fastvid_loader(work: Work, *, workers: str = "thread", decoder: str = "pyav") -> Batches:
-    """fastvid. As for the rivals, the few videos of the bench make a long epoch, as a dataset has."""
+def fastvid_loader(inputs: PipelineInputs, *, workers: str = "thread", decoder: str = "pyav") -> Batches:
+    """Yield batches of fastvid. As for the rivals, the few videos are repeated to form a long epoch."""
     import fastvid
 
     loader = fastvid.ClipLoader(
-        fastvid.Mixture([fastvid.open(work.url)], weights=[1.0], num_samples=_EPOCH),
+        fastvid.Mixture([fastvid.open(inputs.url)], weights=[1.0], num_samples=_EPOCH),
         frames=fastvid.Segments(FRAMES),
         spatial=fastvid.RandomCrop(CROP),
-        global_batch_size=work.batch,
-        num_threads=work.workers,
+        global_batch_size=inputs.batch,
+        num_threads=inputs.workers,
         workers=workers,  # type: ignore[arg-type]
         decoder=decoder,
         last="drop",
@@ -78,13 +78,13 @@ def fastvid_loader(work: Work, *, workers: str = "thread", decoder: str = "pyav"
             yield batch.video
 
 
-def decoder_alone(work: Work) -> Batches:
-    """What `python -m bench decode` times: fastvid's decoder on as many threads, its RGB thrown away. A batch is given,
-    always the same, when as many clips as it has are decoded."""
-    jobs = [FastvidRunner(Corpus(work.url, "tsn8"), "rgb", "disk") for _ in range(work.workers)]
-    count = len(Corpus(work.url, "tsn8").requests) // FETCH_CLIPS * FETCH_CLIPS
+def decoder_alone(inputs: PipelineInputs) -> Batches:
+    """Decode as `python -m bench decode` does, on as many threads, and discard the RGB. Yields the same zero batch each
+    time that a batch of clips has been decoded."""
+    jobs = [FastvidRunner(Corpus(inputs.url, "tsn8"), "rgb", "disk") for _ in range(inputs.workers)]
+    count = len(Corpus(inputs.url, "tsn8").requests) // FETCH_CLIPS * FETCH_CLIPS
     turns = itertools.count(step=FETCH_CLIPS)
-    decoded: queue.Queue[None] = queue.Queue(2 * work.batch)
+    decoded: queue.Queue[None] = queue.Queue(2 * inputs.batch)
 
     def decode(job: FastvidRunner) -> None:
         while True:
@@ -95,15 +95,15 @@ def decoder_alone(work: Work) -> Batches:
 
     for job in jobs:
         threading.Thread(target=decode, args=(job,), daemon=True).start()
-    same = torch.zeros(work.batch, 3, FRAMES, CROP, CROP)
+    same = torch.zeros(inputs.batch, 3, FRAMES, CROP, CROP)
     while True:
-        for _ in range(work.batch):
+        for _ in range(inputs.batch):
             decoded.get()
         yield same
 
 
 def torchcodec_frames(source: Any, seek: str = "approximate") -> Tensor:
-    """Random frames and crop of a video by torchcodec, uint8 [3, T, H, W]."""
+    """Decode random frames and a random crop of a video by torchcodec, uint8 [3, T, H, W]."""
     from fastvid.decode.torchcodec import VideoDecoder
 
     decoder = VideoDecoder(source, seek_mode=seek, num_ffmpeg_threads=1)
@@ -115,7 +115,7 @@ def torchcodec_frames(source: Any, seek: str = "approximate") -> Tensor:
 
 
 def decord_frames(source: Any) -> Tensor:
-    """Random frames and crop of a video by decord, uint8 [3, T, H, W]."""
+    """Decode random frames and a random crop of a video by decord, uint8 [3, T, H, W]."""
     import decord
 
     reader = decord.VideoReader(source, ctx=decord.cpu(0), num_threads=1)
@@ -125,7 +125,7 @@ def decord_frames(source: Any) -> Tensor:
 
 
 class FilesDataset(torch.utils.data.Dataset[Tensor]):
-    """Videos as files, again and again."""
+    """Video files, repeated up to `length` items."""
 
     def __init__(self, files: tuple[str, ...], read: Callable[[Any], Tensor], length: int) -> None:
         self.files, self.read, self.length = files, read, length
@@ -140,14 +140,14 @@ class FilesDataset(torch.utils.data.Dataset[Tensor]):
 _EPOCH: Final = 1 << 20
 
 
-def data_loader(work: Work, *, read: str, prefetch: int = 2) -> Batches:
-    """torch's DataLoader over files."""
-    dataset = FilesDataset(work.files, {"torchcodec": torchcodec_frames, "decord": decord_frames}[read], _EPOCH)
+def data_loader(inputs: PipelineInputs, *, read: str, prefetch: int = 2) -> Batches:
+    """Yield batches of torch's DataLoader over files."""
+    dataset = FilesDataset(inputs.files, {"torchcodec": torchcodec_frames, "decord": decord_frames}[read], _EPOCH)
     loader = torch.utils.data.DataLoader(
         dataset,
-        batch_size=work.batch,
+        batch_size=inputs.batch,
         shuffle=True,
-        num_workers=work.workers,
+        num_workers=inputs.workers,
         prefetch_factor=prefetch,
         worker_init_fn=_single_threaded,
         multiprocessing_context="spawn",
@@ -156,23 +156,23 @@ def data_loader(work: Work, *, read: str, prefetch: int = 2) -> Batches:
         yield normalize(batch)
 
 
-def webdataset_loader(work: Work, *, prefetch: int = 2) -> Batches:
-    """webdataset over the same tars, decoded by torchcodec."""
+def webdataset_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
+    """Yield batches of webdataset over the same tars, decoded by torchcodec."""
     import webdataset
 
     dataset = (
-        webdataset.WebDataset(list(work.tars), shardshuffle=False, empty_check=False, nodesplitter=None)
+        webdataset.WebDataset(list(inputs.tars), shardshuffle=False, empty_check=False, nodesplitter=None)
         .repeat()
         .shuffle(64)
         .to_tuple("mp4")
         .map(_first)
         .map(torchcodec_frames)
-        .batched(work.batch, collation_fn=torch.stack)
+        .batched(inputs.batch, collation_fn=torch.stack)
     )
     loader = webdataset.WebLoader(
         dataset,
         batch_size=None,
-        num_workers=min(work.workers, len(work.tars)),
+        num_workers=min(inputs.workers, len(inputs.tars)),
         prefetch_factor=prefetch,
         worker_init_fn=_single_threaded,
     )
@@ -180,21 +180,21 @@ def webdataset_loader(work: Work, *, prefetch: int = 2) -> Batches:
         yield normalize(batch)
 
 
-def streaming_loader(work: Work, *, prefetch: int = 2) -> Batches:
-    """mosaicml-streaming holding the same MP4s, decoded by torchcodec."""
+def streaming_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
+    """Yield batches of mosaicml-streaming with the same MP4s, decoded by torchcodec."""
     from streaming import MDSWriter, StreamingDataset
 
-    folder = Path(work.folder) / "mds"
+    folder = Path(inputs.folder) / "mds"
     if not (folder / "index.json").exists():
         with MDSWriter(out=str(folder), columns={"mp4": "bytes"}) as out:
-            for file in work.files:
+            for file in inputs.files:
                 out.write({"mp4": Path(file).read_bytes()})
 
-    dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=work.batch, epoch_size=str(_EPOCH))
+    dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=inputs.batch, epoch_size=str(_EPOCH))
     loader = torch.utils.data.DataLoader(
         dataset,
-        batch_size=work.batch,
-        num_workers=work.workers,
+        batch_size=inputs.batch,
+        num_workers=inputs.workers,
         prefetch_factor=prefetch,
         collate_fn=_decoded,
         worker_init_fn=_single_threaded,
@@ -207,22 +207,22 @@ def _decoded(samples: list[dict[str, bytes]]) -> Tensor:
     return torch.stack([torchcodec_frames(sample["mp4"]) for sample in samples])
 
 
-def spdl_loader(work: Work, *, prefetch: int = 2) -> Batches:
-    """SPDL's thread pipeline: demux, decode with a filter that crops, and convert, in as many threads as workers."""
+def spdl_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
+    """Yield batches of SPDL's thread pipeline: demux, decode, convert and crop, with as many threads as workers."""
     from spdl.pipeline import PipelineBuilder
 
     spdl = spdl_io()
 
     def source() -> Iterator[str]:
         while True:
-            for place in np.random.permutation(len(work.files)).tolist():
-                yield work.files[place]
+            for place in np.random.permutation(len(inputs.files)).tolist():
+                yield inputs.files[place]
 
     def clip(file: str) -> Tensor:
         packets = spdl.demux_video(file)
-        # It refuses a frame that is wanted twice, and drops the clip.
+        # SPDL rejects repeated frames and would drop the clip.
         wanted, places = np.unique(_choose(len(packets)), return_inverse=True)
-        # It decodes each GOP that is needed up to the frame that is wanted, as its documentation recommends.
+        # Decodes each needed GOP up to the wanted frame, as SPDL's documentation recommends.
         frames = spdl.sample_decode_video(packets, wanted.tolist(), filter_desc="format=pix_fmts=rgb24")
         array = torch.from_numpy(spdl.to_numpy(spdl.convert_frames(frames)))
         y, x = _corner(array.shape[1], array.shape[2])
@@ -231,11 +231,11 @@ def spdl_loader(work: Work, *, prefetch: int = 2) -> Batches:
     pipeline = (
         PipelineBuilder()
         .add_source(source())
-        .pipe(clip, concurrency=work.workers)
-        .aggregate(work.batch)
+        .pipe(clip, concurrency=inputs.workers)
+        .aggregate(inputs.batch)
         .pipe(lambda clips: normalize(torch.stack(clips)))
         .add_sink(prefetch)
-        .build(num_threads=work.workers + 1)
+        .build(num_threads=inputs.workers + 1)
     )
     with pipeline.auto_stop():
         yield from pipeline
@@ -248,7 +248,7 @@ PIPELINES: Final[Mapping[str, tuple[Callable[..., Batches], tuple[Mapping[str, A
     "mosaicml-streaming + torchcodec": (streaming_loader, ({}, {"prefetch": 4})),
     "SPDL": (spdl_loader, ({}, {"prefetch": 4})),
 }
-"""Rivals, each with the settings that are swept beside the number of workers."""
+"""Rivals, each with the settings to sweep in addition to the number of workers."""
 
 NEEDS: Final = {
     "DataLoader + torchcodec": "torchcodec",
@@ -260,7 +260,7 @@ NEEDS: Final = {
 
 
 def missing(name: str) -> str | None:
-    """Why a rival does not run here."""
+    """Return why a rival cannot run here, or None."""
     try:
         importlib.import_module(NEEDS[name])
     except (ImportError, OSError, RuntimeError) as error:
@@ -269,7 +269,7 @@ def missing(name: str) -> str | None:
 
 
 def normalize(batch: Tensor) -> Tensor:
-    """uint8 [B, 3, T, H, W] to normalised float32, in two passes, the fastest that torch has for it."""
+    """Normalise uint8 [B, 3, T, H, W] to float32 in two in-place passes, torch's fastest way."""
     return batch.to(torch.float32).mul_(_SCALE).add_(_BIAS)
 
 
@@ -278,7 +278,7 @@ def _first(sample: tuple[bytes, ...]) -> bytes:
 
 
 def _choose(count: int) -> list[int]:
-    """One random frame of each of FRAMES segments."""
+    """Return one random frame of each of FRAMES segments."""
     edges = np.linspace(0, count, FRAMES + 1)
     places = edges[:-1] + np.random.random(FRAMES) * np.diff(edges)
     return [min(int(place), count - 1) for place in places]

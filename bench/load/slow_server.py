@@ -1,6 +1,6 @@
-"""A web server on loopback that waits before each answer, and counts requests and bytes; for reading datasets by HTTP.
+"""A web server on loopback that delays each response and counts requests and bytes.
 
-Run as a process: ``python -m bench.load.slow_server FOLDER MILLISECONDS`` prints its port; ``GET /log`` gives the
+Run as a process: ``python -m bench.load.slow_server FOLDER MILLISECONDS`` prints its port; ``GET /log`` returns the
 counts.
 """
 
@@ -22,7 +22,7 @@ class SlowServer:
 
     Args:
         folder: The folder.
-        seconds: Wait before each answer.
+        seconds: Delay before each response.
     """
 
     def __init__(self, folder: Path, seconds: float) -> None:
@@ -32,7 +32,7 @@ class SlowServer:
         self._maps: dict[str, memoryview] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request after the other."""
+        """Serve the requests of one connection in sequence."""
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

@@ -1,1 +1,1 @@
-"""Training on many ranks: measured part by part, and predicted from measured parts."""
+"""Scaling benchmarks: training on many ranks, measured part by part and predicted from measured parts."""

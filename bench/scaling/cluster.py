@@ -1,6 +1,6 @@
-"""What the scaling model is told: the workload, the gradients, one GPU's computation, the data path, the strategy.
+"""Inputs of the scaling model: workload, gradients, computation of one GPU, data path, strategy.
 
-Every number may be one float or an array of draws of shape [S]. Units are in the names.
+Each number is one float or an array of draws of shape [S]. Units are in the names.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ INFINITE = math.inf
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained. Exactly one of the two batch sizes is above 0.
+    """The training workload. Exactly one of the two batch sizes must be above 0.
 
     Args:
         clips_per_epoch: Training clips.
         epochs: Passes over them.
-        clips_per_gpu: Weak scaling: the batch of every GPU, so the global batch grows with n.
-        global_batch: Strong scaling: the batch of all GPUs together; no GPU gets more than the rounded-up share.
+        clips_per_gpu: Weak scaling: batch of each GPU, so the global batch grows with n.
+        global_batch: Strong scaling: batch of all GPUs together; each GPU gets at most the rounded-up share.
     """
 
     clips_per_epoch: Value
@@ -38,11 +38,12 @@ class Workload:
         require_positive("epochs", self.epochs)
         if (self.clips_per_gpu > 0) == (self.global_batch > 0) or min(self.clips_per_gpu, self.global_batch) < 0:
             raise UsageError(
-                f"clips_per_gpu is {self.clips_per_gpu} and global_batch is {self.global_batch}; give exactly one"
+                f"clips_per_gpu is {self.clips_per_gpu} and global_batch is {self.global_batch}",
+                hint="set exactly one of them above 0",
             )
 
     def clips(self, gpus: int) -> tuple[int, int]:
-        """Clips per step of the fullest GPU, and of all GPUs."""
+        """Return the clips per step of the GPU with the largest share, and of all GPUs."""
         if self.clips_per_gpu:
             return self.clips_per_gpu, self.clips_per_gpu * gpus
         if gpus > self.global_batch:
@@ -52,14 +53,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What is sent.
+    """Sizes of the gradients and parameters that are communicated.
 
     Args:
         parameters: Number of parameters.
         bytes_per_parameter: 4 for float32, 2 for 16-bit gradients.
         bucket_bytes: Size of a gradient bucket; DistributedDataParallel's default is 25 MiB.
-        first_bucket_bytes: Size of the first one; the default of torch.distributed is 1 MiB.
-        averaged_bytes_per_parameter: What K-AVG averages: 4 for the parameters alone, 8 with the momentum.
+        first_bucket_bytes: Size of the first bucket; the default of torch.distributed is 1 MiB.
+        averaged_bytes_per_parameter: Bytes that K-AVG averages: 4 for the parameters alone, 8 with the momentum.
     """
 
     parameters: int
@@ -74,7 +75,7 @@ class Gradients:
         require_positive("averaged_bytes_per_parameter", self.averaged_bytes_per_parameter)
 
     def buckets(self) -> list[int]:
-        """Bytes of each bucket in the order in which the backward pass fills them."""
+        """Return the bytes of each bucket, in the order in which the backward pass fills them."""
         left = self.parameters * self.bytes_per_parameter
         sizes: list[int] = []
         while left > 0:
@@ -90,15 +91,15 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Compute:
-    """Time of one step on one average GPU, without data and without communication.
+    """Time of one step on an average GPU, without data loading and communication.
 
     Args:
         seconds: Forward, backward and update of `clips` clips.
-        clips: The batch those seconds were measured with.
-        fixed_seconds: The part of `seconds` that does not shrink with the batch.
-        backward_fraction: Share of `seconds` in which gradients appear, (0, 1]. 2/3 when backward costs two forwards.
-        gpu_spread: Relative standard deviation of speed between GPUs that lasts the run, >= 0.
-        step_jitter: Relative standard deviation of one GPU's step time from step to step, >= 0.
+        clips: The batch size at which `seconds` was measured.
+        fixed_seconds: The part of `seconds` that does not depend on the batch size.
+        backward_fraction: Share of `seconds` in which gradients appear, (0, 1]. 2/3 if backward costs two forwards.
+        gpu_spread: Relative standard deviation of the constant speed differences between GPUs, >= 0.
+        step_jitter: Relative standard deviation of one GPU's step time between steps, >= 0.
     """
 
     seconds: Value
@@ -118,32 +119,32 @@ class Compute:
             raise UsageError(f"backward_fraction is {np.max(self.backward_fraction)}, must be at most 1")
 
     def step_seconds(self, clips: int) -> Value:
-        """Seconds of a step with `clips` clips."""
+        """Return the seconds of a step with `clips` clips."""
         scaled = np.maximum(np.asarray(self.seconds) - self.fixed_seconds, 0.0)
         return np.minimum(self.fixed_seconds, self.seconds) + scaled * (clips / self.clips)
 
     def wait_fraction(self, gpus: int, k: int) -> Value:
-        """How much longer than the average the slowest of `gpus` GPUs takes over k steps without a barrier."""
+        """Return the slowest GPU's extra time over k steps without a barrier, as a fraction of the average time."""
         spread = np.sqrt(np.asarray(self.gpu_spread) ** 2 + np.asarray(self.step_jitter) ** 2 / k)
         return spread * expected_maximum(gpus)
 
 
 @dataclass(frozen=True)
 class DataPath:
-    """What clips cost to read and decode. A rate that is not given is unlimited.
+    """Cost of reading and decoding clips. An omitted rate is unlimited.
 
     Args:
         cores_per_node: CPU cores that decode.
-        clips_per_core_second: Clips one core decodes and finishes per second.
+        clips_per_core_second: Clips that one core decodes and finishes per second.
         engines_per_gpu: NVDEC engines per GPU.
-        clips_per_engine_second: Clips one engine decodes per second.
-        bytes_per_clip: Bytes read for a clip.
-        requests_per_clip: Reads (files opened, or ranges of an object) for a clip.
+        clips_per_engine_second: Clips that one engine decodes per second.
+        bytes_per_clip: Bytes read per clip.
+        requests_per_clip: Reads (files opened, or ranges of an object) per clip.
         node_bytes_per_second: Storage bandwidth of one node.
         shared_bytes_per_second: Storage bandwidth of all nodes together.
         shared_requests_per_second: Reads per second of all nodes together.
-        request_latency_seconds: Time from a read to its first byte.
-        requests_in_flight: Reads that a node keeps under way.
+        request_latency_seconds: Time from a request to its first byte.
+        requests_in_flight: Concurrent requests of a node.
     """
 
     cores_per_node: int = 0
@@ -167,12 +168,12 @@ class DataPath:
             require_positive(name, getattr(self, name))
 
     def seconds(self, node_clips: float, all_clips: float, node_gpus: int) -> dict[str, Value]:
-        """Seconds that each part needs for one step; the parts work at the same time, so the largest counts.
+        """Return the seconds that each part needs for one step; parts overlap, so the largest counts.
 
         Args:
             node_clips: Clips of one node per step.
             all_clips: Clips of all nodes per step.
-            node_gpus: GPUs of one node, for their decoding engines.
+            node_gpus: GPUs of one node, whose NVDEC engines decode.
         """
         parts: dict[str, Value] = {
             "node_bandwidth": node_clips * np.asarray(self.bytes_per_clip) / self.node_bytes_per_second,
@@ -191,22 +192,22 @@ class DataPath:
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """How replicas agree: ``ddp``, or ``kavg`` with K local steps between averages."""
+class SyncSpec:
+    """How replicas synchronise: ``ddp``, or ``kavg`` with K local steps between averages."""
 
     name: str
     k: int = 1
 
     def __post_init__(self) -> None:
         if self.name not in ("ddp", "kavg") or self.k < 1 or (self.name == "ddp" and self.k != 1):
-            raise UsageError(f"strategy {self} is unknown; known are ddp and kavg:K with K of 1 or more")
+            raise UsageError(f"unknown strategy {self}", hint="use ddp, or kavg:K with K of 1 or more")
 
     @classmethod
-    def parse(cls, text: str) -> Strategy:
-        """``ddp`` or ``kavg:8``."""
+    def parse(cls, text: str) -> SyncSpec:
+        """Parse a text such as ``ddp`` or ``kavg:8``."""
         name, _, k = text.partition(":")
         if k and not k.isdecimal():
-            raise UsageError(f"strategy {text!r}: {k!r} is not a number of steps")
+            raise UsageError(f"strategy {text!r}: {k!r} is not a number of steps", hint="write kavg:8, for example")
         return cls(name, int(k) if k else 1)
 
     def __str__(self) -> str:
@@ -214,8 +215,8 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Everything the model knows."""
+class ClusterModel:
+    """All inputs of the scaling model except the number of GPUs and the strategy."""
 
     workload: Workload
     gradients: Gradients
@@ -226,9 +227,9 @@ class Cluster:
 
 @functools.cache
 def expected_maximum(count: int) -> float:
-    """Expected maximum of `count` independent standard normal numbers: 0 for 1, 1.27 for 6, 3.36 for 1,536.
+    """Return the expected maximum of `count` independent standard normals: 0 for 1, 1.27 for 6, 3.36 for 1,536.
 
-    It is the integral of 1 - F^n over x > 0 less that of F^n over x < 0, F being the normal distribution function.
+    It is the integral of 1 - F^n over x > 0 minus that of F^n over x < 0, where F is the normal distribution function.
     """
     if count == 1:
         return 0.0
@@ -241,4 +242,4 @@ def expected_maximum(count: int) -> float:
 
 
 def _times(count: int, rate: Value) -> Value:
-    return count * np.asarray(rate) if count else np.asarray(0.0)  # 0 times an unlimited rate is no rate
+    return count * np.asarray(rate) if count else np.asarray(0.0)  # 0 * inf would be NaN

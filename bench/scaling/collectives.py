@@ -1,11 +1,11 @@
-"""How long an all-reduce takes: alpha-beta laws of the usual algorithms. Pure functions, no torch.
+"""Predict the time of an all-reduce by alpha-beta models of the usual algorithms. Pure functions, no torch.
 
-A link has a latency (seconds a message spends before its first byte) and a bandwidth (bytes per second). Every number
-may be one float or an array of draws of shape [S]; results broadcast.
+A link has a latency (seconds before a message's first byte) and a bandwidth (bytes per second). Each number is one
+float or an array of draws of shape [S]; results broadcast.
 
-Ring and tree follow the cost model in NCCL's own tuner (NVIDIA/nccl src/graph/tuning.cc, commit 01afd20): a ring takes
-2(n-1) steps, of which 2(m-1) cross between the m nodes; a tree takes 2((n/m - 1) + log2 m) steps. A ring moves 2(n-1)/n
-bytes per gradient byte through each rank (Patarasuk and Yuan 2009), a double binary tree 2.
+Ring and tree follow the cost model of NCCL's tuner (NVIDIA/nccl src/graph/tuning.cc, commit 01afd20): a ring takes
+2(n-1) steps, of which 2(m-1) cross between the m nodes; a tree takes 2((n/m - 1) + log2 m) steps. Per gradient byte a
+ring moves 2(n-1)/n bytes through each rank (Patarasuk and Yuan 2009), a double binary tree 2.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Value: TypeAlias = "float | NDArray[np.float64]"
 
 
 @dataclass(frozen=True)
-class Link:
-    """One kind of connection, in one direction.
+class NetworkLink:
+    """Bandwidth and latency of one kind of connection, in one direction.
 
     Args:
-        bytes_per_second: Bandwidth, > 0; infinity is a link that costs nothing.
+        bytes_per_second: Bandwidth, > 0; infinity for a free link.
         latency_seconds: Time per message step, >= 0.
     """
 
@@ -42,29 +42,29 @@ class Link:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where n ranks sit and what connects them.
+    """Placement of ranks on nodes, and the links between them.
 
     Args:
-        gpus_per_node: Ranks per node when nodes are full.
-        intra: Between two GPUs of one node (NVLink, PCIe, shared memory).
-        inter: What one node can send to the network, shared by its GPUs.
+        gpus_per_node: Ranks per full node.
+        intra: NetworkLink between two GPUs of one node (NVLink, PCIe, shared memory).
+        inter: NetworkLink of one node to the network, shared by its GPUs.
     """
 
     gpus_per_node: int
-    intra: Link
-    inter: Link
+    intra: NetworkLink
+    inter: NetworkLink
 
     def __post_init__(self) -> None:
         if self.gpus_per_node < 1:
             raise UsageError(f"gpus_per_node is {self.gpus_per_node}, must be at least 1")
 
     def nodes(self, ranks: int) -> int:
-        """Nodes that hold `ranks` ranks, filled one after the other."""
+        """Return the number of nodes for `ranks` ranks; nodes are filled in order."""
         return -(-ranks // self.gpus_per_node)
 
 
 def ring(ranks: int, size: float, topology: Topology) -> Value:
-    """Seconds of one ring over all ranks, ordered by node; its slowest hop sets the bandwidth."""
+    """Return the seconds of one ring over all ranks, ordered by node; the slowest hop sets the bandwidth."""
     nodes = topology.nodes(ranks)
     crossing = 2 * (nodes - 1)
     inside = 2 * (ranks - 1) - crossing
@@ -73,7 +73,7 @@ def ring(ranks: int, size: float, topology: Topology) -> Value:
 
 
 def tree(ranks: int, size: float, topology: Topology) -> Value:
-    """Seconds of a double binary tree between nodes with a chain inside each node."""
+    """Return the seconds of a double binary tree between nodes with a chain inside each node."""
     if ranks == 1:
         return 0.0
     nodes = topology.nodes(ranks)
@@ -84,10 +84,10 @@ def tree(ranks: int, size: float, topology: Topology) -> Value:
 
 
 def hierarchical(ranks: int, size: float, topology: Topology) -> Value:
-    """Seconds of reduce-scatter inside nodes, all-reduce between nodes, all-gather inside nodes.
+    """Return the seconds of reduce-scatter inside nodes, all-reduce between nodes, all-gather inside nodes.
 
-    The all-reduce between nodes is the faster of ring and tree; the GPUs of a node share its network link, each
-    carrying its part of the gradient.
+    The all-reduce between nodes is the faster of ring and tree; the GPUs of a node share its network link, and each
+    sends its part of the gradient.
     """
     nodes = topology.nodes(ranks)
     local = min(ranks, topology.gpus_per_node)
@@ -97,7 +97,7 @@ def hierarchical(ranks: int, size: float, topology: Topology) -> Value:
 
 
 def fastest(ranks: int, size: float, topology: Topology) -> Value:
-    """Seconds of the faster of ring and tree for this size, the choice that NCCL makes."""
+    """Return the seconds of the faster of ring and tree for this size, as NCCL chooses."""
     return np.minimum(ring(ranks, size, topology), tree(ranks, size, topology))
 
 
@@ -110,19 +110,19 @@ ALGORITHMS: Final[dict[str, Callable[[int, float, Topology], Value]]] = {
 
 
 def all_reduce_seconds(ranks: int, size: float, topology: Topology, algorithm: str = "auto") -> Value:
-    """Seconds to all-reduce `size` bytes over `ranks` ranks.
+    """Return the seconds to all-reduce `size` bytes over `ranks` ranks.
 
     Args:
-        ranks: Number of ranks, >= 1. One rank takes no time.
+        ranks: Number of ranks, >= 1; 0 seconds for one rank.
         size: Bytes of the buffer.
         topology: Links and node size.
-        algorithm: A name of `ALGORITHMS`.
+        algorithm: A name in `ALGORITHMS`.
 
     Raises:
-        UsageError: The algorithm is unknown or `ranks` is below 1.
+        UsageError: If the algorithm is unknown or `ranks` is below 1.
     """
     if algorithm not in ALGORITHMS:
-        raise UsageError(f"all-reduce algorithm {algorithm!r} is unknown; known are {', '.join(ALGORITHMS)}")
+        raise UsageError(f"unknown all-reduce algorithm {algorithm!r}", hint=f"use one of {', '.join(ALGORITHMS)}")
     if ranks < 1:
         raise UsageError(f"ranks is {ranks}, must be at least 1")
     return ALGORITHMS[algorithm](ranks, size, topology)
@@ -130,26 +130,26 @@ def all_reduce_seconds(ranks: int, size: float, topology: Topology, algorithm: s
 
 @dataclass(frozen=True)
 class AllReducePoint:
-    """One measured all-reduce: `size` bytes over `ranks` ranks that share one kind of link took `seconds`."""
+    """A measured all-reduce: `size` bytes over `ranks` ranks connected by one kind of link took `seconds`."""
 
     ranks: int
     size: float
     seconds: float
 
 
-def fit_link(points: Sequence[AllReducePoint]) -> Link:
-    """The link that explains measured ring all-reduces best, in relative error.
+def fit_link(points: Sequence[AllReducePoint]) -> NetworkLink:
+    """Fit a link to measured ring all-reduces, minimising the relative error.
 
-    A ring's time is linear in latency and in 1 / bandwidth, so this is a least-squares fit of two unknowns, each row
-    divided by its measured time. A latency that would come out negative is 0.
+    A ring's time is linear in latency and in 1 / bandwidth, so this is a least-squares fit of two unknowns, with each
+    row divided by its measured time. A negative latency is replaced by 0.
 
     Raises:
-        UsageError: Fewer than two points with at least two ranks, only one size, or times that fall with size.
+        UsageError: If the points with at least two ranks have fewer than two sizes, or if times decrease with size.
     """
     usable = [point for point in points if point.ranks > 1]
     if len({point.size for point in usable}) < 2:
         raise UsageError(
-            f"{len(usable)} all-reduce points with two or more ranks do not fix a latency and a bandwidth",
+            f"{len(usable)} all-reduce points with two or more ranks do not determine latency and bandwidth",
             hint="measure at least two sizes, such as 64 KiB and 25 MiB",
         )
     steps = np.array([2.0 * (point.ranks - 1) for point in usable])
@@ -164,26 +164,26 @@ def fit_link(points: Sequence[AllReducePoint]) -> Link:
         latency, per_byte = 0.0, float(column.sum() / (column**2).sum())
     if per_byte <= 0:
         raise UsageError(
-            "measured all-reduce times do not grow with size, so they give no bandwidth",
+            "cannot fit a bandwidth: measured all-reduce times do not grow with size",
             hint="measure a size that takes several times the latency, such as 25 MiB or more",
         )
-    return Link(1.0 / per_byte, latency)
+    return NetworkLink(1.0 / per_byte, latency)
 
 
 def require_positive(name: str, value: Value) -> None:
-    """Raises UsageError unless every draw of `value` is above 0."""
+    """Raise UsageError unless every draw of `value` is above 0."""
     if not np.all(np.asarray(value) > 0):
         raise UsageError(f"{name} is {np.min(value)}, must be above 0")
 
 
 def require_not_negative(name: str, value: Value) -> None:
-    """Raises UsageError unless every draw of `value` is 0 or more."""
+    """Raise UsageError unless every draw of `value` is 0 or more."""
     if not np.all(np.asarray(value) >= 0):
         raise UsageError(f"{name} is {np.min(value)}, must not be negative")
 
 
 def _slowest_hop(ranks: int, nodes: int, topology: Topology) -> Value:
-    """Seconds per byte of the slowest link that the ranks use."""
+    """Return the seconds per byte of the slowest link in use."""
     hops: list[Value] = []
     if ranks > nodes:
         hops.append(1.0 / np.asarray(topology.intra.bytes_per_second))

@@ -1,14 +1,14 @@
-"""Model files: TOML with the measured parts of a cluster, each exact or uncertain, each with its source.
+"""Read model files: TOML with the measured parts of a cluster, each exact or uncertain, each with its source.
 
     name = "my-cluster"
     note = "what this file describes"
     [workload]   [gradients]   [compute]   [topology]   [topology.intra]   [topology.inter]   [data]   [predict]
     [[reference]]
 
-The keys of a section are the fields of the class of that name in `bench.scaling.cluster` and
-`bench.scaling.collectives`, except that ``[compute]`` gives a measured step (`step_seconds` on `measured_gpus` GPUs),
-from which the computation is solved. Numbers are written as `bench.scaling.quantity` says, and a link by its fields or
-by measured ring all-reduces over it alone:
+The keys of a section are the fields of the class of that name in `bench.scaling.cluster` or
+`bench.scaling.collectives`, except that ``[compute]`` contains a measured step (`step_seconds` on `measured_gpus`
+GPUs), from which the computation time is derived. `bench.scaling.quantity` describes how to write numbers. A link is
+given by its fields, or by ring all-reduces measured on it alone:
 
     points = [[2, 65536, 0.0002], [2, 26214400, 0.011]]        [ranks, bytes, seconds]
 """
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.scaling.cluster import Cluster, Compute, DataPath, Gradients, Strategy, Workload
-from bench.scaling.collectives import ALGORITHMS, AllReducePoint, Link, Topology, fit_link
+from bench.scaling.cluster import ClusterModel, Compute, DataPath, Gradients, SyncSpec, Workload
+from bench.scaling.collectives import ALGORITHMS, AllReducePoint, NetworkLink, Topology, fit_link
 from bench.scaling.quantity import Quantity, whole
 from bench.scaling.scaling_model import calibrate
 from fastvid.errors import UsageError
@@ -39,7 +39,7 @@ class Reference:
     """A published or measured result to compare a prediction with."""
 
     gpus: int
-    strategy: Strategy
+    strategy: SyncSpec
     quantity: str
     value: float
     source: str
@@ -47,19 +47,19 @@ class Reference:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A parsed model file; `cluster` draws from it, `raw` keeps what was written, with the sources."""
+    """A parsed model file; `raw` keeps the original values with their sources."""
 
     name: str
     note: str
     sections: Mapping[str, Mapping[str, Any]]
     gpus: tuple[int, ...]
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[SyncSpec, ...]
     algorithms: tuple[str, ...]
     references: tuple[Reference, ...]
     raw: Mapping[str, Any]
 
-    def cluster(self, seed: int = 0, draws: int = 1) -> Cluster:
-        """The cluster, its uncertain numbers drawn `draws` times, its computation solved from the measured step."""
+    def cluster(self, seed: int = 0, draws: int = 1) -> ClusterModel:
+        """Return the cluster with `draws` draws of each uncertain number, calibrated to the measured step."""
         drawn: dict[str, dict[str, Any]] = {
             section: {
                 name: value.draw(f"{section}.{name}", seed, draws) if isinstance(value, Quantity) else value
@@ -72,7 +72,7 @@ class ModelFile:
         workload = Workload(**drawn["workload"])
         compute.setdefault("clips", workload.clips(measured_gpus)[0])
         links = {end: _link(drawn[f"topology.{end}"]) for end in ("intra", "inter")}
-        measured = Cluster(
+        measured = ClusterModel(
             workload,
             Gradients(**drawn["gradients"]),
             Compute(seconds=step_seconds, **compute),
@@ -83,14 +83,14 @@ class ModelFile:
 
 
 def load_model(path: Path, changes: Mapping[str, str] | None = None) -> ModelFile:
-    """Reads a model file.
+    """Read a model file.
 
     Args:
         path: The TOML file.
-        changes: Dotted names and TOML values that replace what the file says, such as ``{"workload.epochs": "50"}``.
+        changes: Dotted names and TOML values that override the file, such as ``{"workload.epochs": "50"}``.
 
     Raises:
-        UsageError: The file is missing, is no TOML, or has an unknown or missing key.
+        UsageError: If the file is missing, is not valid TOML, or has an unknown or missing key.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def load_model(path: Path, changes: Mapping[str, str] | None = None) -> ModelFil
 
 
 def parse_model(raw: Mapping[str, Any]) -> ModelFile:
-    """Checks a model file that was read already; see `load_model`."""
+    """Check and convert the contents of a model file; see `load_model`."""
     _known(raw, _TOP, "the file")
     sections: dict[str, dict[str, Any]] = {}
     for name, kind in _SECTIONS.items():
@@ -145,26 +145,28 @@ def parse_model(raw: Mapping[str, Any]) -> ModelFile:
         note=str(raw.get("note", "")),
         sections=sections,
         gpus=tuple(whole(gpus, "predict.gpus") for gpus in predict.get("gpus", [])),
-        strategies=tuple(Strategy.parse(str(text)) for text in predict.get("strategies", ["ddp"])),
+        strategies=tuple(SyncSpec.parse(str(text)) for text in predict.get("strategies", ["ddp"])),
         algorithms=tuple(str(name) for name in predict.get("algorithms", ["auto"])),
         references=tuple(_reference(table) for table in raw.get("reference", [])),
         raw=raw,
     )
     if unknown := set(model.algorithms) - set(ALGORITHMS):
-        raise UsageError(f"predict.algorithms has {sorted(unknown)}; known are {', '.join(ALGORITHMS)}")
+        raise UsageError(f"predict.algorithms has unknown {sorted(unknown)}", hint=f"use {', '.join(ALGORITHMS)}")
     if not model.name or not model.gpus or not model.algorithms or not model.strategies:
         raise UsageError("name, predict.gpus, predict.strategies and predict.algorithms must not be empty")
     return model
 
 
-def _link(table: Mapping[str, Any]) -> Link:
+def _link(table: Mapping[str, Any]) -> NetworkLink:
     if "points" in table:
         if len(table) > 1:
-            raise UsageError(f"a link has points and also {sorted(set(table) - {'points'})}; give one of the two")
+            raise UsageError(
+                f"a link has points and also {sorted(set(table) - {'points'})}", hint="give points or the link's fields"
+            )
         return fit_link([AllReducePoint(int(ranks), size, seconds) for ranks, size, seconds in table["points"]])
     if "bytes_per_second" not in table:
         raise UsageError("a link needs bytes_per_second or points")
-    return Link(**table)
+    return NetworkLink(**table)
 
 
 def _reference(table: Mapping[str, Any]) -> Reference:
@@ -172,7 +174,7 @@ def _reference(table: Mapping[str, Any]) -> Reference:
     try:
         reference = Reference(
             whole(table["gpus"], "reference.gpus"),
-            Strategy.parse(str(table.get("strategy", "ddp"))),
+            SyncSpec.parse(str(table.get("strategy", "ddp"))),
             str(table["quantity"]),
             float(table["value"]),
             str(table["source"]),
@@ -180,7 +182,7 @@ def _reference(table: Mapping[str, Any]) -> Reference:
     except KeyError as error:
         raise UsageError(f"a reference lacks {error}") from error
     if reference.quantity not in _QUANTITIES:
-        raise UsageError(f"reference.quantity is {reference.quantity!r}; known are {', '.join(_QUANTITIES)}")
+        raise UsageError(f"reference.quantity is {reference.quantity!r}", hint=f"use one of {', '.join(_QUANTITIES)}")
     return reference
 
 

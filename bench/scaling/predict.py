@@ -1,7 +1,7 @@
-"""Predicts throughput, efficiency and time to train on up to thousands of GPUs from a model file.
+"""Predict throughput, efficiency and time to train on up to thousands of GPUs from a model file.
 
 Uncertain inputs are drawn many times with a fixed seed; a result is the mean, the median and the 5 % and 95 % quantiles
-of the draws. Nothing here is measured: every row says "predicted".
+of the draws. Nothing here is measured: every row is labelled "predicted".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.common.charts import Chart, Lines, Table
 from bench.scaling import validation
-from bench.scaling.cluster import Cluster, Strategy
+from bench.scaling.cluster import ClusterModel, SyncSpec
 from bench.scaling.collectives import Value
 from bench.scaling.model_file import ModelFile, load_model
 from bench.scaling.scaling_model import predict_step, train_seconds
@@ -30,20 +30,20 @@ _PARTS: Final = ("step", "compute", "wait", "exposed", "data_stall")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench scale --model``."""
+    """Add the options of ``python -m bench scale --model``."""
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", type=Path, metavar="FILE.toml", help="measured parts of a cluster, to predict from")
-    what.add_argument("--validate", type=Path, metavar="FILE.json", help="measured runs, to compare predictions with")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write inputs and predictions here")
+    what.add_argument("--model", type=Path, metavar="FILE.toml", help="predict from this model file of a cluster")
+    what.add_argument("--validate", type=Path, metavar="FILE.json", help="compare predictions with these measured runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="result file")
     parser.add_argument("--draws", type=int, default=2000, help="draws of the uncertain inputs (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default %(default)s)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="replace an input, such as workload.epochs=50"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="override an input, such as workload.epochs=50"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table, writes the JSON; returns 0."""
+    """Print the table and write the JSON; return 0."""
     report, text = _validation(args.validate) if args.validate else _prediction(args)
     print(text)
     if args.json:
@@ -67,7 +67,7 @@ def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     for change in args.set:
         name, equals, value = change.partition("=")
         if not equals:
-            raise UsageError(f"--set {change!r} is not NAME=VALUE")
+            raise UsageError(f"--set {change!r} is not NAME=VALUE", hint="write --set workload.epochs=50, for example")
         changes[name] = value
     if args.draws < 1:
         raise UsageError(f"--draws is {args.draws}, must be at least 1")
@@ -82,11 +82,11 @@ def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def predict(model: ModelFile, *, draws: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """Predictions for every number of GPUs, strategy and all-reduce algorithm that the model file asks for.
+    """Predict every combination of GPU count, strategy and all-reduce algorithm in the model file.
 
     Returns:
-        A JSON object: ``rows``, one a combination, each number as ``{"mean", "p05", "p50", "p95"}``; ``references``,
-        the prediction beside each published result with its error; ``inputs``, the model file as read.
+        A JSON object: ``rows``, one per combination, each number as ``{"mean", "p05", "p50", "p95"}``; ``references``,
+        each published result with its prediction and error; ``inputs``, the contents of the model file.
     """
     cluster = model.cluster(seed, draws)
     rows = [
@@ -127,13 +127,13 @@ def predict(model: ModelFile, *, draws: int = 2000, seed: int = 0) -> dict[str, 
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The report as text: one line a row, then the references."""
+    """Format the report as text: one line per row, then the references."""
     lines = [
         f"PREDICTED, not measured: {report['name']}, {report['draws']} draws, seed {report['seed']}; "
         "median [5 %, 95 %] of the draws",
         "last columns: means in ms, step = compute + wait for the slowest GPU + exposed communication + data stall",
-        f"{'GPUs':>6} {'sync':8} {'all-reduce':12} {'clips/s':>26} {'against one node':>21} {'to train':>30} "
-        f"{'step':>8} {'compute':>8} {'wait':>8} {'exposed':>8} {'data':>8}  costs most",
+        f"{'GPUs':>6} {'sync':8} {'all-reduce':12} {'clips/s':>26} {'against one node':>21} {'time to train':>30} "
+        f"{'step':>8} {'compute':>8} {'wait':>8} {'exposed':>8} {'data':>8}  bottleneck",
     ]
     lines += [
         f"{row['gpus']:>6} {row['strategy']:8} {row['algorithm']:12} "
@@ -155,7 +155,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def charts(report: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows: see `bench.report`."""
+    """Return the charts of a result, for `bench.report`."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in report["rows"]:
         name = f"{row['strategy']}, {row['algorithm']}"
@@ -177,11 +177,11 @@ def charts(report: Mapping[str, Any]) -> list[Chart]:
     ]  # fmt: skip
     if rows:
         heads = ("predicted from the parts alone", "median [5 %, 95 %]", "published", "error")
-        found.append(Table(f"{report['name']}: beside what was published", heads, rows))
+        found.append(Table(f"{report['name']}: predictions against published results", heads, rows))
     return found
 
 
-def _row(cluster: Cluster, gpus: int, strategy: Strategy, algorithm: str) -> dict[str, Any]:
+def _row(cluster: ClusterModel, gpus: int, strategy: SyncSpec, algorithm: str) -> dict[str, Any]:
     step = predict_step(cluster, gpus, strategy, algorithm)
     per_gpu = step.clips_per_second / gpus
     node = cluster.topology.gpus_per_node
@@ -209,7 +209,7 @@ def _row(cluster: Cluster, gpus: int, strategy: Strategy, algorithm: str) -> dic
         "clips_per_step": step.clips,
     }
     summary |= {name: quantiles(value) for name, value in numbers.items()}
-    # What keeps a step from taking the average GPU's computation alone.
+    # Everything that a step costs beyond the average GPU's computation.
     lost = {
         "data": summary["data_stall_seconds"]["mean"],
         "communication": summary["exposed_seconds"]["mean"],
@@ -220,7 +220,7 @@ def _row(cluster: Cluster, gpus: int, strategy: Strategy, algorithm: str) -> dic
 
 
 def quantiles(value: Value) -> dict[str, float]:
-    """Mean and quantiles of the draws; an exact number is all of them."""
+    """Return the mean and quantiles of the draws; for an exact number all are equal."""
     drawn = np.atleast_1d(np.asarray(value, dtype=np.float64))
     found = {name: float(np.quantile(drawn, share)) for name, share in QUANTILES.items()}
     return found | {"mean": float(drawn.mean())}

@@ -1,10 +1,10 @@
-"""Numbers of a model file: exact, an interval, or several measurements, each with its source.
+"""Numbers in a model file: exact, an interval, or several measurements, each with its source.
 
 8                                                          exact
 { value = 8, source = "..." }                              exact, with its source
-{ low = 1.0, high = 2.0, source = "..." }                  any value between, all equally likely
-{ low = 1.0, high = 100.0, scale = "log", source = "..." } the same for its logarithm
-{ values = [1.0, 1.2, 1.1], source = "..." }               one of several measurements
+{ low = 1.0, high = 2.0, source = "..." }                  uniform in the interval
+{ low = 1.0, high = 100.0, scale = "log", source = "..." } log-uniform in the interval
+{ values = [1.0, 1.2, 1.1], source = "..." }               drawn from several measurements
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _FORMS: Final = ({"value"}, {"low", "high"}, {"low", "high", "scale"}, {"values"
 
 @dataclass(frozen=True)
 class Quantity:
-    """One input.
+    """One input number.
 
     Args:
-        low: Smallest value; equal to `high` when exact.
+        low: Smallest value; equal to `high` if exact.
         high: Largest value.
-        log: Whether the logarithm is uniform instead of the value.
+        log: Whether the distribution is log-uniform instead of uniform.
         values: Measurements, drawn with replacement; empty for an interval.
     """
 
@@ -46,10 +46,10 @@ class Quantity:
 
     @classmethod
     def parse(cls, raw: object, where: str) -> Quantity:
-        """Reads one of the spellings in this module's docstring.
+        """Parse one of the forms in this module's docstring.
 
         Raises:
-            UsageError: It is none of them, a number is not finite, or low is above high.
+            UsageError: If it has another form, if a number is not finite, or if low is above high.
         """
         if not isinstance(raw, Mapping):
             number = finite(raw, where)
@@ -70,9 +70,9 @@ class Quantity:
         return cls(low, high, log=log)
 
     def draw(self, name: str, seed: int, count: int) -> Value:
-        """`count` draws, shape [count]; the number itself when it is exact.
+        """Return `count` draws, shape [count], or the number itself if it is exact.
 
-        Each name has a random stream of its own, so that a new input leaves the draws of the others alone.
+        Each name has its own random stream, so that adding an input does not change the draws of the others.
         """
         stream = np.random.default_rng([seed, zlib.crc32(name.encode())])
         if self.values:
@@ -87,10 +87,10 @@ class Quantity:
 
 
 def finite(raw: object, where: str) -> float:
-    """`raw` as a float.
+    """Return `raw` as a float.
 
     Raises:
-        UsageError: It is no number, or not finite.
+        UsageError: If it is not a finite number.
     """
     if not isinstance(raw, int | float) or isinstance(raw, bool) or not math.isfinite(raw):
         raise UsageError(f"{where} is {raw!r}, must be a finite number", hint=_SPELLINGS)
@@ -98,12 +98,12 @@ def finite(raw: object, where: str) -> float:
 
 
 def whole(raw: object, where: str) -> int:
-    """`raw`, or its ``value``, as an int.
+    """Return `raw`, or its ``value``, as an int.
 
     Raises:
-        UsageError: It is no whole number.
+        UsageError: If it is not an integer.
     """
     value = raw.get("value") if isinstance(raw, Mapping) else raw
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{where} is {raw!r}, must be a whole number")
+        raise UsageError(f"{where} is {raw!r}, must be an integer")
     return value

@@ -1,14 +1,14 @@
-"""Training on more and more ranks: measured part by part here, or predicted for a cluster from measured parts.
+"""Measure training part by part on an increasing number of ranks, or predict it for a cluster from measured parts.
 
-Measured, with the recipe's own loader, model and optimiser:
+Measured, with the recipe's loader, model and optimiser:
 
     python -m bench scale RECIPE [key=value ...] --ranks 1 2 4              starts torchrun for each number of ranks
-    python -m bench scale RECIPE --ranks 2 4 --network 200                  each rank on a host of its own, 200 Mbit/s
+    python -m bench scale RECIPE --ranks 2 4 --network 200                  each rank on its own host, 200 Mbit/s
     torchrun ... -m bench scale RECIPE [key=value ...] --json w64.json      one size of a cluster, any launcher
-    python -m bench scale --join w8.json w64.json --json cluster.json       puts such files together
+    python -m bench scale --join w8.json w64.json --json cluster.json       merges such files
 
-Each prints throughput, efficiency against one rank, what data, communication and computation cost, and the slowest
-rank; a file of several sizes also what the scaling model, told the parts, predicts for the whole.
+Each prints throughput, efficiency against one rank, the cost of data, communication and computation, and the slowest
+rank. With several sizes it also prints what the scaling model predicts from the measured parts.
 
 Predicted: ``--model FILE.toml``, from one GPU to ten thousand; see bench/scaling/model_file.py.
 """
@@ -31,39 +31,39 @@ from bench.common.charts import Chart, Lines, Table
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.hosts import Hosts
 from bench.scaling import predict, validation
-from bench.scaling.cluster import Strategy
+from bench.scaling.cluster import SyncSpec
 from fastvid.errors import UsageError, WorkerError
 
 SCHEMA: Final = "fastvid-bench-scale/1"
 _ROOT: Final = Path(__file__).parents[2]
 _TIMEOUT_S: Final = 900.0
-# Of a step, in the order in which they are added up; bench/scaling/scale_rank.py says what they are.
+# Parts of a step, in the order of printing; defined in bench/scaling/scale_rank.py.
 PARTS: Final = ("compute", "sharing", "stragglers", "communication", "data")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench scale``."""
+    """Add the options of ``python -m bench scale``."""
     parser.add_argument("recipe", nargs="?", help="recipe to measure, a name or a file")
     parser.add_argument("changes", nargs="*", metavar="key=value", help="overrides of the recipe")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks (1 2)")
-    parser.add_argument("--network", type=float, metavar="MBIT", help="each rank on a host of its own; 0 is unlimited")
-    parser.add_argument("--clips", type=int, default=8, help="clips of each rank's share of a batch (8)")
-    parser.add_argument("--steps", type=int, default=24, help="timed steps of each part (24)")
+    parser.add_argument("--network", type=float, metavar="MBIT", help="run each rank on its own host; 0 is unlimited")
+    parser.add_argument("--clips", type=int, default=8, help="clips per rank and batch (8)")
+    parser.add_argument("--steps", type=int, default=24, help="timed steps per part (24)")
     parser.add_argument("--sync", nargs="+", default=["ddp", "kavg:8"], help="strategies (ddp kavg:8)")
-    parser.add_argument("--join", nargs="+", type=Path, metavar="FILE", help="put measured files together")
+    parser.add_argument("--join", nargs="+", type=Path, metavar="FILE", help="merge measured files")
     predict.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, joins, predicts or validates; returns 0."""
+    """Measure, merge, predict or validate; return 0."""
     if args.model or args.validate:
         if args.recipe or args.join:
-            raise UsageError("--model and --validate take no recipe")
+            raise UsageError("--model and --validate cannot be combined with a recipe or --join")
         return predict.run(args)
     if args.join:
         record = joined(args.join)
     elif args.recipe is None:
-        raise UsageError("nothing to do", hint="give a recipe, --join or --model")
+        raise UsageError("nothing to do", hint="pass a recipe, --join or --model")
     elif "RANK" in os.environ:
         return _rank(args)
     else:
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rank(args: argparse.Namespace) -> int:
-    """One process of many that torchrun started."""
-    from bench.scaling.scale_rank import Plan, analyse, measure
+    """Measure one rank of a torchrun job."""
+    from bench.scaling.scale_rank import MeasurePlan, analyse, measure
     from fastvid.train.config import recipes
 
-    strategies = tuple(Strategy.parse(text) for text in args.sync)
-    found = measure(recipes.load(args.recipe, args.changes), Plan(args.clips, args.steps, strategies=strategies))
+    strategies = tuple(SyncSpec.parse(text) for text in args.sync)
+    found = measure(recipes.load(args.recipe, args.changes), MeasurePlan(args.clips, args.steps, strategies=strategies))
     if found is not None:
         world = {**found, "machine": machine_facts(), "analysis": analyse(found), "network_mbit": args.network}
         record = complete({"schema": SCHEMA, "recipe": args.recipe, "changes": args.changes, "worlds": [world]})
@@ -90,7 +90,7 @@ def _rank(args: argparse.Namespace) -> int:
 
 
 def _drive(args: argparse.Namespace) -> dict[str, Any]:
-    """Starts torchrun for each number of ranks."""
+    """Run torchrun for each number of ranks and merge the results."""
     files = []
     with tempfile.TemporaryDirectory() as folder:
         for size in args.ranks:
@@ -121,7 +121,7 @@ def _launched(size: int, mbit: float | None) -> Iterator[Any]:
         def launch(words: Sequence[str]) -> None:
             processes = []
             for number, address in enumerate(hosts.addresses):
-                # torchrun knows its own machine by the name, which all hosts here have, not by the address.
+                # torchrun identifies its machine by host name, which is the same on all hosts here.
                 own = ["--local-addr", address, "--rdzv-conf", f"is_host={int(not number)}"]
                 processes.append(_start(hosts.command(number, [*node, *own, *words]), dict(hosts.environment)))
             _wait(processes)
@@ -130,7 +130,7 @@ def _launched(size: int, mbit: float | None) -> Iterator[Any]:
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # One thread of arithmetic a rank at every number of ranks, as torchrun sets it beyond one.
+    # torchrun sets OMP_NUM_THREADS=1 for several ranks; use the same for one rank.
     return subprocess.Popen(command, cwd=_ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment))
 
 
@@ -142,14 +142,14 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             process.kill()
             process.wait()
     if any(codes):
-        raise WorkerError(f"torchrun ended with code {max(codes)}", hint="its messages stand above")
+        raise WorkerError(f"torchrun exited with code {max(codes)}", hint="see its messages above")
 
 
 def joined(files: Sequence[Path]) -> dict[str, Any]:
-    """One record of several, sorted by ranks.
+    """Merge several records into one, sorted by world size.
 
     Raises:
-        UsageError: A file is none of this bench's, or they measured different things.
+        UsageError: If a file is not a result of this benchmark, or if the recipes or overrides differ.
     """
     records = []
     for file in files:
@@ -169,13 +169,13 @@ def joined(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def complete(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the scaling model's predictions where there is something to predict."""
+    """Return the record with the scaling model's predictions, if it contains all-reduces."""
     measured = measurements(record)
     return record | {"prediction": validation.validate(measured) if measured["all_reduces"] else None}
 
 
 def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as the scaling model reads it, see models/measurements.schema.json: parts and, apart from them, runs."""
+    """Convert a record to the scaling model's measurements, see models/measurements.schema.json."""
     worlds = record["worlds"]
     local = max(max(rank["local_world_size"] for rank in world["ranks"]) for world in worlds)
     found: dict[str, Any] = {
@@ -187,7 +187,7 @@ def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     for world in worlds:
         size, ranks = world["world_size"], world["ranks"]
-        # Of the slowest rank, which the others wait for; their spread over time is its own.
+        # The times of the slowest rank, which the others wait for.
         slowest = max((rank["step_seconds"] for rank in ranks), key=statistics.median)
         found["local_steps"].append({"ranks": size, "seconds": slowest})
         rate = sum(rank["load"]["clips_per_second"] for rank in ranks)
@@ -204,7 +204,7 @@ def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows: see `bench.report`."""
+    """Return the charts of a result, for `bench.report`."""
     worlds = record["worlds"]
     measured: dict[str, list[tuple[float, float]]] = {}
     for world in worlds:
@@ -216,11 +216,11 @@ def charts(record: Mapping[str, Any]) -> list[Chart]:
         predicted.setdefault(f"{row['strategy']}, predicted", []).append(point)
     name = Path(record["recipe"]).stem
     mbit = worlds[-1]["network_mbit"]
-    wire = "" if mbit is None else f", hosts joined at {mbit:g} Mbit/s" if mbit else ", hosts joined without a limit"
+    wire = "" if mbit is None else f", hosts at {mbit:g} Mbit/s" if mbit else ", hosts with an unlimited network"
     found: list[Chart] = [
         Lines(
             f"Training {name} on more ranks{wire}", "ranks", "clips/s", {**measured, **predicted}, list(predicted),
-            note="Dashed: what the scaling model says, told the parts and not the runs.",
+            note="Dashed: predictions of the scaling model from the parts, not from the runs.",
         )
     ]  # fmt: skip
     heads = ("ranks, strategy", "of ideal", "step, ms", *PARTS)
@@ -232,16 +232,16 @@ def charts(record: Mapping[str, Any]) -> list[Chart]:
         for world in worlds
         for row in world["analysis"]["rows"]
     ]  # fmt: skip
-    note = "Ideal is one rank alone, times the ranks. The parts add up to the step; noise can make one negative."
-    found.append(Table(f"Where a step of {name} goes{wire}", heads, rows, note))
+    note = "Ideal: one rank alone, times the number of ranks. Parts add up to the step; noise can make one negative."
+    found.append(Table(f"Parts of a step of {name}{wire}", heads, rows, note))
     return found
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """A record for people."""
+    """Format a record as text."""
     lines = [
         f"{record['recipe']} {' '.join(record['changes'])}".rstrip(),
-        f"{'ranks':>5} {'sync':8} {'clips/s':>8} {'of ideal':>9}   ms a step: compute + sharing + stragglers +"
+        f"{'ranks':>5} {'sync':8} {'clips/s':>8} {'of ideal':>9}   ms per step: compute + sharing + stragglers +"
         " communication + data",
     ]
     for world in record["worlds"]:
@@ -256,9 +256,9 @@ def table(record: Mapping[str, Any]) -> str:
         if world["world_size"] > 1:
             lines.append(
                 f"      loaders alone {analysis['load_clips_per_second']:.0f} clips/s, compute alone"
-                f" {analysis['compute_clips_per_second']:.0f}; slowest is rank {slow['rank']} on {slow['host']},"
-                f" {slow['behind_the_average']:.1%} behind the average"
+                f" {analysis['compute_clips_per_second']:.0f}; slowest rank: {slow['rank']} on {slow['host']},"
+                f" {slow['behind_the_average']:.1%} slower than the average"
             )
     if record["prediction"]:
-        lines += ["predicted from the parts, beside what was measured:", validation.table(record["prediction"])]
+        lines += ["predicted from the parts, against the measured runs:", validation.table(record["prediction"])]
     return "\n".join(lines)

@@ -1,14 +1,14 @@
-"""One rank of ``python -m bench scale`` under torchrun: every part of training, alone and together, one by one.
+"""One rank of ``python -m bench scale`` under torchrun: time each part of training separately and together.
 
-Parts of a rank, each timed while all ranks do the same, and those marked * also by rank 0 while the others stand still:
+All ranks time each part at the same time; rank 0 also times those marked * while the others are idle:
 
-    load *          the loader with nothing to feed; its own counters split it into fetch, decode and finish
-    step *          a step on a batch that is in memory, nothing synchronised
-    all-reduce      the gradient buckets of the model, and two sizes that tell latency from bandwidth
-    cached          steps on the batch in memory, replicas agreeing as the strategy says
-    train *         the loader, the step and the strategy: training as it is
+    load *          the loader without training; its counters split the time into fetch, decode and finish
+    step *          a step on a batch in memory, without synchronisation
+    all-reduce      the model's gradient buckets, and two sizes that separate latency from bandwidth
+    cached          steps on the batch in memory, synchronised by the strategy
+    train *         complete training: loader, step and strategy
 
-All use the recipe's own loader, model, optimiser and strategies. A barrier precedes each part.
+All use the recipe's loader, model, optimiser and strategies. A barrier precedes each part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from bench.scaling.cluster import Gradients, Strategy
+from bench.scaling.cluster import Gradients, SyncSpec
 from fastvid.load.batch.batch import Batch
 from fastvid.load.order.batches import World
 from fastvid.runtime.cores import available_cores
@@ -37,36 +37,36 @@ from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member, join
 from fastvid.train.run import assemble
 
-# One that latency rules and one that bandwidth rules, beside the model's own buckets.
+# Two sizes in addition to the model's buckets: one dominated by latency, one by bandwidth.
 _PROBES: Final = (64 * 2**10, 8 * 2**20)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How long to measure.
+class MeasurePlan:
+    """What to measure, and how long.
 
     Attributes:
-        clips: Of each rank's share of a batch.
-        steps: Timed steps of a part.
-        warmup: Steps before them.
-        strategies: How replicas agree.
+        clips: Clips per rank and batch.
+        steps: Timed steps per part.
+        warmup: Untimed steps before them.
+        strategies: Strategies to measure.
     """
 
     clips: int = 8
     steps: int = 24
     warmup: int = 4
-    strategies: tuple[Strategy, ...] = (Strategy("ddp"), Strategy("kavg", 8))
+    strategies: tuple[SyncSpec, ...] = (SyncSpec("ddp"), SyncSpec("kavg", 8))
 
 
-def measure(config: Config, plan: Plan) -> dict[str, Any] | None:
-    """All parts on this rank.
+def measure(config: Config, plan: MeasurePlan) -> dict[str, Any] | None:
+    """Measure all parts on this rank.
 
     Args:
         config: The recipe.
-        plan: How long.
+        plan: What to measure.
 
     Returns:
-        On rank 0 what all ranks found, a JSON object; None on the others.
+        On rank 0 a JSON object with the results of all ranks; None on the others.
     """
     with join(config.run.timeout_s) as member:
         found = _Rank(config, plan, member).run()
@@ -82,7 +82,7 @@ def measure(config: Config, plan: Plan) -> dict[str, Any] | None:
 
 
 class _Rank:
-    def __init__(self, config: Config, plan: Plan, member: Member) -> None:
+    def __init__(self, config: Config, plan: MeasurePlan, member: Member) -> None:
         self.plan, self.member = plan, member
         self.local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.lone = Member(World(), member.device)
@@ -93,7 +93,7 @@ class _Rank:
         self.torch_threads = torch.get_num_threads()
 
     def run(self) -> dict[str, Any]:
-        """Everything, in the order of this file's docstring."""
+        """Measure all parts, in the order of this file's docstring."""
         batch = self._first_batch()
         replica = self._replica(self.lone)
         parameters = sum(parameter.numel() for parameter in replica.model.parameters())
@@ -109,7 +109,7 @@ class _Rank:
             "bucket_bytes": buckets,
             "alone": alone,
             "load": self._together(lambda: self._load(self.member)),
-            "step_seconds": self._together(lambda: self._steps(self.lone, Strategy("ddp"), itertools.repeat(batch))),
+            "step_seconds": self._together(lambda: self._steps(self.lone, SyncSpec("ddp"), itertools.repeat(batch))),
             "all_reduces": [
                 {"bytes": size, "seconds": self._together(lambda size=size: self._all_reduce(size))}
                 for size in sorted({*_PROBES, *buckets})
@@ -128,13 +128,13 @@ class _Rank:
         return found
 
     def _alone(self, batch: Batch) -> dict[str, Any] | None:
-        """Rank 0's parts while the others wait."""
+        """Measure rank 0's parts while the others wait."""
         found = None
         if self.member.leads:
             found = {
                 "load": self._load(self.lone),
-                "step_seconds": self._steps(self.lone, Strategy("ddp"), itertools.repeat(batch)),
-                "train_seconds": self._train(self.lone, Strategy("ddp")),
+                "step_seconds": self._steps(self.lone, SyncSpec("ddp"), itertools.repeat(batch)),
+                "train_seconds": self._train(self.lone, SyncSpec("ddp")),
             }
         self._barrier()
         return found
@@ -160,7 +160,7 @@ class _Rank:
             loader.clips.close()
 
     def _load(self, member: Member) -> dict[str, float]:
-        """Clips a second of this rank's loader, and thread-seconds a clip of its stages."""
+        """Measure the clips/s of this rank's loader, and the thread-seconds per clip of its stages."""
         loader = self._loader(member)
         try:
             batches = _forever(loader)
@@ -188,14 +188,14 @@ class _Rank:
     def _replica(self, member: Member) -> Replica:
         return assemble.make_replica(self.config, max(1, len(self.dataset)), member)
 
-    def _steps(self, member: Member, strategy: Strategy, batches: Iterator[Batch]) -> list[float]:
-        """Seconds of each step; of the mean step of a round where replicas agree once a round."""
+    def _steps(self, member: Member, strategy: SyncSpec, batches: Iterator[Batch]) -> list[float]:
+        """Return the seconds of each step, or of the mean step of each round if there are K steps per round."""
         replica = self._replica(member)
         options = {"period": strategy.k} if strategy.name == "kavg" else {}
         agreed = build_strategy(strategy.name, member, options)
         agreed.prepare(replica)
-        # As the trainer does it: a strategy sees the batches go by, and begins its rounds with them.
-        stepped = iter(next(agreed.rounds(replica, _Feed(batches), 1)).batches)
+        # As in the trainer, batches pass through the strategy, which starts its rounds.
+        stepped = iter(next(agreed.rounds(replica, _EndlessLoader(batches), 1)).batches)
         stepper = Stepper(self.config.optim, self.config.run, member, agreed)
         rounds = -(-self.plan.steps // strategy.k)
         found = []
@@ -211,7 +211,7 @@ class _Rank:
                 found.append((time.perf_counter() - began) / strategy.k)
         return found
 
-    def _train(self, member: Member, strategy: Strategy) -> list[float]:
+    def _train(self, member: Member, strategy: SyncSpec) -> list[float]:
         loader = self._loader(member)
         try:
             return self._steps(member, strategy, _forever(loader))
@@ -235,8 +235,8 @@ class _Rank:
 
 
 @dataclass
-class _Feed:
-    """Batches without end, as the one epoch of a loader."""
+class _EndlessLoader:
+    """A loader with one endless epoch."""
 
     batches: Iterator[Batch]
     epoch: int = 0
@@ -251,7 +251,7 @@ def _forever(loader: assemble.Labelled) -> Iterator[Batch]:
 
 
 def _gather(value: dict[str, Any], member: Member) -> list[dict[str, Any]]:
-    """Every rank's value, in order of ranks, on every rank."""
+    """All-gather a JSON object; returns the values in order of rank."""
     if member.world.size == 1:
         return [value]
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -265,17 +265,17 @@ def _gather(value: dict[str, Any], member: Member) -> list[dict[str, Any]]:
 
 
 def analyse(found: dict[str, Any]) -> dict[str, Any]:
-    """What all ranks found, put together: rates, efficiency, what each bottleneck costs, and who is slow.
+    """Combine the results of all ranks: rates, efficiency, the cost of each bottleneck, and the slowest rank.
 
-    A step of a strategy is split so that its parts add up:
+    A step of a strategy is split into parts that add up:
 
-        compute         a step on one rank while the others stand still
-        sharing         what a step of the average rank takes longer when all work: shared cores, memory, power
-        stragglers      what the slowest rank's step takes longer than the average one's
-        communication   what steps on batches in memory take longer with the strategy than the slowest rank's alone
-        data            what training takes longer than steps on batches in memory
+        compute         step on one rank while the others are idle
+        sharing         extra time of the average rank's step when all ranks work: shared cores, memory, power
+        stragglers      extra time of the slowest rank's step over the average
+        communication   extra time of synchronised steps on batches in memory over the slowest rank's local step
+        data            extra time of training over synchronised steps on batches in memory
 
-    Noise can make a part negative; it is left as measured.
+    Noise can make a part negative; it is reported as measured.
     """
     ranks: Sequence[dict[str, Any]] = found["ranks"]
     size, clips = found["world_size"], found["clips_per_rank"]

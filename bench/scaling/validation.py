@@ -1,13 +1,13 @@
-"""Compares the scaling model with measured runs: predictions from parts, never from the runs they are compared with.
+"""Compare the scaling model with measured runs. Predictions use the measured parts, never the runs themselves.
 
 A measurement file is JSON of the form in ``models/measurements.schema.json``:
 
-- ``workload``: clips a rank takes per step, parameters, and optionally bucket sizes and ``backward_fraction``.
-- ``ranks_per_node``: processes that share the ``intra`` link; 1 when every rank has a node or a network namespace.
-- ``local_steps``: seconds per step with clips in memory and nothing synchronised, ``ranks`` processes at the same time,
-  so that ranks that share cores slow each other as they do in training.
-- ``all_reduces``: seconds of one all-reduce of ``bytes`` over ``ranks`` ranks that use one ``link`` only.
-- ``loaders`` (optional): clips per second of ``ranks`` loaders together, with nothing to feed.
+- ``workload``: clips per rank and step, parameters, and optionally bucket sizes and ``backward_fraction``.
+- ``ranks_per_node``: processes that share the ``intra`` link; 1 if every rank has its own node or network namespace.
+- ``local_steps``: seconds per step with clips in memory and without synchronisation, in ``ranks`` concurrent processes,
+  so that ranks that share cores slow each other down as in training.
+- ``all_reduces``: seconds of one all-reduce of ``bytes`` over ``ranks`` ranks that use only one ``link``.
+- ``loaders`` (optional): total clips per second of ``ranks`` loaders without training.
 - ``runs``: seconds per step of real training. Only these are compared; nothing is fitted to them.
 """
 
@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.scaling.cluster import Cluster, Compute, DataPath, Gradients, Strategy, Workload
-from bench.scaling.collectives import AllReducePoint, Link, Topology, fit_link
+from bench.scaling.cluster import ClusterModel, Compute, DataPath, Gradients, SyncSpec, Workload
+from bench.scaling.collectives import AllReducePoint, NetworkLink, Topology, fit_link
 from bench.scaling.quantity import finite, whole
 from bench.scaling.scaling_model import predict_step
 from fastvid.errors import UsageError
@@ -28,7 +28,7 @@ from fastvid.errors import UsageError
 MEASUREMENTS: Final = "fastvid-scaling-measurements/1"
 VALIDATION: Final = "fastvid-scaling-validation/1"
 
-# Key -> whether it must be there. The JSON schema says the same and more.
+# Key -> whether it is required. The JSON schema contains the same and more.
 KEYS: Final[dict[str, dict[str, bool]]] = {
     "": {
         "schema": True,
@@ -58,8 +58,8 @@ KEYS: Final[dict[str, dict[str, bool]]] = {
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """What the measurement file says apart from the runs."""
+class _MeasuredParts:
+    """The contents of a measurement file except its runs."""
 
     workload: Workload
     gradients: Gradients
@@ -68,11 +68,14 @@ class _Parts:
     local_steps: Mapping[int, Sequence[float]]
     loader_rates: Mapping[int, float]
 
-    def cluster(self, ranks: int) -> Cluster:
-        """The inputs of a prediction for `ranks` ranks."""
+    def cluster(self, ranks: int) -> ClusterModel:
+        """Return the model's inputs for `ranks` ranks."""
         if ranks not in self.local_steps:
             known = ", ".join(map(str, sorted(self.local_steps)))
-            raise UsageError(f"runs has {ranks} ranks, local_steps only {known}", hint="measure it at that number too")
+            raise UsageError(
+                f"runs has {ranks} ranks, but local_steps has only {known}",
+                hint=f"measure local_steps on {ranks} ranks",
+            )
         steps = np.asarray(self.local_steps[ranks])
         compute = Compute(
             seconds=float(steps.mean()),
@@ -80,32 +83,32 @@ class _Parts:
             backward_fraction=self.backward_fraction,
             step_jitter=float(steps.std() / steps.mean()),
         )
-        # One request a clip, so that the measured rate of all loaders is the rate of requests.
+        # With one request per clip the measured clip rate of all loaders is the request rate.
         rate = self.loader_rates.get(ranks)
         data = DataPath() if rate is None else DataPath(shared_requests_per_second=rate)
-        return Cluster(self.workload, self.gradients, compute, self.topology, data)
+        return ClusterModel(self.workload, self.gradients, compute, self.topology, data)
 
 
 def validate(measurements: Mapping[str, Any]) -> dict[str, Any]:
-    """Predicts every run of a measurement file from the file's other parts.
+    """Predict every run of a measurement file from the file's other parts.
 
     Args:
         measurements: The file's JSON object.
 
     Returns:
-        A JSON object with one row a run: predicted and measured seconds per step, clips per second and efficiency
-        against the smallest run of the same strategy, the step's relative error, and how the predicted step is split.
+        A JSON object with one row per run: predicted and measured seconds per step, clips per second and efficiency
+        against the smallest run of the same strategy, the step's relative error, and the parts of the predicted step.
 
     Raises:
-        UsageError: A key is unknown or missing, or a value is not what the schema says.
+        UsageError: If a key is unknown or missing, or if a value violates the schema.
     """
     _check("", measurements)
     if measurements["schema"] != MEASUREMENTS:
         raise UsageError(f"schema is {measurements['schema']!r}, must be {MEASUREMENTS!r}")
     parts = _parts(measurements)
-    algorithm = str(measurements.get("algorithm", "ring"))  # what gloo does
+    algorithm = str(measurements.get("algorithm", "ring"))  # the algorithm of gloo
     runs = [
-        (whole(run["ranks"], "runs.ranks"), Strategy.parse(str(run["strategy"])), _numbers(run, "seconds_per_step"))
+        (whole(run["ranks"], "runs.ranks"), SyncSpec.parse(str(run["strategy"])), _numbers(run, "seconds_per_step"))
         for run in measurements["runs"]
     ]
     rows: list[dict[str, Any]] = []
@@ -150,7 +153,7 @@ def validate(measurements: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """A validation report as text."""
+    """Format a validation report as text."""
     lines = ["ranks sync      predicted ms  measured ms   error  predicted eff.  measured eff."]
     lines += [
         f"{row['ranks']:>5} {row['strategy']:8} {1000 * row['predicted_step_seconds']:13.2f} "
@@ -161,7 +164,7 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _parts(measurements: Mapping[str, Any]) -> _Parts:
+def _parts(measurements: Mapping[str, Any]) -> _MeasuredParts:
     raw = measurements["workload"]
     _check("workload", raw)
     for section in ("local_steps", "all_reduces", "loaders", "runs"):
@@ -180,9 +183,9 @@ def _parts(measurements: Mapping[str, Any]) -> _Parts:
         points[entry["link"]].append(AllReducePoint(ranks, size, float(np.median(_numbers(entry, "seconds")))))
     links = {end: fit_link(found) for end, found in points.items() if found}
     if not links:
-        raise UsageError("all_reduces is empty, so no link is known")
-    used: Link = next(iter(links.values()))  # a link nobody measured is one that no run uses
-    return _Parts(
+        raise UsageError("all_reduces is empty, so no link can be fitted", hint="measure at least two sizes")
+    used: NetworkLink = next(iter(links.values()))  # no run uses a link that was not measured
+    return _MeasuredParts(
         Workload(clips_per_epoch=1, epochs=1, clips_per_gpu=whole(raw["clips_per_rank"], "workload.clips_per_rank")),
         Gradients(**sizes),
         finite(raw.get("backward_fraction", 2 / 3), "workload.backward_fraction"),
@@ -207,7 +210,7 @@ def _check(section: str, table: object) -> None:
     keys = KEYS[section]
     wrong = sorted(set(table) - set(keys)) + sorted(key for key, needed in keys.items() if needed and key not in table)
     if wrong:
-        raise UsageError(f"{where} has unknown or lacks {', '.join(wrong)}; known are {', '.join(keys)}")
+        raise UsageError(f"{where} has unknown or missing keys {', '.join(wrong)}", hint=f"known are {', '.join(keys)}")
 
 
 def _numbers(entry: Mapping[str, Any], key: str) -> list[float]:

@@ -1,1 +1,1 @@
-"""What sharding costs in time, and encoding in quality."""
+"""Sharding benchmarks: time of sharding, quality of encodings."""

@@ -1,11 +1,11 @@
-"""What an encoding costs in accuracy: the same training on the originals, on `compact` and on `intra`.
+"""Measure the accuracy that an encoding costs: the same training on the originals, on `compact` and on `intra`.
 
-The demo's motion videos, whose label no single frame tells, are nearly lossless; `copy` keeps them as they are. Every
-arm has the same net, budget and seeds, so that its runs are paired: the same samples in the same order, from the same
-weights. Each trained net is scored on held-out videos of its own encoding and on the held-out originals. `coarse` is
-encoded far worse than anybody would, to show that the comparison sees a loss where there is one; one seed tells.
+The originals are the demo's motion videos: nearly lossless, and no single frame shows the label; `copy` packs them
+unchanged. All arms use the same model, budget and seeds, so runs are paired: the same samples in the same order, from
+the same weights. Each trained model is scored on held-out videos of its own encoding and on the held-out originals.
+`coarse` is a positive control with one seed: an unusually bad encoding whose loss the comparison must detect.
 
-With --footage also the SSIM of each encoding of real videos against the scaled source.
+With --footage, also measure the SSIM of each encoding of real videos against the scaled source.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SCHEMA: Final = "fastvid-bench-quality/1"
 RECIPE: Final = "motion_tsm"
 ORIGINALS: Final = "originals"
 COARSE: Final = "coarse"
-# Held-out textures are cheap to score and make the smallest difference that shows: a video of 256 is 0.4 points.
+# Textures per kind. More held-out textures would resolve smaller differences: one of 256 videos is 0.4 points.
 INSTANCES: Final = {"train": 6, "test": 4}
 
 _SIDE: Final = ("--short-side", str(motion.SIDE))
 _COARSE_CRF: Final = 45
-_WARMUP_EPOCHS: Final = 3  # the recipe's; a shorter run has fewer
-_JUDGED: Final = 64  # motion videos whose SSIM is measured
+_WARMUP_EPOCHS: Final = 3  # as in the recipe; fewer in a shorter run
+_JUDGED: Final = 64  # number of motion videos whose SSIM is measured
 _SCORES: Final = ("top1_percent", "on_originals_percent")
 _FOOTAGE_PROFILES: Final = ("compact", "intra")
 
@@ -50,11 +50,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """How the videos are kept.
+    """An encoding to compare.
 
     Attributes:
         profile: Encode profile.
-        options: Further options of ``fastvid shard``.
+        options: Additional options for ``fastvid shard``.
     """
 
     profile: str
@@ -70,19 +70,21 @@ ARMS: Final = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench quality``."""
+    """Add the options of ``python -m bench quality``."""
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="(all)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each arm (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=24, metavar="N", help="of each run (default %(default)s)")
-    parser.add_argument("--textures", type=int, metavar="N", help="of each kind, to train on (default 6)")
-    parser.add_argument("--parallel", type=int, default=available_cores(), help="runs at once (cores, %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per arm (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=24, metavar="N", help="epochs per run (default %(default)s)")
+    parser.add_argument("--textures", type=int, metavar="N", help="training textures of each kind (default 6)")
+    parser.add_argument(
+        "--parallel", type=int, default=available_cores(), help="concurrent runs (default: cores, %(default)s)"
+    )
     parser.add_argument("--footage", type=Path, metavar="FOLDER", help="real videos, for SSIM")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="where datasets are made (%(default)s)")
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "quality.json", help="result file (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the datasets, trains, records."""
+    """Create the datasets, train all arms, and write the record."""
     instances = INSTANCES | ({"train": args.textures} if args.textures else {})
     folder = args.cache / f"motion-{instances['train']}-{instances['test']}"
     made = datasets(folder, instances, args.arms)
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             _log.info("%s, seed %d: %s", name, seed, scores)
             for key, value in scores.items():
                 record["arms"][name].setdefault(key, []).append(value)
-            # Under another name, as half a result is none.
+            # An incomplete record must not look like a result.
             write_json(args.json.with_suffix(".partial"), record)
     record["costs"] = costs(record["arms"])
     args.json.with_suffix(".partial").unlink(missing_ok=True)
@@ -116,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def datasets(folder: Path, instances: Mapping[str, int], arms: Sequence[str]) -> dict[str, Path]:
-    """The motion videos, made on first use, in every arm's encoding."""
+    """Return the motion videos in every arm's encoding, created on first use."""
     annotations = folder / "videos" / "annotations.csv"
     if not annotations.exists():
         motion.make_videos(folder / "videos", motion.plan_videos(dict(instances)))
@@ -133,7 +135,7 @@ def datasets(folder: Path, instances: Mapping[str, int], arms: Sequence[str]) ->
 
 
 def encoding(arm: Arm, folder: Path, sources: Mapping[str, Path]) -> dict[str, Any]:
-    """What an arm's dataset is."""
+    """Describe an arm's dataset: profile, size and mean SSIM."""
     dataset = open_dataset(str(folder))
     profile = dict(dataset.generation.shards[0].profile)
     return {
@@ -144,7 +146,7 @@ def encoding(arm: Arm, folder: Path, sources: Mapping[str, Path]) -> dict[str, A
 
 
 def similarity(footage: Path, cache: Path) -> list[dict[str, Any]]:
-    """Mean SSIM and size of real videos by encoding: x264's defaults, and the profiles as they are."""
+    """Measure the mean SSIM and size of real videos by encoding: x264's defaults, and the unmodified profiles."""
     sources = videos(footage)
     folders = {DEFAULT: default_dataset(footage, cache)}
     folders |= {profile: shard(footage, profile, cache) for profile in _FOOTAGE_PROFILES}
@@ -166,7 +168,7 @@ def similarity(footage: Path, cache: Path) -> list[dict[str, Any]]:
 
 
 def train(made: Mapping[str, Path], name: str, seed: int, epochs: int) -> dict[str, float]:
-    """One run: top-1 in percent and loss on held-out videos of its own encoding, and on the held-out originals."""
+    """Train once; return top-1 in percent and loss on the held-out videos, in its own encoding and as originals."""
     with tempfile.TemporaryDirectory(prefix="fastvid-quality-") as out:
         shared = [RECIPE, f"run.out={out}", f"run.seed={seed}", f"run.epochs={epochs}", "data.num_threads=1"]
         shared.append(f"optim.warmup_epochs={min(_WARMUP_EPOCHS, epochs - 1)}")
@@ -188,7 +190,7 @@ def _command(module: str, *words: str) -> dict[str, Any]:
 
 
 def costs(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """What each arm costs against the originals, in points of top-1, seed by seed; below 0 it is better."""
+    """Return each arm's loss of top-1 against the originals in points, paired by seed; negative is a gain."""
     if ORIGINALS not in arms:
         return {}
     wanted = arms[ORIGINALS]["top1_percent"]
@@ -200,14 +202,14 @@ def costs(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str
 
 
 def cost(wanted: Sequence[float], found: Sequence[float]) -> dict[str, float | None]:
-    """Mean of the differences of paired runs, and its standard error, which one pair has none of."""
+    """Return the mean difference of paired runs and its standard error (None for a single pair)."""
     pairs = [a - b for a, b in zip(wanted, found, strict=True)]
     error = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
     return {"mean": statistics.fmean(pairs), "standard_error": error, "least": min(pairs), "greatest": max(pairs)}
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The numbers for people."""
+    """Format the record as a text table."""
     lines = [
         f"{record['recipe']}, {record['epochs']} epochs, {record['videos']['test']} held-out videos,"
         f" {_seeds(record)} seeds; top-1 in percent",
@@ -227,7 +229,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows: see `bench.report`."""
+    """Return the charts of a result, for `bench.report`."""
     arms = record["arms"]
     found: list[Chart] = []
     for key, tested in zip(_SCORES, ("its own encoding", "the originals"), strict=True):

@@ -1,9 +1,8 @@
-"""What ``fastvid shard`` costs on top of ffmpeg: against the very same ffmpeg commands run by ``xargs -P``.
+"""Measure the overhead of ``fastvid shard`` over the same ffmpeg commands run by ``xargs -P``.
 
-The rival gets its commands ready made: nothing of what finding, probing and planning costs is counted against it, and
-nothing checks what it writes. fastvid is timed as a user calls it, from the interpreter's start to the last byte of the
-dataset, with verification on. Before anything is timed, both must have written the same MP4s. They take turns, and a
-ratio is the median of the rounds' ratios.
+The rival gets its commands prepared: its time includes no finding, probing, planning or verification. fastvid is timed
+as users call it, from the start of the interpreter to the last byte of the dataset, with verification. Both must write
+the same MP4s before they are timed. They run in alternating rounds; a ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ from fastvid.storage import open_storage
 
 SCHEMA: Final = "fastvid-bench-shard/1"
 _SHARDS: Final = 10
-_LONGER: Final = 600.0  # seconds; a longer video is split by fastvid, and is left out here
+_LONGEST: Final = 600.0  # seconds; fastvid would split a longer video, so it is skipped here
 
 _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench shard``."""
+    """Add the options of ``python -m bench shard``."""
     parser.add_argument("--footage", type=Path, required=True, nargs="+", metavar="FOLDER", help="videos, at any depth")
-    parser.add_argument("--files", type=int, metavar="N", help="take N of them, small and large ones (default: all)")
+    parser.add_argument("--files", type=int, metavar="N", help="use N of them, of all sizes (default: all)")
     parser.add_argument(
         "--times",
         type=int,
         default=3,
         metavar="N",
-        help="take each file N times: jobs are long, and their start of a second is not what is measured (%(default)s)",
+        help="use each file N times, so that the start-up time of one second hardly counts (default %(default)s)",
     )
     parser.add_argument("--profile", default="compact", help="(default %(default)s)")
     parser.add_argument("--workers", type=int, default=available_cores(), help="cores (default: all, %(default)s)")
@@ -63,10 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     for folder in args.footage:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder")
+            raise UsageError(f"{folder} is not a folder")
     args.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.scratch) as name:
         record = compare(args, Path(name).resolve())
@@ -77,23 +76,23 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass
 class Cost:
-    """Rounds of one contender: seconds by the wall clock, and CPU seconds of all its processes."""
+    """Wall seconds and CPU seconds (all processes) of each round of one contender."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
     def measure(self, command: Sequence[str], *, stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> None:
-        """Runs a command and adds what it cost."""
+        """Run a command and append its wall and CPU seconds."""
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run(command, input=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
         if done.returncode not in allowed:
-            raise FastvidError(f"{command[0]} exits with {done.returncode}: {done.stderr[-300:].decode()}")
+            raise FastvidError(f"{command[0]} failed with exit code {done.returncode}: {done.stderr[-300:].decode()}")
         self.wall.append(wall)
         self.cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
     def summary(self) -> dict[str, float]:
-        """Medians and spread."""
+        """Return medians, minima and maxima."""
         return {
             "wall": statistics.median(self.wall),
             "wall_min": min(self.wall),
@@ -105,7 +104,7 @@ class Cost:
 
 
 def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Measures; gives the record for the JSON file."""
+    """Measure both contenders and return the record."""
     raw, plain = scratch / "raw", scratch / "plain"
     raw.mkdir()
     plain.mkdir()
@@ -113,11 +112,11 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     lines = commands(chosen, plain, args.profile)
     copy_all(chosen, raw)
     ours = [sys.executable, "-m", "fastvid", "shard", str(raw), "--profile", args.profile]
-    # As many shards as a dataset has: the last one is packed when all encoding is done.
+    # Several shards, as in a real dataset: only the last one is packed after all encoding is done.
     ours += ["--samples-per-shard", str(-(-len(chosen) // _SHARDS)), "--workers", str(args.workers), "--out"]
     theirs = ["xargs", "-P", str(args.workers), "-d", "\n", "-n", "1", "sh", "-c"]
     fastvid, xargs = Cost(), Cost()
-    for number in range(-1, args.rounds):  # the first is not counted: files come into the page cache
+    for number in range(-1, args.rounds):  # the first round is a warm-up that fills the page cache
         out = str(scratch / f"out-{number}")
         turns = [(fastvid, [*ours, out], b""), (xargs, theirs, "\n".join(lines).encode())]
         for cost, command, stdin in turns if number % 2 else reversed(turns):
@@ -149,7 +148,7 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "throughput_of_xargs": {
             "wall": statistics.median(walls),
             "cpu": statistics.median(cpus),
-            # Who came first alternates, so a machine that becomes slower or faster shows here.
+            # The order alternates, so these show whether the machine's speed drifted.
             "wall_rounds": walls,
             "cpu_rounds": cpus,
         },
@@ -162,19 +161,19 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def choose(footage: Sequence[Path], count: int | None) -> list[Path]:
-    """Videos that fastvid takes whole, by name; of `count` as many of each size as there are."""
+    """Return the videos that fastvid would not split, by name; with `count`, a selection spread over the sizes."""
     found = []
     for path in sorted(path for folder in footage for path in folder.rglob("*") if path.is_file()):
         try:
             with open_source(str(path)) as source:
                 timing = probe(source, Limits()).timing
         except FastvidError as error:
-            _log.info("left out: %s: %s", path.name, error)
+            _log.info("skipped: %s: %s", path.name, error)
             continue
-        if timing.frames / timing.rate <= _LONGER:
+        if timing.frames / timing.rate <= _LONGEST:
             found.append(path)
     if not found:
-        raise UsageError(f"no video in {', '.join(map(str, footage))}")
+        raise UsageError(f"no usable video in {', '.join(map(str, footage))}")
     if count is None or count >= len(found):
         return found
     found.sort(key=lambda path: path.stat().st_size)
@@ -182,7 +181,7 @@ def choose(footage: Sequence[Path], count: int | None) -> list[Path]:
 
 
 def packed(paths: Sequence[Path], args: argparse.Namespace, scratch: Path) -> list[Path]:
-    """Those of the videos that a job packs: what it rejects the rival would only be charged for."""
+    """Return the videos that a job packs; the rival would spend time on rejected ones for nothing."""
     raw, out = scratch / "tried", scratch / "tried-out"
     raw.mkdir()
     copy_all(paths, raw)
@@ -191,25 +190,25 @@ def packed(paths: Sequence[Path], args: argparse.Namespace, scratch: Path) -> li
     rows = read_ledger(open_storage(str(out)))[0].to_pylist()
     taken = {int(Path(row["source_id"]).stem) for row in rows if row["status"] == "packed"}
     for number in sorted(set(range(len(paths))) - taken):
-        _log.info("left out: %s: rejected", paths[number].name)
+        _log.info("skipped: %s: rejected", paths[number].name)
     shutil.rmtree(raw)
     shutil.rmtree(out)
     return [paths[number] for number in sorted(taken)]
 
 
 def copy_all(paths: Sequence[Path], folder: Path) -> None:
-    """Copies videos into a folder, named by their place."""
+    """Copy videos into a folder, named by their index."""
     for number, path in enumerate(paths):
         shutil.copyfile(path, folder / f"{number:04d}{path.suffix}")
 
 
 def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
-    """A shell line for each video: what fastvid runs for it, on names instead of descriptors."""
+    """Return a shell command for each video: fastvid's ffmpeg command, with paths instead of file descriptors."""
     build, chosen, limits, lines = find_ffmpeg(), get_profile(profile), Limits(), []
     for number, path in enumerate(paths):
         with open_source(str(path)) as source:
             info = probe(source, limits)
-        (part,) = plan_parts(info, None, None, _LONGER)
+        (part,) = plan_parts(info, None, None, _LONGEST)
         target_url = f"file:{target}/{number:04d}.mp4"
         command = build_command(build, chosen, info, f"file:{path.resolve()}", [(target_url, part)], limits)
         lines.append(f"exec {shlex.join(command)} 2>/dev/null")
@@ -217,10 +216,10 @@ def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
 
 
 def check(dataset: Path, plain: Path, files: int) -> None:
-    """Compares the MP4s of both.
+    """Compare the MP4s of both contenders.
 
     Raises:
-        FastvidError: One is missing or differs.
+        FastvidError: If one is missing or differs.
     """
     seen = 0
     for tar in sorted(dataset.glob("*.tar")):
@@ -230,13 +229,13 @@ def check(dataset: Path, plain: Path, files: int) -> None:
                 seen += 1
                 other = (plain / f"{member.key[:4]}.mp4").read_bytes()
                 if data[member.offset : member.offset + member.size] != other:
-                    raise FastvidError("the same command has written another MP4", key=member.key)
+                    raise FastvidError("the same ffmpeg command wrote different bytes under xargs", key=member.key)
     if seen != files:
         raise FastvidError(f"{seen} of {files} files were packed")
 
 
 def verification(folder: Path, profile: str) -> tuple[int, float]:
-    """Frames of a dataset, and the CPU seconds that verifying all of its samples takes."""
+    """Return the number of frames of a dataset, and the CPU seconds of verifying all its samples."""
     dataset, chosen = open_dataset(str(folder)), get_profile(profile)
     frames, seconds = 0, 0.0
     for number in range(len(dataset)):
@@ -254,10 +253,10 @@ def verification(folder: Path, profile: str) -> tuple[int, float]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The numbers for people."""
+    """Format the record as a text table."""
     lines = [
         f"{record['files']} files, {record['megabytes']} MB, {record['frames']} frames, {record['profile']},"
-        f" {record['workers']} at a time",
+        f" {record['workers']} workers",
         f"  {'':22} {'wall s':>8} {'min..max':>15} {'CPU s':>8}",
     ]
     for name in ("fastvid", "xargs"):
@@ -268,10 +267,10 @@ def table(record: dict[str, Any]) -> str:
     ratios, checked = record["throughput_of_xargs"], record["verification"]
     rounds = ", ".join(f"{ratio:.1%}" for ratio in ratios["wall_rounds"])
     lines.append(
-        f"  fastvid has {ratios['wall']:.1%} of the throughput of xargs ({rounds}); by CPU time {ratios['cpu']:.1%}"
+        f"  fastvid reaches {ratios['wall']:.1%} of the throughput of xargs ({rounds}); by CPU time {ratios['cpu']:.1%}"
     )
     lines.append(
-        f"  of fastvid's CPU time verification takes {checked['part_of_cpu']:.1%}:"
-        f" {checked['cpu_seconds']:.2f} s, {checked['ms_a_frame']:.2f} ms a frame"
+        f"  verification takes {checked['part_of_cpu']:.1%} of fastvid's CPU time:"
+        f" {checked['cpu_seconds']:.2f} s, {checked['ms_a_frame']:.2f} ms per frame"
     )
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""What the ways in which replicas agree gain and lose."""
+"""Benchmarks of training strategies."""

@@ -1,4 +1,4 @@
-"""What results of the benchmarks of strategies show: see `bench.report`."""
+"""Charts of the results of the strategy benchmarks, for `bench.report`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def sync(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the charts of a result of `bench.strategies.sync`."""
     loss = record["target_loss"]
     found: list[Chart] = [_rates(record["rate"])]
     for networks, title, key in (
         (record["target"], f"Seconds to a loss of {loss:g}: {record['ranks']} ranks, several networks", "seconds"),
-        (record["sweep"], "Seconds of a sweep of four models, the same networks", "seconds"),
-        (record["sweep"], "Megabytes that the sweep receives from the wire", "wire_mb"),
+        (record["sweep"], "Seconds of a sweep of four models on the same networks", "seconds"),
+        (record["sweep"], "Megabytes received over the network in the sweep", "wire_mb"),
     ):
         found.append(_grid(networks, title, key))
     rows = [
@@ -29,14 +29,14 @@ def sync(record: Mapping[str, Any]) -> list[Chart]:
         )
         for row in record["crossover"]
     ]
-    heads = ("strategy", "steps over ddp's", "should win from", "wins at (t_comm / t_step)")
-    found.append(Table("Where rounds of local steps win", heads, rows))
+    heads = ("strategy", "steps relative to ddp", "expected to win from", "wins at (t_comm / t_step)")
+    found.append(Table("Networks on which rounds of local steps win", heads, rows))
     slowest = max(row["straggler"] for row in record["straggler"])
     slow = [row for row in record["straggler"] if row["straggler"] == slowest]
     missed = [row["contender"] for row in slow if row["seconds"] is None]
     found.append(
         Bars(
-            f"One of four ranks computes {slowest:g} times as long: seconds to a loss of {loss:g}",
+            f"One of four ranks is {slowest:g} times slower: seconds to a loss of {loss:g}",
             "s",
             {row["contender"]: row["seconds"] for row in slow if row["seconds"] is not None},
             note=f"Not reached by {', '.join(missed)}." if missed else "",
@@ -44,7 +44,7 @@ def sync(record: Mapping[str, Any]) -> list[Chart]:
     )
     found.append(
         Bars(
-            f"One of four ranks computes {slowest:g} times as long: clips/s, of the sum of the ranks' own rates",
+            f"One of four ranks is {slowest:g} times slower: clips/s as a share of the sum of the ranks' rates",
             "%",
             {row["contender"]: 100 * row["of_sum_of_rates"] for row in slow},
         )
@@ -57,17 +57,15 @@ def _rates(rows: Rows) -> Lines:
     expected = []
     for delay in sorted({row["delay_ms"] for row in rows}):
         own = [row for row in rows if row["delay_ms"] == delay]
-        name = f"{delay:.0f} ms a message, 1 / (1 + t_comm / (K t_step))"
-        series[f"{delay:.0f} ms a message"] = [(row["k"], 100 * row["efficiency"]) for row in own]
+        name = f"{delay:.0f} ms per message, 1 / (1 + t_comm / (K t_step))"
+        series[f"{delay:.0f} ms per message"] = [(row["k"], 100 * row["efficiency"]) for row in own]
         series[name] = [(row["k"], 100 * row["expected"]) for row in own]
         expected.append(name)
-    return Lines(
-        "kavg: share of its time that a rank computes", "K, local steps of a round", "%", series, expected, log_x=True
-    )
+    return Lines("kavg: share of time spent computing", "K, local steps per round", "%", series, expected, log_x=True)
 
 
 def _grid(rows: Rows, title: str, key: str) -> Table:
-    """Contenders over networks."""
+    """Return a table of contenders by network."""
     networks = list(dict.fromkeys(row["network"] for row in rows))
     names = list(dict.fromkeys(row["contender"] for row in rows))
     value = {(row["contender"], row["network"]): row[key] for row in rows}
@@ -76,16 +74,16 @@ def _grid(rows: Rows, title: str, key: str) -> Table:
 
 
 def moments(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the chart of a result of `bench.strategies.moments`."""
     rows = record["rows"]
     values = {row["contender"]: row["train_loss"] for row in rows}
     spread = {row["contender"]: (min(row["train_losses"]), max(row["train_losses"])) for row in rows}
-    note = "Loss on the training samples after the same number of samples, mean of the seeds."
+    note = "Loss on the training samples after the same number of samples, mean over seeds."
     return [Bars("Adam's moments under K-step averaging: training loss", "", values, spread, note=note)]
 
 
 def motion(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the charts of a result of `bench.strategies.motion_sync`."""
     runs = record.get("runs") or [record]
     sync = record["sync"]
     series: dict[str, list[tuple[float, float]]] = {}
@@ -103,10 +101,10 @@ def motion(record: Mapping[str, Any]) -> list[Chart]:
             kills = ", ".join(kill["killed"] for kill in run.get("kills", ())) or "nobody"
             once = {True: "yes", False: "NO", None: "-"}[run.get("each_sample_once")]
             rows.append((name, str(record["ranks"]), f"{samples:,}", f"{model['top1_percent']:.2f}", kills, once))
-    heads = ("strategy", "ranks", "samples", "top-1 of held-out videos, %", "killed", "each sample once")
+    heads = ("strategy", "ranks", "samples", "top-1 on held-out videos, %", "killed", "each sample once")
     return [
-        Lines("Motion that needs time, by strategy", "samples", "top-1 of held-out videos, %", series),
-        Table("Motion that needs time: what was reached", heads, rows),
+        Lines("Motion dataset: accuracy by strategy", "samples", "top-1 on held-out videos, %", series),
+        Table("Motion dataset: final accuracy by strategy", heads, rows),
     ]
 
 

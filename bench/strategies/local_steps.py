@@ -1,9 +1,8 @@
-"""A small task for the strategies, under the real trainer, on any number of ranks that one process starts.
+"""A small task to benchmark strategies with the real trainer, on any number of ranks started by one process.
 
-A student net learns the classes that a random teacher net gives to random clips, one in ten of them wrong. The
-computation of a step may be padded by a sleep, as a CPU sees a step on a GPU, in proportion to a rank's clips; and
-messages may be slowed down as by a network. `Ranks` starts the processes, see
-`bench.strategies.rank`, and hands them jobs.
+A student model learns the labels that a random teacher network assigns to random clips, with one label in ten wrong.
+A sleep proportional to a rank's clips can stand in for computation on a GPU, and messages can be delayed as by a slow
+network. `Ranks` starts the processes (`bench.strategies.rank`) and sends them run specifications.
 """
 
 from __future__ import annotations
@@ -21,34 +20,34 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.ports import reserved_port
-from bench.strategies.slow_network import Link, Slow
+from bench.strategies.slow_network import SlowLink, SlowNetwork
 
 ROOT: Final = Path(__file__).parents[2]
-SHAPE: Final = (3, 1, 4, 8)  # of a clip: 96 numbers
+SHAPE: Final = (3, 1, 4, 8)  # shape of a clip
 CLASSES: Final = 10
 CLIPS: Final = 32768
 HELD_OUT: Final = 2048
-WRONG: Final = 0.1
+WRONG: Final = 0.1  # share of wrong labels
 TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run.
+class RunSpec:
+    """Specification of a run.
 
     Attributes:
-        sync: Strategy; or "relay", see `bench.strategies.relay_steps`.
-        options: Of the strategy.
-        optim: Changes of the optimiser's configuration.
-        steps: Most steps.
+        sync: Strategy, or "relay", see `bench.strategies.relay_steps`.
+        options: Options of the strategy.
+        optim: Overrides of the optimiser's configuration.
+        steps: Maximum number of steps.
         target: Held-out loss at which the run may end; None runs all steps.
-        look_every: Least steps between two looks at the held-out loss.
-        batch: Global batch.
-        hidden: Width of the student, which sets its size.
-        step_s: Sleep in a step on a rank's share of a batch.
-        straggler: How many times as long the last rank computes.
-        link: What messages cost.
-        seed: Of the student, the order and the task.
+        look_every: Minimum number of steps between two measurements of the held-out loss.
+        batch: Global batch size.
+        hidden: Hidden width of the student.
+        step_s: Seconds to sleep in a step on a rank's share of a batch.
+        straggler: Factor by which the last rank computes more slowly.
+        link: Simulated cost of messages.
+        seed: Seed of the student, the order and the task.
     """
 
     sync: str
@@ -61,17 +60,17 @@ class Job:
     hidden: int = 256
     step_s: float = 0.0
     straggler: float = 1.0
-    link: Link = field(default_factory=Link)
+    link: SlowLink = field(default_factory=SlowLink)
     seed: int = 0
 
 
 class Ranks:
-    """Processes of one group, kept between jobs because each takes seconds to start.
+    """Processes of one process group, reused between runs because they take seconds to start.
 
     Args:
-        size: How many.
-        prefixes: Command before each rank's own, such as one that enters a network namespace.
-        environment: Further variables.
+        size: Number of ranks.
+        prefixes: Command prefix of each rank, for example to enter a network namespace.
+        environment: Additional environment variables.
     """
 
     def __init__(
@@ -93,22 +92,22 @@ class Ranks:
             for rank in range(size)
         ]
 
-    def run(self, job: Job) -> list[dict[str, Any]]:
-        """Does a job; gives what each rank found.
+    def run(self, spec: RunSpec) -> list[dict[str, Any]]:
+        """Execute a run; return the result of each rank.
 
         Raises:
-            RuntimeError: A rank ended.
+            RuntimeError: If a rank exits.
         """
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(json.dumps(asdict(job)) + "\n")
+            process.stdin.write(json.dumps(asdict(spec)) + "\n")
             process.stdin.flush()
         answers = []
         for rank, process in enumerate(self._processes):
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise RuntimeError(f"rank {rank} ended with code {process.wait()}")
+                raise RuntimeError(f"rank {rank} exited with code {process.wait()}")
             answers.append(json.loads(line))
         return answers
 
@@ -122,15 +121,15 @@ class Ranks:
         self._stack.close()
 
 
-def run(job: Job, member: Any) -> dict[str, Any]:
-    """Does a job on this rank; gives what it found."""
-    return _Run(job, member).result()
+def run(spec: RunSpec, member: Any) -> dict[str, Any]:
+    """Execute a run on this rank; return its result."""
+    return _RankRun(spec, member).result()
 
 
-class _Run:
-    """A job on this rank."""
+class _RankRun:
+    """One rank of a run."""
 
-    def __init__(self, job: Job, member: Any) -> None:
+    def __init__(self, spec: RunSpec, member: Any) -> None:
         import torch
 
         from fastvid.load.clips.augment import CenterCrop
@@ -142,38 +141,37 @@ class _Run:
         from fastvid.train.parts.replica import Replica
         from fastvid.train.parts.schedule import Schedule
 
-        self.job, self.member = job, member
-        self._task = Task(job.seed)
-        optim = optim_of(job)
-        # Whether ranks step together; else each sees its own steps only, and trains until all batches are done.
-        self.strategy = strategy = build_strategy(job.sync, member, job.options)
+        self.spec, self.member = spec, member
+        self._task = ToyTask(spec.seed)
+        optim = optim_of(spec)
+        # Whether ranks share each global batch. Otherwise each counts its own steps and trains until all are done.
+        self.strategy = strategy = build_strategy(spec.sync, member, spec.options)
         self.shares = strategy.shares_batches
-        per_epoch = CLIPS // job.batch if self.shares else job.steps
+        per_epoch = CLIPS // spec.batch if self.shares else spec.steps
         config = Config(
             data=DataConfig(
                 path="", frames=Segments(1), eval_frames=Segments(1), spatial=(CenterCrop(4),),
-                eval_spatial=(CenterCrop(4),), global_batch_size=job.batch,
+                eval_spatial=(CenterCrop(4),), global_batch_size=spec.batch,
             ),
             model=ModelConfig(name="student", num_classes=CLASSES),
             optim=optim,
             run=RunConfig(
-                out="", epochs=-(-job.steps // per_epoch), seed=job.seed, log_every_steps=10**9,
+                out="", epochs=-(-spec.steps // per_epoch), seed=spec.seed, log_every_steps=10**9,
                 eval_every_epochs=10**9, timeout_s=TIMEOUT_S,
             ),
-            sync=job.sync,
-            sync_options=dict(job.options),
+            sync=spec.sync,
+            sync_options=dict(spec.options),
         )  # fmt: skip
-        torch.manual_seed(job.seed)
-        self.model = mlp(job.hidden)
-        self.model.register_forward_pre_hook(computing(job, member.world))
+        torch.manual_seed(spec.seed)
+        self.model = mlp(spec.hidden)
+        self.model.register_forward_pre_hook(computing(spec, member.world))
         schedule = Schedule.of(
-            optim, epochs=config.run.epochs, samples_per_epoch=per_epoch * job.batch, global_batch_size=job.batch
+            optim, epochs=config.run.epochs, samples_per_epoch=per_epoch * spec.batch, global_batch_size=spec.batch
         )
         self.replica = Replica(self.model, make_optimizer(self.model, optim), schedule)
-        self.trainer = Trainer(
-            config, member, self.replica, _Loader(self._task, strategy.reader.world, job), strategy, stop=self
-        )
-        self.requested = False  # what the trainer asks of a StopSignal
+        world = strategy.reader.world
+        self.trainer = Trainer(config, member, self.replica, _TaskLoader(self._task, world, spec), strategy, stop=self)
+        self.requested = False  # the trainer reads this and `received` as of a StopSignal
         self.received = None
         self.steps = self.looked = 0
         self._seen: list[tuple[int, float, dict[str, Any]]] = []
@@ -183,7 +181,7 @@ class _Run:
         self._waiter = ThreadPoolExecutor(1)
 
     def result(self) -> dict[str, Any]:
-        """Trains; gives steps, seconds, messages and the curve of the held-out loss."""
+        """Train; return steps, seconds, messages and the curve of the held-out loss."""
         from torch.nn.parallel import DistributedDataParallel
 
         inner, agree = self.strategy.maybe_sync, self.strategy.agree
@@ -200,7 +198,7 @@ class _Run:
 
         self.strategy.agree, self.strategy.maybe_sync = told, spy  # type: ignore[method-assign]
         before = received()
-        with Slow(self.job.link, self.member.world.size, far=self.member.world.rank > 0) as slow:
+        with SlowNetwork(self.spec.link, self.member.world.size, far=self.member.world.rank > 0) as slow:
             self._began = time.perf_counter()
             self.trainer.fit()
             seconds = time.perf_counter() - self._began - self.looking_s
@@ -208,7 +206,7 @@ class _Run:
         self._look_back()
         return {
             "steps": self.steps,
-            "updates": self.steps if self.shares else self.job.steps,
+            "updates": self.steps if self.shares else self.spec.steps,
             "staleness": {str(key): count for key, count in self._staleness().items()},
             "seconds": seconds,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -222,7 +220,7 @@ class _Run:
         }
 
     def _average(self, bucket: Any) -> Any:
-        """Averages a bucket of gradients through the slowed all-reduce, without stopping the backward pass."""
+        """Average a gradient bucket by the slowed all-reduce without blocking the backward pass."""
         import torch
         import torch.distributed as dist
 
@@ -243,53 +241,53 @@ class _Run:
         return servers[0].counts() if servers else {}
 
     def _look_back(self) -> None:
-        """The held-out loss of what the server held during the run: looking at once would stop one client only."""
+        """Compute the held-out losses of the server's saved weights; doing so during the run would stop one client."""
         for step, elapsed, weights in self._seen:
             self.model.load_state_dict(weights)
             loss = self._task.held_out_loss(self.model)
             self.curve.append((step, round(elapsed, 4), round(loss, 5)))
-            if self.job.target is not None and loss <= self.job.target and self.reached is None:
+            if self.spec.target is not None and loss <= self.spec.target and self.reached is None:
                 self.reached = (step, elapsed)
 
     def _look(self) -> None:
-        """The held-out loss where all ranks hold one model. Every rank sees the same, so all wish to stop alike."""
+        """Measure the held-out loss when all ranks have the same model, so that all decide alike whether to stop."""
         if not self.shares:
             servers = getattr(self.strategy, "servers", [])
             updates = servers[0].shard.snapshot.version if servers else 0
-            if servers and (updates - self.looked >= self.job.look_every or updates >= self.job.steps):
+            if servers and (updates - self.looked >= self.spec.look_every or updates >= self.spec.steps):
                 self.looked = updates
                 weights = {name: value.clone() for name, value in self.model.state_dict().items()}
                 self._seen.append((updates, time.perf_counter() - self._began, weights))
             return
         common = getattr(self.strategy, "local_steps", 0) == 0
-        last = self.steps >= self.job.steps
-        # A wish is told before a step and granted after it.
-        self.requested = self.requested or self.steps >= self.job.steps - 1
-        if not common or (self.steps - self.looked < self.job.look_every and not last) or self.reached:
+        last = self.steps >= self.spec.steps
+        # The trainer reads a stop request before a step and stops after it.
+        self.requested = self.requested or self.steps >= self.spec.steps - 1
+        if not common or (self.steps - self.looked < self.spec.look_every and not last) or self.reached:
             return
         began = time.perf_counter()
         self.looked = self.steps
         loss = self._task.held_out_loss(self.model)
         elapsed = began - self._began - self.looking_s
         self.curve.append((self.steps, round(elapsed, 4), round(loss, 5)))
-        if self.job.target is not None and loss <= self.job.target:
+        if self.spec.target is not None and loss <= self.spec.target:
             self.reached = (self.steps, elapsed)
             self.requested = True
         self.looking_s += time.perf_counter() - began
 
 
-def optim_of(job: Job) -> Any:
-    """The optimiser's configuration of a job."""
+def optim_of(spec: RunSpec) -> Any:
+    """Return the optimiser's configuration of a run."""
     from fastvid.train.config.config import OptimConfig
 
-    optim = OptimConfig(base_lr=0.1, base_batch_size=job.batch, weight_decay=0.0, decay="constant")
-    return replace(optim, **job.optim)
+    optim = OptimConfig(base_lr=0.1, base_batch_size=spec.batch, weight_decay=0.0, decay="constant")
+    return replace(optim, **spec.optim)
 
 
-def computing(job: Job, world: Any) -> Callable[..., None]:
-    """A hook that sleeps in each forward pass of training as long as a rank computes."""
-    slower = job.straggler if world.rank == world.size - 1 else 1.0
-    clip_s = slower * job.step_s * world.size / job.batch
+def computing(spec: RunSpec, world: Any) -> Callable[..., None]:
+    """Return a forward hook that sleeps in training to simulate the computation time of a rank."""
+    slower = spec.straggler if world.rank == world.size - 1 else 1.0
+    clip_s = slower * spec.step_s * world.size / spec.batch
 
     def compute(model: Any, inputs: tuple[Any, ...]) -> None:
         if model.training and clip_s:
@@ -298,8 +296,8 @@ def computing(job: Job, world: Any) -> Callable[..., None]:
     return compute
 
 
-class Task:
-    """Clips, their labels, and held-out ones."""
+class ToyTask:
+    """Training and held-out clips with their labels."""
 
     def __init__(self, seed: int) -> None:
         import torch
@@ -339,14 +337,14 @@ class Task:
         return float(loss)
 
 
-class _Loader:
-    """The task's clips in the order and the shares of a real loader."""
+class _TaskLoader:
+    """The task's clips, in the order and shares of a real loader."""
 
-    def __init__(self, task: Task, world: Any, job: Job) -> None:
+    def __init__(self, task: ToyTask, world: Any, spec: RunSpec) -> None:
         from fastvid.load.order.batches import Batches
 
-        self._task, self._seed = task, job.seed
-        self._batches = Batches(CLIPS, job.batch, "drop", world)
+        self._task, self._seed = task, spec.seed
+        self._batches = Batches(CLIPS, spec.batch, "drop", world)
         self.epoch = self._position = 0
 
     @property
@@ -391,7 +389,7 @@ class _Loader:
 
 
 def mlp(hidden: int) -> Any:
-    """The student."""
+    """Return the student model."""
     from torch import nn
 
     numbers = SHAPE[0] * SHAPE[1] * SHAPE[2] * SHAPE[3]
@@ -400,6 +398,6 @@ def mlp(hidden: int) -> Any:
 
 
 def received() -> int:
-    """Bytes that this process' network namespace has received from others."""
+    """Return the bytes that this process' network namespace has received, except over loopback."""
     devices = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     return sum(int(counts.split()[0]) for name, counts in devices if name.strip() != "lo")

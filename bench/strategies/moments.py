@@ -1,8 +1,8 @@
-"""What becomes of Adam under K-step averaging: moments that stay local, travel, or are reset at each average.
+"""Compare Adam under K-step averaging with moments that stay local, are averaged, or are reset at each average.
 
-Four ranks learn the task of `bench.strategies.local_steps` for the same number of steps at the same learning rate; the
-loss over the training clips and the accuracy on held-out ones are compared with Adam and SGD whose gradients are
-averaged in every step. Then the learning rate is varied, since an optimum found for one is not that of the other.
+Four ranks learn the task of `bench.strategies.local_steps` with the same number of steps and learning rate. Training
+loss and held-out accuracy are compared with Adam and SGD with gradients averaged in every step. Some runs vary the
+learning rate, because the optimum may differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
-from bench.strategies.local_steps import Job, Ranks
+from bench.strategies.local_steps import Ranks, RunSpec
 
 SCHEMA: Final = "fastvid-bench-moments/1"
 RANKS: Final = 4
@@ -28,38 +28,40 @@ SGD: Final = {"base_lr": 0.05}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench moments``."""
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=320, help="of each run (default %(default)s)")
+    """Add the options of ``python -m bench moments``."""
+    parser.add_argument("--seeds", type=int, default=3, help="runs per contender (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=320, help="steps per run (default %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "moments.json", help="result file (%(default)s)")
 
 
-def contenders() -> list[tuple[str, Job]]:
-    """Names and runs."""
+def contenders() -> list[tuple[str, RunSpec]]:
+    """Return names and run specifications."""
     adam = {"name": "adam", "base_lr": RATE}
-    found = [("ddp adam", Job("ddp", optim=adam)), ("ddp sgd", Job("ddp", optim=SGD))]
+    found = [("ddp adam", RunSpec("ddp", optim=adam)), ("ddp sgd", RunSpec("ddp", optim=SGD))]
     found += [
-        (f"kavg adam {moments} K={k}", Job("kavg", {"period": k, "moments": moments}, adam))
+        (f"kavg adam {moments} K={k}", RunSpec("kavg", {"period": k, "moments": moments}, adam))
         for moments in MOMENTS
         for k in PERIODS
     ]
-    found += [(f"kavg sgd local K={SWEPT_PERIOD}", Job("kavg", {"period": SWEPT_PERIOD}, SGD))]
+    found += [(f"kavg sgd local K={SWEPT_PERIOD}", RunSpec("kavg", {"period": SWEPT_PERIOD}, SGD))]
     for rate in RATES:
         optim = {**adam, "base_lr": rate}
-        found.append((f"ddp adam lr={rate:g}", Job("ddp", optim=optim)))
-        found.append((f"kavg adam local K={SWEPT_PERIOD} lr={rate:g}", Job("kavg", {"period": SWEPT_PERIOD}, optim)))
+        found.append((f"ddp adam lr={rate:g}", RunSpec("ddp", optim=optim)))
+        found.append(
+            (f"kavg adam local K={SWEPT_PERIOD} lr={rate:g}", RunSpec("kavg", {"period": SWEPT_PERIOD}, optim))
+        )
     return found
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     record: dict[str, Any] = {
         "schema": SCHEMA, "machine": machine_facts(), "ranks": RANKS, "steps": args.steps, "seeds": args.seeds,
         "adam_lr": RATE, "sgd": dict(SGD), "rows": [],
     }  # fmt: skip
     with Ranks(RANKS) as ranks:
-        for name, job in contenders():
-            plan = replace(job, steps=args.steps, look_every=args.steps)
+        for name, spec in contenders():
+            plan = replace(spec, steps=args.steps, look_every=args.steps)
             row = _row(name, [ranks.run(replace(plan, seed=seed))[0] for seed in range(args.seeds)])
             record["rows"].append(row)
             print(_line(row), flush=True)

@@ -1,25 +1,25 @@
-"""The demo's motion dataset from scratch by each way of agreeing, with the sample budget of ddp.
+"""Train the demo's motion dataset from scratch with each strategy, on as many samples as ddp.
 
     python -m bench motion_sync asgd --data runs/demo/shards --seeds 3
     python -m bench motion_sync asgd --data runs/demo/shards --kills 3
 
-kavg and asgd train the recipe ``motion_tsm``, relay the three models of ``motion_sweep``; "kavg_at_once" shows what
-rounds of 8 steps cost that begin with the first step. A run that is in its folder goes on, and one that is over is
-recorded as it is. Relay needs a dataset of at least two shards.
+kavg and asgd train the recipe ``motion_tsm``, relay the three models of ``motion_sweep``; "kavg_at_once" measures the
+cost of rounds of 8 steps from the first step on. An unfinished run in its folder is resumed, a finished one is recorded
+as it is. Relay needs a dataset of at least two shards.
 
 With --kills, random participants are killed with SIGKILL, one after the other, in the second half of the run. The
-server and the clients of asgd are jobs of their own then: a client that dies is followed by a new one, and after the
-server's death all go on from its newest checkpoint. The others are started again by torchrun.
+server and the clients of asgd are then separate jobs: a dead client is replaced by a new one, and after the server's
+death all resume from its newest checkpoint. Other strategies are restarted by torchrun.
 
-What is recorded of the samples:
+Records about samples:
 
-    each_sample_once     whether the run's lineage is that of the dataset, position by position and epoch by epoch; of a
-                         sweep, whether each model has made each visit of each epoch once
-    starts               samples done, or a sweep's visits, where the run began and where it went on
-    repeated             samples (visits) that were trained on again, because a kill lost the work after a checkpoint
-    acknowledged, returned, lost    of asgd's server: positions done, positions that came back from clients that died,
-                         and such clients; what had been pushed of a position that came back is in the weights twice. A
-                         server that dies forgets what it counted after its newest checkpoint
+    each_sample_once     whether the run's lineage equals that of the dataset, position by position and epoch by epoch;
+                         for a sweep, whether each model made each visit of each epoch once
+    starts               samples done (visits, for a sweep) at the start and at each resume
+    repeated             samples (visits) trained on again because a kill lost the work after a checkpoint
+    acknowledged, returned, lost    counts of asgd's server: positions done, positions returned by dead clients, dead
+                         clients; gradients already pushed for a returned position are in the weights twice. A server
+                         that dies loses the counts since its newest checkpoint
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _log = logging.getLogger(__name__)
 SCHEMA: Final = "fastvid-bench-motion-sync/2"
 TARGET_PERCENT: Final = 95.0
 STALENESS: Final = 1.0
-"""Updates by which asgd's gradients are late in the mean, at least: else it would be plain SGD."""
+"""Minimum mean staleness of asgd's gradients, in updates; with less it would be plain SGD."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A run.
+class SyncRecipe:
+    """How to train with one strategy.
 
     Attributes:
-        recipe: Its recipe.
-        ranks: Processes.
-        changes: Of the recipe.
-        must: Whether it must reach the target.
+        recipe: Name of the recipe.
+        ranks: Number of processes.
+        changes: Overrides of the recipe.
+        must: Whether the run must reach the target accuracy.
     """
 
     recipe: str
@@ -71,41 +71,43 @@ class Plan:
     must: bool = True
 
 
-PLANS: Final = {
-    "ddp": Plan("motion_tsm", 2, ("sync=ddp",)),
-    # Post-local: rounds of 8 steps after four epochs of averaged gradients, which is past the warm-up of the rate.
-    "kavg": Plan("motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "sync_options.local_after=4")),
-    # Half the rate, which is the best of 0.01, 0.015, 0.02 and 0.03.
-    "kavg_at_once": Plan("motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "optim.base_lr=0.015"), must=False),
-    # A warm start, then gradients about three updates old; less momentum, because asynchrony acts like some.
-    "asgd": Plan(
+SYNC_RECIPES: Final = {
+    "ddp": SyncRecipe("motion_tsm", 2, ("sync=ddp",)),
+    # Post-local SGD: rounds of 8 steps after four epochs of averaged gradients, when the learning rate is warmed up.
+    "kavg": SyncRecipe("motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "sync_options.local_after=4")),
+    # Half the learning rate: the best of 0.01, 0.015, 0.02 and 0.03.
+    "kavg_at_once": SyncRecipe(
+        "motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "optim.base_lr=0.015"), must=False,
+    ),
+    # A warm start, then gradients about three updates old; less momentum, because asynchrony acts like momentum.
+    "asgd": SyncRecipe(
         "motion_tsm", 4,
         ("sync=asgd", "sync_options.warm_up=290", "sync_options.lease_batches=4", "optim.momentum=0.85",
          "data.num_threads=1"),
     ),
-    "relay": Plan("motion_sweep", 2),
+    "relay": SyncRecipe("motion_sweep", 2),
 }  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench motion_sync``."""
-    parser.add_argument("sync", choices=list(PLANS), help="how replicas agree")
-    parser.add_argument("--data", type=Path, required=True, help="the dataset that fastvid demo makes")
+    """Add the options of ``python -m bench motion_sync``."""
+    parser.add_argument("sync", choices=list(SYNC_RECIPES), help="strategy")
+    parser.add_argument("--data", type=Path, required=True, help="the dataset made by `fastvid demo`")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs, with seeds 0 to N-1 (%(default)s)")
-    parser.add_argument("--kills", type=int, default=0, metavar="N", help="participants to kill in each run (none)")
+    parser.add_argument("--kills", type=int, default=0, metavar="N", help="participants to kill per run (default 0)")
     parser.add_argument(
-        "--change", action="append", default=[], metavar="KEY=VALUE", help="of the recipe, over the plan's own"
+        "--change", action="append", default=[], metavar="KEY=VALUE", help="additional override of the recipe"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-motion-sync"), help="folder of runs (%(default)s)")
     parser.add_argument(
-        "--json", type=Path, help="result file (default: motion_SYNC.json or motion_SYNC_kills.json among the results)"
+        "--json", type=Path, help="result file (default: motion_SYNC.json or motion_SYNC_kills.json in bench/results)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, records, and returns 1 where a run misses what it must reach."""
-    plan = PLANS[args.sync]
-    # A key that is given again has the later value.
+    """Train and record; return 1 if a run fails its check."""
+    plan = SYNC_RECIPES[args.sync]
+    # If a key is given twice, the later value counts.
     own = [
         f"{key}={value}" for key, value in dict(item.split("=", 1) for item in (*plan.changes, *args.change)).items()
     ]
@@ -119,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         "target_percent": TARGET_PERCENT,
         "runs": [],
     }
-    # So that no process of a run is left when this is told to end.
+    # Stop all processes of a run on SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for seed in range(args.seeds):
         out = args.out / args.sync / f"{'kills' if args.kills else 'seed'}-{seed}"
@@ -138,16 +140,16 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(passed(found, plan) for found in record["runs"]) else 1
 
 
-def passed(found: Mapping[str, Any], plan: Plan) -> bool:
-    """Whether a run reached what it must reach."""
+def passed(found: Mapping[str, Any], plan: SyncRecipe) -> bool:
+    """Return whether a run passes its checks."""
     top1 = min(model["top1_percent"] for model in found["models"])
-    # Whoever is killed makes the others' gradients fresher, so only undisturbed runs must be stale.
+    # A killed client makes the others' gradients fresher, so only undisturbed runs must be stale.
     stale = bool(found["kills"]) or found.get("staleness_mean", STALENESS) >= STALENESS
     return bool(found["each_sample_once"] and stale and (top1 >= TARGET_PERCENT or not plan.must))
 
 
 def line(sync: str, found: Mapping[str, Any]) -> str:
-    """A run for people."""
+    """Format a run as one line of text."""
     top1 = ", ".join(f"{model['top1_percent']:.2f} %" for model in found["models"])
     parts = [f"{sync}, seed {found['seed']}: {top1} of {found['scored']} held-out videos in {found['seconds']:.0f} s"]
     if "staleness_mean" in found:
@@ -159,20 +161,20 @@ def line(sync: str, found: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _train(plan: Plan, out: Path, changes: Sequence[str]) -> None:
+def _train(plan: SyncRecipe, out: Path, changes: Sequence[str]) -> None:
     done = subprocess.run(
         _torchrun(plan, out, changes, restarts=0), env=_environment(), stdout=subprocess.DEVNULL, check=False
     )
     if done.returncode:
-        raise WorkerError(f"training ended with exit code {done.returncode}", file=out)
+        raise WorkerError(f"training failed with exit code {done.returncode}", file=out)
 
 
 def _train_killed(
-    plan: Plan, sync: str, out: Path, changes: Sequence[str], kills: int, seed: int
+    plan: SyncRecipe, sync: str, out: Path, changes: Sequence[str], kills: int, seed: int
 ) -> list[dict[str, Any]]:
     if (out / metrics.METRICS_FILE).exists():
-        raise UsageError("there is a run already, and nobody to kill in it", file=out, hint="choose another --out")
-    # Every step has its line, so that what is repeated can be counted.
+        raise UsageError("--kills needs a new run, but the folder contains one", file=out, hint="choose another --out")
+    # Log every step, so that repeated samples can be counted.
     changes = [*changes, "run.log_every_steps=1"]
     commands: dict[str, Sequence[str]]
     with reserved_port() as port:
@@ -188,7 +190,7 @@ def _train_killed(
         return motion_kills.run(commands, share, kills=kills, seed=seed, environment=_environment())
 
 
-def _torchrun(plan: Plan, out: Path, changes: Sequence[str], *, restarts: int) -> list[str]:
+def _torchrun(plan: SyncRecipe, out: Path, changes: Sequence[str], *, restarts: int) -> list[str]:
     command = [sys.executable, "-m", motion_kills.TORCHRUN, "--standalone", "--nproc-per-node", str(plan.ranks)]
     command += ["--max-restarts", str(restarts)]
     return [*command, "-m", "fastvid.train", plan.recipe, *changes, f"run.out={out}"]
@@ -198,8 +200,8 @@ def _environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 
-def _share(plan: Plan, out: Path, changes: Sequence[str]) -> Callable[[], float]:
-    """A function that gives the share of a run that is done: samples, or of a sweep visits."""
+def _share(plan: SyncRecipe, out: Path, changes: Sequence[str]) -> Callable[[], float]:
+    """Return a function that returns the finished share of a run: of its samples, or of a sweep's visits."""
     configs = recipes.load_all(plan.recipe, list(changes))
     if len(configs) > 1:
         total = len(configs) * configs[0].run.epochs * plan.ranks
@@ -223,8 +225,8 @@ def _samples_per_epoch(config: Any) -> int:
     return len(Dataset(config.data.path, split=config.data.split)) // size * size
 
 
-def single(out: Path, plan: Plan, changes: Sequence[str]) -> dict[str, Any]:
-    """What a run of one model left."""
+def single(out: Path, plan: SyncRecipe, changes: Sequence[str]) -> dict[str, Any]:
+    """Return the results of a run of one model."""
     rows = metrics.read(out / metrics.METRICS_FILE)
     scores = metrics.curve(rows, "eval")
     found = Checkpoints(str(out / "checkpoints")).newest()
@@ -246,7 +248,7 @@ def single(out: Path, plan: Plan, changes: Sequence[str]) -> dict[str, Any]:
 
 
 def lineage_of(config: Any) -> list[dict[str, int | str]]:
-    """The lineage of a run that trains on each sample of each epoch once, at its place; computed from keys alone."""
+    """Compute, from keys alone, the lineage of a run that trains on each sample once per epoch at its position."""
     import numpy as np
     import torch
 
@@ -265,7 +267,7 @@ def lineage_of(config: Any) -> list[dict[str, int | str]]:
 
 
 def repeated(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Samples that lines of metrics say were trained on after the checkpoint from which the run went on."""
+    """Return the number of samples, by the metrics, that were trained on again after a resume."""
     total = reached = 0
     for row in rows:
         if row["kind"] == "start":
@@ -293,8 +295,8 @@ def _visits(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int, int], Map
     return {(row["model"], row["epoch"], row["partition"]): row for row in rows if row["kind"] == "visit"}
 
 
-def sweep(out: Path, plan: Plan, changes: Sequence[str]) -> dict[str, Any]:
-    """What a sweep left."""
+def sweep(out: Path, plan: SyncRecipe, changes: Sequence[str]) -> dict[str, Any]:
+    """Return the results of a sweep."""
     results = json.loads((out / "results.json").read_text())
     rows = metrics.read(out / metrics.METRICS_FILE)
     visits = _visits(rows)
@@ -309,7 +311,7 @@ def sweep(out: Path, plan: Plan, changes: Sequence[str]) -> dict[str, Any]:
         "repeated": sum(row["kind"] == "visit" for row in rows) - len(visits),
         "partitions": results["partitions"],
         "order": results["order"],
-        # Of the last start.
+        # Since the last start.
         "dataset_bytes": results["dataset_bytes"],
         "lost": len(results["lost"]),
         "models": [

@@ -1,17 +1,17 @@
-"""One rank of `bench.strategies.local_steps.Ranks`, started with torchrun's variables."""
+"""One rank of `bench.strategies.local_steps.Ranks`, started with torchrun's environment variables."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from bench.strategies.local_steps import TIMEOUT_S, Job, run
+from bench.strategies.local_steps import TIMEOUT_S, RunSpec, run
 from bench.strategies.relay_steps import travel
-from bench.strategies.slow_network import Link
+from bench.strategies.slow_network import SlowLink
 
 
 def main() -> None:
-    """One rank: reads jobs, one JSON line each, and answers with one each."""
+    """Read run specifications from stdin, one JSON line each, and write one JSON result line for each."""
     import torch
 
     from fastvid.train.ranks.elastic import join
@@ -20,8 +20,8 @@ def main() -> None:
     with join(TIMEOUT_S) as member:
         for line in sys.stdin:
             values = json.loads(line)
-            job = Job(**{**values, "link": Link(**values["link"])})
-            found = travel(job, member) if job.sync == "relay" else run(job, member)
+            spec = RunSpec(**{**values, "link": SlowLink(**values["link"])})
+            found = travel(spec, member) if spec.sync == "relay" else run(spec, member)
             print(json.dumps(found), flush=True)
 
 

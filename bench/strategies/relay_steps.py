@@ -1,7 +1,6 @@
-"""A sweep of `bench.strategies.local_steps`' task by travelling models, under the real hub and stages.
+"""Run a learning-rate sweep on the task of `bench.strategies.local_steps` with relay's real hub and stages.
 
-Each rank keeps the clips whose number leaves its rank as a remainder; rank 0 is the hub as well. The models differ in
-their learning rate.
+Each rank keeps the clips whose index modulo the world size is its rank; rank 0 is also the hub.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from bench.strategies.local_steps import CLASSES, CLIPS, TIMEOUT_S, Job, Task, computing, mlp, optim_of, received
-from bench.strategies.slow_network import Slow
+from bench.strategies.local_steps import CLASSES, CLIPS, TIMEOUT_S, RunSpec, ToyTask, computing, mlp, optim_of, received
+from bench.strategies.slow_network import SlowNetwork
 
 RATES: Final = (0.5, 1.0, 1.5, 2.0)
-"""Of the models, times the job's."""
+"""Learning rates of the models, relative to the run's."""
 EPOCHS: Final = 2
 
 
-def travel(job: Job, member: Any) -> dict[str, Any]:
-    """Trains all models for the job's steps each. Gives seconds, messages, and the held-out losses."""
+def travel(spec: RunSpec, member: Any) -> dict[str, Any]:
+    """Train each model for the run's number of steps; return seconds, messages and held-out losses."""
     import torch.distributed as dist
 
     from fastvid.train.strategies.relay.hub import Hub
@@ -32,22 +31,22 @@ def travel(job: Job, member: Any) -> dict[str, Any]:
     from fastvid.train.strategies.shared.link import shared_store
 
     world, store = member.world, shared_store(member, TIMEOUT_S)
-    workshop = Workshop(job, member)
+    work = SweepStage(spec, member)
     scheduler = Scheduler(len(RATES), world.size, EPOCHS)
     hub = Hub(scheduler, store, Shelf(len(RATES)), timeout_s=TIMEOUT_S) if world.rank == 0 else None
     dist.barrier()
     before, began = received(), time.perf_counter()
-    with Slow(job.link, world.size, far=world.rank > 0) as slow:
+    with SlowNetwork(spec.link, world.size, far=world.rank > 0) as slow:
         thread = None if hub is None else threading.Thread(target=hub.run)
         if thread is not None:
             thread.start()
-        serve(store, workshop, TIMEOUT_S)
+        serve(store, work, TIMEOUT_S)
         if thread is not None:
             thread.join()
     seconds = time.perf_counter() - began
     visits = [] if hub is None else hub.record.visits
     return {
-        "steps": job.steps * len(RATES),
+        "steps": spec.steps * len(RATES),
         "seconds": seconds,
         "messages": slow.messages,
         "message_bytes": slow.bytes,
@@ -59,19 +58,19 @@ def travel(job: Job, member: Any) -> dict[str, Any]:
     }
 
 
-class Workshop:
-    """What a stage does."""
+class SweepStage:
+    """The work of one relay stage."""
 
-    def __init__(self, job: Job, member: Any) -> None:
-        self.job, self.member = job, member
-        self._task = Task(job.seed)
+    def __init__(self, spec: RunSpec, member: Any) -> None:
+        self.spec, self.member = spec, member
+        self._task = ToyTask(spec.seed)
 
     def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:  # noqa: ARG002
-        """All clips are in memory already."""
+        """Do nothing: all clips are in memory already."""
         return {}
 
     def visit(self, unit: Any, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
-        """Trains a unit."""
+        """Train one unit of work."""
         from fastvid.train.strategies.relay.visit import train_visit
 
         data, report = train_visit(self._trainee(unit.model), unit, token, self.member.device)
@@ -89,24 +88,24 @@ class Workshop:
         from fastvid.train.parts.schedule import Schedule
         from fastvid.train.strategies.relay.visit import Trainee
 
-        job = self.job
-        optim = optim_of(job)
+        spec = self.spec
+        optim = optim_of(spec)
         optim = replace(optim, base_lr=optim.base_lr * RATES[model])
         config = Config(
             data=DataConfig(
                 path="", frames=Segments(1), eval_frames=Segments(1), spatial=(CenterCrop(4),),
-                eval_spatial=(CenterCrop(4),), global_batch_size=job.batch,
+                eval_spatial=(CenterCrop(4),), global_batch_size=spec.batch,
             ),
             model=ModelConfig(name="student", num_classes=CLASSES), optim=optim,
-            run=RunConfig(out="", epochs=EPOCHS, seed=job.seed), sync="relay",
+            run=RunConfig(out="", epochs=EPOCHS, seed=spec.seed), sync="relay",
         )  # fmt: skip
 
         def replica() -> Any:
-            torch.manual_seed(job.seed)
-            made = mlp(job.hidden)
-            made.register_forward_pre_hook(computing(job, self.member.world))
+            torch.manual_seed(spec.seed)
+            made = mlp(spec.hidden)
+            made.register_forward_pre_hook(computing(spec, self.member.world))
             schedule = Schedule.of(
-                optim, epochs=EPOCHS, samples_per_epoch=job.steps * job.batch // EPOCHS, global_batch_size=job.batch
+                optim, epochs=EPOCHS, samples_per_epoch=spec.steps * spec.batch // EPOCHS, global_batch_size=spec.batch
             )
             return Replica(made, make_optimizer(made, optim), schedule)
 
@@ -126,9 +125,9 @@ class Workshop:
 
         from fastvid.load.batch.batch import Batch
 
-        size, world = self.job.batch, self.member.world
-        steps = self.job.steps // (EPOCHS * world.size)
-        draw = torch.Generator().manual_seed(1000 * self.job.seed + 10 * unit.epoch + unit.partition)
+        size, world = self.spec.batch, self.member.world
+        steps = self.spec.steps // (EPOCHS * world.size)
+        draw = torch.Generator().manual_seed(1000 * self.spec.seed + 10 * unit.epoch + unit.partition)
         own = torch.randperm(CLIPS // world.size, generator=draw)[: steps * size] * world.size + unit.partition
         valid = torch.ones(size, dtype=torch.bool)
         for start in range(0, steps * size, size):

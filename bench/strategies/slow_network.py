@@ -1,7 +1,7 @@
-"""Makes what a process says to the others take as long as over a slower network.
+"""Simulate a slow network by delaying a process' communication.
 
-Between ranks of a group an all-reduce is delayed. A client of a parameter server and a stage of a relay are delayed in
-each message, there and back, unless they are on the machine of the server or the hub, which is rank 0's.
+Within a process group all-reduces are delayed. For a client of a parameter server or a stage of a relay each message is
+delayed, in both directions, except on rank 0, which is on the machine of the server or hub.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Link:
-    """What a message costs beyond what the machine takes for it.
+class SlowLink:
+    """Simulated cost of messages, in addition to their real cost.
 
     Attributes:
-        delay_s: Before each message.
-        bytes_per_s: Of each rank's link; 0 is unlimited.
+        delay_s: Delay before each message, in seconds.
+        bytes_per_s: Bandwidth of each rank's link; 0 is unlimited.
     """
 
     delay_s: float = 0.0
     bytes_per_s: float = 0.0
 
     def seconds(self, size: int, ranks: int) -> float:
-        """Of a ring all-reduce of `size` bytes."""
+        """Return the seconds of a ring all-reduce of `size` bytes."""
         return self.message_s(int(2 * (ranks - 1) / ranks * size))
 
     def message_s(self, size: int) -> float:
-        """Of one message of `size` bytes."""
+        """Return the seconds of one message of `size` bytes."""
         return self.delay_s + (size / self.bytes_per_s if self.bytes_per_s else 0.0)
 
 
-class Slow:
-    """Slows this process down inside a ``with``.
+class SlowNetwork:
+    """Delays this process' communication inside a ``with`` block.
 
     Args:
-        link: The network.
-        ranks: Processes of the group.
+        link: The simulated network.
+        ranks: World size of the process group.
         far: Whether this process reaches servers and hubs over the network.
 
     Attributes:
-        messages: All-reduces; or messages to and from a server or hub, where this process is far from it.
-        bytes: In them.
+        messages: Number of all-reduces and, if `far`, of messages to and from a server or hub.
+        bytes: Bytes in them.
     """
 
-    def __init__(self, link: Link, ranks: int, *, far: bool) -> None:
+    def __init__(self, link: SlowLink, ranks: int, *, far: bool) -> None:
         self._link, self._ranks, self._far = link, ranks, far
         self._free_at = 0.0
         self._undo = contextlib.ExitStack()
         self.messages = self.bytes = 0
 
-    def __enter__(self) -> Slow:
+    def __enter__(self) -> SlowNetwork:
         import torch.distributed as dist
 
         from fastvid.train.strategies.shared import link
@@ -98,13 +98,13 @@ class Slow:
         size = tensor.numel() * tensor.element_size()
         self.messages += 1
         self.bytes += size
-        # The latency of messages overlaps; their bytes share the link.
+        # Latencies of messages overlap; their bytes share the link's bandwidth.
         now = time.perf_counter()
         busy = self._link.seconds(size, self._ranks) - self._link.delay_s
         self._free_at = max(now, self._free_at) + busy
         ready = self._free_at + self._link.delay_s
         work = self._plain(tensor, *args, async_op=True, **kwargs)
-        late = _Late(work, ready)
+        late = _DelayedWork(work, ready)
         if async_op:
             return late
         late.wait()
@@ -112,7 +112,7 @@ class Slow:
 
 
 @dataclass
-class _Late:
+class _DelayedWork:
     work: Any
     ready: float
 

@@ -1,20 +1,20 @@
-"""What the ways in which replicas agree gain and lose, as the network gets slower and as ranks differ in speed.
+"""Compare strategies on slow networks and with ranks of different speed.
 
-Two ranks learn a small task under the real trainer (`bench.strategies.local_steps`). A step is padded by a sleep, so
-that it takes as long on a busy machine as on an idle one. The delay of a message is a sleep as well; bandwidth is
-limited by tc on the cables of two network namespaces ("namespaces", needs root), or by a sleep ("wrapper").
+Two ranks learn a small task with the real trainer (`bench.strategies.local_steps`). Each step includes a sleep, so that
+its duration hardly depends on the load of the machine. Message delay is a sleep, too; bandwidth is limited by tc
+between two network namespaces ("namespaces", needs root), or by a sleep ("wrapper").
 
-    rate        steps a second for rounds of K steps, against 1 / (1 + t_comm / (K t_step))
-    target      seconds, updates and bytes until the held-out loss is reached, on several networks; and the ratio
-                t_comm / t_step beyond which each K wins over ddp: measured, and expected from the steps it needs
-    straggler   four ranks, one of them slower: clips a second, of the sum of what each could do alone; and seconds to
-                the loss
-    sweep       four models with different rates, all of them to the end: one after the other, or travelling; on several
-                networks, and with one of the two ranks slower
+    rate        steps/s for rounds of K steps, against 1 / (1 + t_comm / (K t_step))
+    target      seconds, updates and bytes until the target held-out loss, on several networks; and the ratio
+                t_comm / t_step above which each K beats ddp: measured, and expected from the number of steps it needs
+    straggler   four ranks, one of them slower: clips/s as a share of the sum of the ranks' rates, and seconds to the
+                target loss
+    sweep       four models with different learning rates, trained one after the other or by relay; on several networks,
+                and with one of the two ranks slower
 
-A rank of ddp and kavg computes its share of a batch, a client of asgd and a stage of relay a whole one, in so many
-times the time. Messages to a parameter server or a hub are delayed there and back, but not those of rank 0, which holds
-it.
+A rank of ddp and kavg computes its share of a batch; a client of asgd and a stage of relay compute a whole batch, which
+takes proportionally longer. Messages to a parameter server or hub are delayed in both directions, except those of
+rank 0, where it runs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, machine_facts, measured_again, write_json
+from bench.common.harness import RESULTS, machine_facts, merge_remeasured, write_json
 from bench.common.hosts import Hosts
-from bench.strategies.local_steps import Job, Ranks
+from bench.strategies.local_steps import Ranks, RunSpec
 from bench.strategies.relay_steps import RATES
-from bench.strategies.slow_network import Link
+from bench.strategies.slow_network import SlowLink
 from bench.strategies.sync_tables import crossover_table, rate_table, straggler_table, sweep_table, target_table
 from fastvid.errors import UsageError
 
@@ -43,19 +43,19 @@ _log = logging.getLogger(__name__)
 
 SCHEMA: Final = "fastvid-bench-sync/2"
 RANKS: Final = 2
-# Held-out loss that all contenders but the longest rounds reach with these settings, in nats; chance is 2.3.
+# Held-out loss in nats; chance is 2.3. All contenders except the longest rounds reach it with these settings.
 TARGET: Final = 1.5
 OPTIM: Final = {"base_lr": 0.05}
 
 
 @dataclass(frozen=True)
 class Network:
-    """What lies between the ranks.
+    """The network between the ranks.
 
     Attributes:
-        name: For the table.
-        delay_s: Before each message.
-        bits_per_s: 0 for no limit.
+        name: Name in the tables.
+        delay_s: Delay before each message, in seconds.
+        bits_per_s: Bandwidth; 0 is unlimited.
     """
 
     name: str
@@ -71,27 +71,27 @@ NETWORKS: Final = (
     Network("20 Mbit/s", bits_per_s=20_000_000),
 )
 CONTENDERS: Final = (
-    ("ddp", Job("ddp")),
-    ("kavg K=4", Job("kavg", {"period": 4})),
-    ("kavg K=16", Job("kavg", {"period": 16})),
-    ("kavg K=16 fp16", Job("kavg", {"period": 16, "compress": "fp16"})),
-    ("kavg K=64", Job("kavg", {"period": 64})),
-    ("asgd", Job("asgd")),
-    ("asgd overlap", Job("asgd", {"overlap": True})),
-    ("asgd n_push=8", Job("asgd", {"n_push": 8, "n_fetch": 8, "overlap": True})),
+    ("ddp", RunSpec("ddp")),
+    ("kavg K=4", RunSpec("kavg", {"period": 4})),
+    ("kavg K=16", RunSpec("kavg", {"period": 16})),
+    ("kavg K=16 fp16", RunSpec("kavg", {"period": 16, "compress": "fp16"})),
+    ("kavg K=64", RunSpec("kavg", {"period": 64})),
+    ("asgd", RunSpec("asgd")),
+    ("asgd overlap", RunSpec("asgd", {"overlap": True})),
+    ("asgd n_push=8", RunSpec("asgd", {"n_push": 8, "n_fetch": 8, "overlap": True})),
 )
 STRAGGLERS: Final = (1.0, 5.0)
 STRAGGLING_RANKS: Final = 4
-# With four clients gradients are three updates old, and the plain rate is the better one up to there.
+# With four clients gradients are three updates old; up to this staleness the plain learning rate is better.
 STRAGGLING: Final = (
-    ("ddp", Job("ddp")),
-    ("kavg K=16", Job("kavg", {"period": 16})),
-    ("asgd", Job("asgd")),
-    ("asgd bound=4", Job("asgd", {"bound": 4})),
-    ("asgd staleness-aware", Job("asgd", {"staleness_aware": True})),
+    ("ddp", RunSpec("ddp")),
+    ("kavg K=16", RunSpec("kavg", {"period": 16})),
+    ("asgd", RunSpec("asgd")),
+    ("asgd bound=4", RunSpec("asgd", {"bound": 4})),
+    ("asgd staleness-aware", RunSpec("asgd", {"staleness_aware": True})),
 )
 SWEEP_NETWORKS: Final = ("none", "50 ms", "20 Mbit/s")
-SWEEP: Final = (("ddp, one by one", Job("ddp")), ("kavg K=16, one by one", Job("kavg", {"period": 16})))
+SWEEP: Final = (("ddp, one by one", RunSpec("ddp")), ("kavg K=16, one by one", RunSpec("kavg", {"period": 16})))
 SWEEP_STEPS: Final = 96
 PARTS: Final = ("rate", "target", "sweep", "straggler")
 PERIODS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -99,29 +99,29 @@ DELAYS_S: Final = (0.0, 0.01, 0.04)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench sync``."""
+    """Add the options of ``python -m bench sync``."""
     parser.add_argument("--network", choices=("namespaces", "wrapper"), default="namespaces", help="(%(default)s)")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each kind (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="runs per contender (default %(default)s)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="sleep in each step (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=384, help="most steps of a run (default %(default)s)")
-    parser.add_argument("--only", choices=PARTS, help="one part; the others are taken from --json")
+    parser.add_argument("--steps", type=int, default=384, help="maximum steps per run (default %(default)s)")
+    parser.add_argument("--only", choices=PARTS, help="measure one part; keep the others from --json")
     parser.add_argument("--json", type=Path, default=RESULTS / "sync.json", help="result file (%(default)s)")
 
 
 def efficiency(t_comm: float, t_step: float, k: int) -> float:
-    """Share of its time that a rank computes when it talks for `t_comm` after every `k` steps of `t_step`."""
+    """Return the share of time spent computing with `t_comm` of communication after every `k` steps of `t_step`."""
     return 1 / (1 + t_comm / (k * t_step))
 
 
 def crossover(more_steps: float, k: int) -> float | None:
-    """The ratio t_comm / t_step from which rounds of `k` steps are faster than talking in every step.
+    """Return the ratio t_comm / t_step above which rounds of `k` steps beat communication in every step.
 
     Args:
-        more_steps: Steps that the rounds need, over those that talking in every step needs.
-        k: Steps of a round.
+        more_steps: Steps needed with rounds, relative to those needed with communication in every step.
+        k: Steps per round.
 
     Returns:
-        0 where the rounds always win, None where they never do.
+        0 if rounds always win, None if they never do.
     """
     if more_steps <= 1:
         return 0.0
@@ -129,20 +129,20 @@ def crossover(more_steps: float, k: int) -> float | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     record: dict[str, Any] = {
         "schema": SCHEMA, "machine": machine_facts(), "ranks": RANKS, "network": args.network,
         "step_sleep_ms": args.step_ms, "target_loss": TARGET, "optim": dict(OPTIM),
     }  # fmt: skip
     parts = PARTS if args.only is None else (args.only,)
     if args.only is not None:
-        record = measured_again(json.loads(args.json.read_text()), record, args.only)
-    # So that the namespaces go when this is told to end.
+        record = merge_remeasured(json.loads(args.json.read_text()), record, args.only)
+    # Remove the namespaces on SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    base = Job("ddp", optim=OPTIM, step_s=args.step_ms / 1000, steps=args.steps)
+    base = RunSpec("ddp", optim=OPTIM, step_s=args.step_ms / 1000, steps=args.steps)
     if parts != ("straggler",):
         with _wires(args.network) as (hosts, ranks):
-            ranks.run(replace(base, steps=8))  # the first job pays for imports
+            ranks.run(replace(base, steps=8))  # warm-up: the first run pays for imports
             if "rate" in parts:
                 record["rate"] = rates(ranks, base)
                 print(rate_table(record["rate"]), flush=True)
@@ -173,20 +173,20 @@ def _wires(kind: str) -> Iterator[tuple[Hosts | None, Ranks]]:
         try:
             hosts = stack.enter_context(Hosts(RANKS))
         except UsageError as error:
-            error.hint = f"{error.hint}; --network wrapper needs none of them"
+            error.hint = f"{error.hint}; or use --network wrapper, which needs none of them"
             raise
         environment = {"MASTER_ADDR": hosts.addresses[0], **hosts.environment}
         yield hosts, stack.enter_context(Ranks(RANKS, hosts.prefixes, environment))
 
 
-def rates(ranks: Ranks, base: Job) -> list[dict[str, Any]]:
-    """Steps a second by K and delay. t_step is that of the longest rounds without delay, which hardly talk."""
-    job = replace(base, sync="kavg", steps=PERIODS[-1], target=None)
+def rates(ranks: Ranks, base: RunSpec) -> list[dict[str, Any]]:
+    """Measure steps/s by K and delay. t_step is measured with the longest rounds, which hardly communicate."""
+    spec = replace(base, sync="kavg", steps=PERIODS[-1], target=None)
     found = []
     for delay in DELAYS_S:
         for k in PERIODS:
-            # The faster of two: what else the machine does only slows.
-            runs = [ranks.run(replace(job, options={"period": k}, link=Link(delay)))[0] for _ in range(2)]
+            # The faster of two runs: other load can only slow a run down.
+            runs = [ranks.run(replace(spec, options={"period": k}, link=SlowLink(delay)))[0] for _ in range(2)]
             step_s = min(run["seconds"] / run["steps"] for run in runs)
             found.append({"k": k, "delay_ms": 1000 * delay, "step_ms": 1000 * step_s})
     t_step = next(row["step_ms"] for row in found if row["k"] == PERIODS[-1] and row["delay_ms"] == 0)
@@ -197,17 +197,17 @@ def rates(ranks: Ranks, base: Job) -> list[dict[str, Any]]:
     return found
 
 
-def targets(ranks: Ranks, hosts: Hosts | None, base: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Time to the target on each network."""
+def targets(ranks: Ranks, hosts: Hosts | None, base: RunSpec, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Measure the time to the target loss on each network."""
     found = []
     for network in NETWORKS:
-        link = Link(network.delay_s, 0.0 if hosts else network.bits_per_s / 8)
+        link = SlowLink(network.delay_s, 0.0 if hosts else network.bits_per_s / 8)
         if hosts:
             hosts.limit(network.bits_per_s)
-        for name, job in CONTENDERS:
+        for name, spec in CONTENDERS:
             runs = []
             for seed in seeds:
-                plan = replace(base, sync=job.sync, options=job.options, target=TARGET, link=link, seed=seed)
+                plan = replace(base, sync=spec.sync, options=spec.options, target=TARGET, link=link, seed=seed)
                 runs.append(ranks.run(plan)[0])
             found.append({"network": network.name, "contender": name, **_summary(runs, counted=hosts is not None)})
             _log.info("%s over %s: %s s", name, network.name, found[-1]["seconds"])
@@ -221,7 +221,7 @@ def targets(ranks: Ranks, hosts: Hosts | None, base: Job, seeds: Sequence[int]) 
 
 
 def _summary(runs: Sequence[dict[str, Any]], *, counted: bool) -> dict[str, Any]:
-    """Medians over seeds; None where a seed did not reach the target."""
+    """Return medians over seeds; None if a seed did not reach the target."""
     reached = [run["reached"] for run in runs]
     all_reached = all(reached)
     return {
@@ -242,17 +242,17 @@ def _mean(staleness: dict[str, int]) -> float:
     return sum(int(value) * times for value, times in staleness.items()) / pushes if pushes else 0.0
 
 
-def stragglers(ranks: Ranks, base: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Clips a second and time to the target with one rank that computes slower."""
+def stragglers(ranks: Ranks, base: RunSpec, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Measure clips/s and the time to the target loss with one slower rank."""
     found = []
-    # What a rank alone does: its share of a batch in one step.
+    # Rate of a rank alone: its share of a batch per step.
     share, own = base.batch / STRAGGLING_RANKS, base.step_s
     for slower in STRAGGLERS:
         possible = share / own * (STRAGGLING_RANKS - 1 + 1 / slower)
-        for name, job in STRAGGLING:
+        for name, spec in STRAGGLING:
             runs = []
             for seed in seeds:
-                plan = replace(base, sync=job.sync, options=job.options, target=TARGET, straggler=slower, seed=seed)
+                plan = replace(base, sync=spec.sync, options=spec.options, target=TARGET, straggler=slower, seed=seed)
                 runs.append(ranks.run(plan)[0])
             row = {"straggler": slower, "contender": name, **_summary(runs, counted=False)}
             row["clips_per_s"] = 1000 * base.batch / row["step_ms"]
@@ -262,21 +262,22 @@ def stragglers(ranks: Ranks, base: Job, seeds: Sequence[int]) -> list[dict[str, 
     return found
 
 
-def sweeps(ranks: Ranks, hosts: Hosts | None, base: Job) -> list[dict[str, Any]]:
-    """Time of a sweep of models that differ in their learning rate."""
+def sweeps(ranks: Ranks, hosts: Hosts | None, base: RunSpec) -> list[dict[str, Any]]:
+    """Measure the time of a sweep over learning rates."""
     found: list[dict[str, Any]] = []
     places = [(network, 1.0, network.name) for network in NETWORKS if network.name in SWEEP_NETWORKS]
     places += [(NETWORKS[0], factor, f"straggler {factor:g} x") for factor in STRAGGLERS if factor > 1]
     for network, straggler, label in places:
-        link = Link(network.delay_s, 0.0 if hosts else network.bits_per_s / 8)
+        link = SlowLink(network.delay_s, 0.0 if hosts else network.bits_per_s / 8)
         if hosts:
             hosts.limit(network.bits_per_s)
         rows = []
         here = replace(base, link=link, straggler=straggler)
-        for name, job in SWEEP:
+        for name, spec in SWEEP:
             rate = OPTIM["base_lr"]
             plans = [
-                replace(here, sync=job.sync, options=job.options, optim={"base_lr": rate * factor}) for factor in RATES
+                replace(here, sync=spec.sync, options=spec.options, optim={"base_lr": rate * factor})
+                for factor in RATES
             ]
             runs = [ranks.run(plan)[0] for plan in plans]
             rows.append(_sweep(name, label, runs, [run["curve"][-1][2] for run in runs]))
@@ -304,16 +305,16 @@ def _sweep(name: str, network: str, runs: Sequence[dict[str, Any]], losses: Sequ
 
 
 def crossovers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each contender, how many more steps it needs than ddp, where that says it should win, and where it did.
+    """Return for each kavg contender its steps relative to ddp, where it should win because of them, and where it did.
 
-    t_comm is what a step of ddp takes longer on a network than without one; t_step is a step of ddp without one.
+    t_step is ddp's step time without network delay; t_comm is the extra time of a step of ddp on a network.
     """
     ddp = {row["network"]: row for row in rows if row["contender"] == "ddp"}
     t_step = ddp[NETWORKS[0].name]["step_ms"]
     ratios = {name: (row["step_ms"] - t_step) / t_step for name, row in ddp.items()}
     found = []
-    for name, job in CONTENDERS[1:]:
-        if job.sync != "kavg":
+    for name, spec in CONTENDERS[1:]:
+        if spec.sync != "kavg":
             continue
         mine = {row["network"]: row for row in rows if row["contender"] == name}
         both = [n for n in mine if mine[n]["steps"] and ddp[n]["steps"]]
@@ -323,7 +324,7 @@ def crossovers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "contender": name,
                 "steps_over_ddp": more,
-                "expected_ratio": None if more is None else crossover(more, int(job.options["period"])),
+                "expected_ratio": None if more is None else crossover(more, int(spec.options["period"])),
                 "wins_at": {n: ratios[n] for n in mine if won[n]},
                 "loses_at": {n: ratios[n] for n in mine if not won[n]},
             }

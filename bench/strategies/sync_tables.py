@@ -1,4 +1,4 @@
-"""The tables that ``python -m bench sync`` prints."""
+"""Text tables of ``python -m bench sync``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def rate_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Efficiency by K and delay: measured, and in brackets as expected."""
+    """Format the efficiency by K and delay: measured, with the expected value in brackets."""
     periods = sorted({row["k"] for row in rows})
     lines = ["rate        " + "".join(f"{f'K={k}':>16}" for k in periods)]
     for delay in sorted({row["delay_ms"] for row in rows}):
@@ -18,7 +18,7 @@ def rate_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def target_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Time to the target by network and contender."""
+    """Format the time to the target loss by network and contender."""
     lines = [f"{'network':12} {'contender':16} {'seconds':>8} {'steps':>6} {'x ddp':>6} {'sent MB':>8} {'wire MB':>8}"]
     for row in rows:
         values = [
@@ -30,7 +30,7 @@ def target_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def crossover_table(rows: Sequence[dict[str, Any]]) -> str:
-    """From which t_comm / t_step on a contender should win, and where it did."""
+    """Format the t_comm / t_step above which each contender should win, and where it did win."""
     lines = [f"{'contender':16} {'steps/ddp':>9} {'wins above':>10}   won, lost at t_comm / t_step"]
     for row in rows:
         won, lost = (" ".join(f"{ratio:.2f}" for ratio in sorted(row[key].values())) for key in ("wins_at", "loses_at"))
@@ -40,7 +40,7 @@ def crossover_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def straggler_table(rows: Sequence[dict[str, Any]]) -> str:
-    """What one slow rank does to each contender."""
+    """Format the effect of one slow rank on each contender."""
     lines = [f"{'slowest rank':12} {'contender':22} {'clips/s':>8} {'share':>6} {'seconds':>8} {'stale':>6}"]
     for row in rows:
         values = [
@@ -52,7 +52,7 @@ def straggler_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def sweep_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Seconds of a whole sweep."""
+    """Format the seconds of a whole sweep."""
     lines = [f"{'network':14} {'contender':24} {'seconds':>8} {'x ddp':>6} {'wire MB':>8}"]
     for row in rows:
         values = [_cell(row["seconds"], 8, ".2f"), _cell(row["times_ddp"], 6, ".2f"), _cell(row["wire_mb"], 8, ".1f")]

@@ -1,1 +1,1 @@
-"""The trainer's own cost, and what models learn."""
+"""Training benchmarks: overhead of the trainer, accuracy of models."""

@@ -1,4 +1,4 @@
-"""What results of the benchmarks of training and of elastic training show: see `bench.report`."""
+"""Charts of the results of the training and elastic training benchmarks, for `bench.report`."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from bench.common.charts import Bars, Chart, Lines, Table
 
 
 def train(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the chart of the trainer's overhead."""
     clocks = {"CPU time": record["ratio"]["cpu"], "wall": record["ratio"]["wall"]}
     return [
         Bars(
-            "The trainer over a bare PyTorch loop",
+            "Time of the trainer relative to a bare PyTorch loop",
             "x",
             {name: one["median"] for name, one in clocks.items()},
             {name: (one["low"], one["high"]) for name, one in clocks.items()},
             note=f"{record['model']}; medians of {record['rounds']} rounds; the limit is {record['limit']} by CPU time."
-            " Before they are timed, both make the same weights.",
+            " Both produced the same weights before they were timed.",
         )
     ]
 
 
 def elastic(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the table of accidents in elastic training."""
     rows = [
         (kind, str(one["count"]), *(_seconds(one.get(what)) for what in ("detection_s", "recovery_s")))
         for kind, one in record["accidents"].items()
     ]
     note = (
-        f"{record['passed']} of {len(record['sequences'])} random sequences ended with the samples of an undisturbed"
-        f" run and its weights to {record['weights_differ_by_at_most']:.0e}; the time-out is {record['timeout_s']:g} s."
+        f"{record['passed']} of {len(record['sequences'])} random sequences trained on the same samples as an"
+        f" undisturbed run and reached its weights within {record['weights_differ_by_at_most']:.0e}; the timeout is"
+        f" {record['timeout_s']:g} s."
     )
-    heads = ("accident", "times", "detected after, s", "training again after, s")
+    heads = ("accident", "count", "detected after, s", "training resumed after, s")
     return [Table("Nodes that join, leave, are killed and are cut off", heads, rows, note)]
 
 
@@ -43,12 +44,13 @@ def _seconds(found: Mapping[str, float] | None) -> str:
 
 
 def launch(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the events and the node count of a launch script's run."""
     rows = [(event["at"], f"{event['seconds']:.1f}", str(event["nodes"])) for event in record["events"]]
-    ends = "the samples of an undisturbed run" if record["lineage_exact"] else "OTHER SAMPLES than an undisturbed run"
+    same = "the SAME samples as" if record["lineage_exact"] else "OTHER SAMPLES than"
     note = (
-        f"{record['script']} on {record['nodes']} hosts joined at {record['network_mbit']:g} Mbit/s ended with {ends}"
-        f" and its weights to {record['weights_differ_by']:.0e}; worlds {record['worlds']}."
+        f"{record['script']} on {record['nodes']} hosts connected at {record['network_mbit']:g} Mbit/s trained on"
+        f" {same} an undisturbed run; weights differ by {record['weights_differ_by']:.0e}; world sizes"
+        f" {record['worlds']}."
     )
     world: list[tuple[float, float]] = []
     for start in record["starts"]:
@@ -57,17 +59,17 @@ def launch(record: Mapping[str, Any]) -> list[Chart]:
         world.append((start["samples"], start["world_size"]))
     world.append((record["samples"], world[-1][1]))
     return [
-        Table("A cluster's launch script on hosts of one machine", ("event", "s", "nodes"), rows, note),
-        Lines("A cluster's launch script: nodes that train", "samples", "nodes", {"nodes": world}),
+        Table("A cluster launch script on simulated hosts", ("event", "s", "nodes"), rows, note),
+        Lines("A cluster launch script: number of training nodes", "samples", "nodes", {"nodes": world}),
     ]
 
 
 def motion(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the chart of the motion models' accuracy."""
     top1 = record["top1_percent"]
     return [
         Bars(
-            "Models of motion: top-1 of held-out videos",
+            "Motion models: top-1 on held-out videos",
             "%",
             {name: mean(values) for name, values in top1.items()},
             {name: (min(values), max(values)) for name, values in top1.items()},
@@ -77,10 +79,10 @@ def motion(record: Mapping[str, Any]) -> list[Chart]:
 
 
 def two_stream(record: Mapping[str, Any]) -> list[Chart]:
-    """What a result shows."""
+    """Return the chart of the two-stream models' accuracy."""
     videos = record["videos"]
     note = (
-        f"{videos['train']} videos to train on, {videos['test']} to test on. In xor the class is the exclusive or of"
-        " what a picture and what the motion say, so either alone is a coin."
+        f"{videos['train']} training videos, {videos['test']} test videos. The xor class is the exclusive or of colour"
+        " and direction of motion, so each stream alone is at chance."
     )
-    return [Bars("Pictures, optical flow, and both: top-1", "%", record["top1_percent"], note=note)]
+    return [Bars("RGB, optical flow, and both: top-1", "%", record["top1_percent"], note=note)]

@@ -1,7 +1,7 @@
-"""What each kind of model learns of motion: videos of eight directions that no single frame tells apart.
+"""Check which models learn motion: videos of eight directions, which no single frame shows.
 
-TSM and I3D see time and must learn it, TSN averages frames and must stay at chance; TSM that shifts in place must end
-at the weights of TSM that copies. All train on the demo's shards (`fastvid demo` makes them).
+TSM and I3D model time and must learn the directions; TSN averages frames and must stay at chance; TSM with in-place
+shift must end with the same weights as TSM with copies. All train on the demo's shards (created by `fastvid demo`).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ MODELS: Final = {
     "tsn": ("motion_tsm", "model.name=tsn-r18", "model.options.shift_div=none"),
     "i3d": ("motion_i3d",),
 }
-"""Recipe and changes of each."""
+"""Recipe and overrides of each model."""
 
-_SHORT_EPOCHS: Final = 2  # of the comparison of weights
+_SHORT_EPOCHS: Final = 2  # for the comparison of weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shards and which models."""
+    """Add the options of ``python -m bench motion``."""
     parser.add_argument("--data", type=Path, default=Path("runs/demo/shards"), metavar="DIR", help="%(default)s")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each model (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="ranks of a run (default %(default)s)")
-    parser.add_argument("--only", choices=[*MODELS, "inplace"], help="one of them; the others are taken from --json")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per model (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="ranks per run (default %(default)s)")
+    parser.add_argument("--only", choices=[*MODELS, "inplace"], help="measure one part; keep the others from --json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, prints, writes; exit code 1 when a model does not do what it must."""
+    """Train all models and write the result; exit code 1 if a model fails its check."""
     record: dict[str, Any] = {}
     if args.json is not None and args.json.exists():
         record = json.loads(args.json.read_text())
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def verdict(record: dict[str, Any]) -> bool:
-    """Whether all that was measured is as it must be."""
+    """Return whether all measured models pass their checks."""
     top1 = record["top1_percent"]
     learned = all(score >= 95 for name in ("tsm", "i3d") for score in top1.get(name, ()))
-    # Chance of 128 held-out clips: three standard deviations of sqrt(0.125 * 0.875 / 128) are 8.8 %.
+    # Chance on 128 held-out clips: three standard deviations of sqrt(0.125 * 0.875 / 128) are 8.8 %.
     blind = all(abs(score - CHANCE) <= 8.8 for score in top1.get("tsn", ()))
     return learned and blind and record.get("inplace_weights_differ_by", 0.0) == 0.0
 

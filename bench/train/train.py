@@ -1,9 +1,9 @@
-"""What the trainer costs over a bare PyTorch loop: the same model, optimiser and batches, which are ready in memory.
+"""Measure the trainer's overhead over a bare PyTorch loop: same model, optimiser and batches, already in memory.
 
-The bare loop is what a tutorial writes: forward, loss, backward, clip, step. The trainer does that, and seeds dropout,
-weighs and counts clips, keeps the lineage, sets the rate, logs every 20 steps and asks for signals. Both take turns,
-a block of steps each, begun by the other one in each round; a ratio is the median over rounds. Before anything is
-timed, both must end at the same weights.
+The bare loop is a tutorial's: forward, loss, backward, clip, step. The trainer also seeds dropout, weights and counts
+clips, records the lineage, sets the learning rate, logs every 20 steps and checks for signals. Both run one block of
+steps per round, in alternating order; a ratio is the median over rounds. Both must end with the same weights before
+they are timed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from fastvid.train.records.metrics import METRICS_FILE, Recorder
 SCHEMA: Final = "fastvid-bench-train/1"
 CLASSES: Final = 10
 LIMIT: Final = 1.02
-_CHECKED: Final = 4  # steps before which weights are compared
+_CHECKED: Final = 4  # steps after which weights are compared
 
 
-class Ready:
-    """A loader whose batches are there."""
+class MemoryLoader:
+    """A loader of random batches that are already in memory."""
 
     def __init__(self, config: Config, steps: int, side: int) -> None:
         self.epoch, self.position, self.steps = 0, 0, steps
@@ -91,18 +91,18 @@ class Ready:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Size of the model and of the measurement."""
-    parser.add_argument("--model", default="tsm-r18", help="a name of the zoo (default %(default)s)")
+    """Add the options of ``python -m bench train``."""
+    parser.add_argument("--model", default="tsm-r18", help="name in the model zoo (default %(default)s)")
     parser.add_argument("--width", type=int, default=16, help="channels of its stem (default %(default)s)")
-    parser.add_argument("--side", type=int, default=64, help="pixels (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="clips of a step (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="steps of a block (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="blocks of each (default %(default)s)")
+    parser.add_argument("--side", type=int, default=64, help="height and width in pixels (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="clips per step (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="steps per block (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="measured rounds (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks, measures, prints; exit code 1 when weights differ or the trainer costs more than 2 %."""
+    """Check and measure; exit code 1 if weights differ or the trainer's overhead exceeds 2 %."""
     logging.getLogger("fastvid").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -111,18 +111,18 @@ def run(args: argparse.Namespace) -> int:
     for name in ("cpu", "wall"):
         ratio = record["ratio"][name]
         print(f"{name}: {ratio['median']:.4f} of the bare loop ({ratio['low']:.4f} to {ratio['high']:.4f})")
-    print(f"bare step {record['bare_step_ms']['cpu']:.1f} ms of CPU time, weights differ by {record['difference']:g}")
+    print(f"bare step: {record['bare_step_ms']['cpu']:.1f} ms of CPU time; weights differ by {record['difference']:g}")
     if args.json is not None:
         harness.write_json(args.json, record)
     return 0 if record["ratio"]["cpu"]["median"] <= LIMIT and record["difference"] == 0 else 1
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The comparison, and the numbers of each round."""
+    """Compare the weights, time both loops and return the record."""
     config = _config(args, folder)
     difference = _difference(args, config)
     spent: dict[str, list[tuple[float, float]]] = {"trainer": [], "bare": []}
-    trainer, bare = _Trainer(config, args), _Bare(config, args)
+    trainer, bare = _TrainerLoop(config, args), _BareLoop(config, args)
     for number in range(-1, args.rounds):
         order = (trainer, bare) if number % 2 else (bare, trainer)
         for one in order:
@@ -150,21 +150,21 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def _timed(one: _Trainer | _Bare) -> tuple[float, float]:
+def _timed(one: _TrainerLoop | _BareLoop) -> tuple[float, float]:
     before, began = os.times(), time.perf_counter()
     one.block()
     after, wall = os.times(), time.perf_counter() - began
     return after.user + after.system - before.user - before.system, wall
 
 
-class _Trainer:
+class _TrainerLoop:
     name = "trainer"
 
     def __init__(self, config: Config, args: argparse.Namespace) -> None:
         self.config, self.args, self.epochs = config, args, 0
         member = Member(World(), torch.device("cpu"))
         self.model = _model(args)
-        self.loader = Ready(config, args.steps, args.side)
+        self.loader = MemoryLoader(config, args.steps, args.side)
         samples = args.steps * args.batch
         schedule = Schedule.of(config.optim, epochs=1000, samples_per_epoch=samples, global_batch_size=args.batch)
         recorder = Recorder(Path(config.run.out) / METRICS_FILE)
@@ -175,18 +175,18 @@ class _Trainer:
         self._rounds = self.trainer.strategy.rounds
 
     def block(self) -> None:
-        """An epoch of the loader through the trainer's own loop."""
+        """Run one epoch of the loader through the trainer's loop."""
         self.epochs += 1
         self.trainer.strategy.rounds = lambda replica, loader, _: self._rounds(replica, loader, self.epochs)  # type: ignore[method-assign]
         self.trainer.fit()
 
 
-class _Bare:
+class _BareLoop:
     name = "bare"
 
     def __init__(self, config: Config, args: argparse.Namespace) -> None:
         self.config, self.model = config, _model(args)
-        self.loader = Ready(config, args.steps, args.side)
+        self.loader = MemoryLoader(config, args.steps, args.side)
         self.optimizer = sgd(self.model, config.optim)
 
     def block(self) -> None:
@@ -199,10 +199,10 @@ class _Bare:
 
 
 def _difference(args: argparse.Namespace, config: Config) -> float:
-    """Largest difference of the weights of both after some steps; the loss is a weighted sum in one, a mean in the
-    other, so the comparison is in float64 and rounded to what float64 can promise."""
+    """Return the largest weight difference after a few steps, in float64 and rounded to 9 digits, because one loop's
+    loss is a weighted sum and the other's a mean."""
     short = argparse.Namespace(**{**vars(args), "steps": _CHECKED})
-    ours, theirs = _Trainer(config, short), _Bare(config, short)
+    ours, theirs = _TrainerLoop(config, short), _BareLoop(config, short)
     for one in (ours, theirs):
         one.model.double()
         one.loader.video = [video.double() for video in one.loader.video]

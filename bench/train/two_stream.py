@@ -1,14 +1,14 @@
-"""Two streams against each alone, from raw videos by ``fastvid shard --streams rgb,flow`` to held-out accuracy.
+"""Compare two-stream models with each stream alone, from ``fastvid shard --streams rgb,flow`` to held-out accuracy.
 
-toy       textures in two colours of equal luma that drift left or right and wrap around. A frame shows the colour and
-          not the direction; flow is made of luma alone and shows the direction and not the colour. Two labels:
-          "xor", whether colour and direction go together, which neither stream shows at all: the joint head;
-          "both", colour and direction, of which each stream shows one half: late fusion of nets trained apart.
-motion    the demo's eight directions of motion: the temporal net alone.
+toy       textures in two colours of equal luma that drift left or right and wrap around. A frame shows the colour but
+          not the direction; flow is computed from luma and shows the direction but not the colour. Two labels:
+          "xor", the exclusive or of colour and direction, which neither stream shows: tests the joint head;
+          "both", the pair of colour and direction, of which each stream shows half: tests late fusion of two models.
+motion    the demo's eight directions of motion, with the temporal model alone.
 
-Held-out videos have other textures. Chance is 50 % of "xor", 25 % of "both" (50 % for a stream that shows its half) and
-12.5 % of motion. Exit code 1 means that a stream alone did better than chance, or that both together or flow of motion
-did not reach 95 %. A run that is in the working folder is not made again.
+Held-out videos have other textures. Chance is 50 % for "xor", 25 % for "both" (50 % with one stream) and 12.5 % for
+motion. Exit code 1 means that a stream alone was better than chance, or that both streams together or flow on motion
+did not reach 95 %. Runs that exist in the working folder are not repeated.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.run import launch, scoring
 
 SCHEMA: Final = "fastvid-bench-two-stream/1"
-SIDE, FRAMES, SPEED = 64, 12, 2  # pixels, frames, pixels a frame
+SIDE, FRAMES, SPEED = 64, 12, 2  # pixels, frames, pixels per frame
 VIDEOS: Final = {"train": 128, "test": 64}
 INSTANCES: Final = {"train": 6, "test": 2}  # textures of each of the demo's kinds
 STACK: Final = 4
 CHANCE: Final = 50.0
 ALONE: Final = tuple(f"{label} {net}" for label in ("xor", "both") for net in ("tsn-r18", "temporal-r18"))
 FUSED: Final = "both two-stream-r18, late fusion of the two"
-"""A key of the result, as are those of `ALONE` and `LEARNED`."""
+"""A key in the result, like those in `ALONE` and `LEARNED`."""
 LEARNED: Final = ("xor two-stream-r18", FUSED, "motion temporal-r18")
 TARGET_PERCENT: Final = 95.0
 
@@ -54,8 +54,8 @@ class Toy:
     """One toy video.
 
     Attributes:
-        split: Where it belongs.
-        number: Number in its split; four neighbours share a texture.
+        split: "train" or "test".
+        number: Index in the split; four consecutive videos share a texture.
     """
 
     split: str
@@ -63,12 +63,12 @@ class Toy:
 
     @property
     def warm(self) -> int:
-        """The colour."""
+        """Whether the colour is the warm one, 0 or 1."""
         return self.number & 1
 
     @property
     def right(self) -> int:
-        """The direction."""
+        """Whether the texture drifts to the right, 0 or 1."""
         return self.number >> 1 & 1
 
     @property
@@ -78,12 +78,12 @@ class Toy:
 
 
 def toys() -> list[Toy]:
-    """All toy videos."""
+    """Return all toy videos."""
     return [Toy(split, number) for split, count in VIDEOS.items() for number in range(count)]
 
 
 def toy_frames(toy: Toy, seed: int) -> Iterator[bytes]:
-    """The frames of a toy video: planes of 4:2:0, packed."""
+    """Yield the frames of a toy video as packed 4:2:0 planes."""
     rng = np.random.default_rng([seed, toy.number >> 2, *map(ord, toy.split)])
     spectrum = np.fft.rfft2(rng.standard_normal((SIDE, SIDE)))
     rows, columns = np.fft.fftfreq(SIDE)[:, None], np.fft.rfftfreq(SIDE)[None]
@@ -97,7 +97,7 @@ def toy_frames(toy: Toy, seed: int) -> Iterator[bytes]:
 
 
 def make_toys(folder: Path, seed: int) -> Path:
-    """Writes the toy videos and their annotations; returns those."""
+    """Write the toy videos and their annotations; return the annotation file."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = f"-f rawvideo -pix_fmt yuv420p -s {SIDE}x{SIDE} -r 25 -i - -c:v libx264 -preset ultrafast -crf 8 -threads 1"
     for toy in toys():
@@ -115,7 +115,7 @@ def make_toys(folder: Path, seed: int) -> Path:
 
 
 def config(out: Path, shards: Path, model: str, *, epochs: int, crop: int, **model_options: Any) -> Config:
-    """A small net of one or two streams on one frame of a clip and the flow around it."""
+    """Return the configuration of a small one- or two-stream model on one frame and the flow around it."""
     streams = {"tsn": ("rgb",), "temporal": ("flow",), "two-stream": ("rgb", "flow")}[model.rpartition("-")[0]]
     options = {"width": 8, "dropout": 0.0, **model_options}
     return Config(
@@ -138,7 +138,7 @@ def config(out: Path, shards: Path, model: str, *, epochs: int, crop: int, **mod
 
 
 def trained(made: Config) -> float:
-    """Trains a configuration; held-out top-1 in percent."""
+    """Train a configuration; return the held-out top-1 in percent."""
     if launch.train(made):
         raise SystemExit("training was interrupted")
     summary = json.loads((Path(made.run.out) / "summary.json").read_text())
@@ -146,7 +146,7 @@ def trained(made: Config) -> float:
 
 
 def weights(made: Config) -> str:
-    """The file of a run's newest weights."""
+    """Return the file of a run's newest checkpoint."""
     folder = Path(made.run.out) / "checkpoints"
     found = Checkpoints(str(folder)).newest()
     assert found is not None
@@ -154,7 +154,7 @@ def weights(made: Config) -> str:
 
 
 def run_toy(folder: Path, *, seed: int, epochs: int) -> dict[str, float]:
-    """Held-out top-1 of each net on both labels, in percent."""
+    """Return the held-out top-1 of each model on both labels, in percent."""
     shards = folder / "toy"
     made = make_toys(folder / "toy-videos", seed)
     run_job(
@@ -184,7 +184,7 @@ def run_toy(folder: Path, *, seed: int, epochs: int) -> dict[str, float]:
 
 
 def run_motion(folder: Path, *, seed: int, epochs: int) -> dict[str, float]:
-    """Held-out top-1 of the temporal net on the demo's directions, in percent."""
+    """Return the held-out top-1 of the temporal model on the demo's directions, in percent."""
     shards, videos = folder / "motion", folder / "motion-videos"
     made = make_videos(videos, plan_videos(INSTANCES, seed=seed))
     run_job(
@@ -200,10 +200,10 @@ def run_motion(folder: Path, *, seed: int, epochs: int) -> dict[str, float]:
 
 
 def misses(top1: Mapping[str, float]) -> list[str]:
-    """What is not as it must be, of the nets that were measured."""
-    # Four standard deviations of a coin.
+    """Return a description of each measured model that fails its check."""
+    # Chance plus four standard deviations.
     most = CHANCE + 4 * 100 * 0.5 / VIDEOS["test"] ** 0.5
-    found = [f"{net} knows more than it sees: {top1[net]:.2f} %" for net in ALONE if top1.get(net, 0.0) > most]
+    found = [f"{net} is above chance on one stream: {top1[net]:.2f} %" for net in ALONE if top1.get(net, 0.0) > most]
     return found + [
         f"{net} is below {TARGET_PERCENT:g} %: {top1[net]:.2f} %"
         for net in LEARNED
@@ -212,16 +212,18 @@ def misses(top1: Mapping[str, float]) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``python -m bench two_stream``."""
+    """Add the options of ``python -m bench two_stream``."""
     parser.add_argument("--folder", type=Path, default=Path("runs/two_stream"), help="working folder (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the pictures (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=30, help="of each net of the toy (default %(default)s)")
-    parser.add_argument("--motion-epochs", type=int, default=10, help="of the net of motion (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the videos (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=30, help="epochs per toy model (default %(default)s)")
+    parser.add_argument(
+        "--motion-epochs", type=int, default=10, help="epochs of the motion model (default %(default)s)"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS / "two_stream.json", help="result file (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     began = time.monotonic()
     top1 = run_toy(args.folder, seed=args.seed, epochs=args.epochs)
     top1 |= run_motion(args.folder, seed=args.seed, epochs=args.motion_epochs)

@@ -1,9 +1,9 @@
-"""ClipLoader: a dataset and a decoder become batches of clips on a device.
+"""ClipLoader: turn a dataset into batches of clips on a device.
 
-state     {version, fingerprint, seed, epoch, position}: what was delivered, and nothing about how
-order     position -> sample, by arithmetic (order.py)
-plan      position -> frames, crop, flip (plan.py), all before decoding
-run       one planner thread, decode threads, batches in order (engine.py)
+state     {version, fingerprint, seed, epoch, position}: what was delivered, not how
+order     position -> sample, by arithmetic (order/)
+plan      position -> frames, crop, flip, all before decoding (clips/plan.py)
+run       one planner thread, decode threads, batches in order (workers/engine.py)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.batch import assemble
-from fastvid.load.batch.sinks import Product
+from fastvid.load.batch.sinks import VideoSpec
 from fastvid.load.clips.augment import Spatial, Transform
 from fastvid.load.clips.plan import Planner, reads_at_once
 from fastvid.load.clips.planner import ClipPlanner
@@ -33,7 +33,7 @@ from fastvid.load.clips.streams import check_streams
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
 from fastvid.load.order.batches import MASKED, Batches, Last
 from fastvid.load.order.blocks import BlockShuffle
-from fastvid.load.order.epoch import ClassBalanced, Visits
+from fastvid.load.order.epoch import ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.permutation import Order
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
@@ -52,61 +52,61 @@ _log = logging.getLogger(__name__)
 
 
 class ClipLoader:
-    """Batches of clips, every sample of an epoch exactly once, the same whatever the number of workers.
+    """Iterable over batches of clips: each sample once per epoch, in an order independent of the number of workers.
 
-    One ``for`` gives the rest of the epoch, after which the epoch advances. A loop that is left early goes on where it
-    stopped. State taken while a batch is held resumes with the batch after it.
+    One ``for`` yields the rest of the current epoch, then the epoch advances. After a ``break`` the next ``for``
+    continues with the next batch. A state saved in the loop body resumes with the batch after the current one.
 
-    Threads start with an iteration and end with it. A process may fork between iterations, but a fork made during one
-    has no threads in the child, where going on is an error: begin the iteration in the child, or use spawn.
+    Threads live only as long as an iteration. A process may fork between iterations. A child forked during one has no
+    threads, so continuing the iteration there is an error: start the iteration in the child, or use spawn.
 
     Args:
         dataset: The samples; a `Mixture` for several datasets.
-        frames: Which frames make a clip: `Segments`, `Dense`, `Uniform`.
+        frames: The frame sampler: `Segments`, `Dense`, `Uniform`.
         spatial: One crop and at most one flip.
         streams: Video streams of each sample: "rgb", "flow", or both, with the same frames and crop. The first one is
             `Batch.video`.
-        flow_stack: Flows L for each frame, half before and half behind it.
+        flow_stack: Flows per frame, L: half before and half after it.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
-        global_batch_size: Clips of a step over all ranks; at least the world size.
-        group_size: Neighbouring clips of a batch that one rank always gets together; divides the batch, with
-            last="drop".
-        device: Where batches lie.
-        decoder: Name of a back-end, several joined by "+" that serve one queue ("pyav+dali-gpu"), a `Backend`, or
-            "auto": the fastest of those that run here, tried for a second when the first iteration begins. On a CPU
-            there is a choice for VP9 and MJPEG only; H.264, HEVC and AV1 begin at once.
-        seed: Decides order, frames and crops, 0 <= seed < 2**64.
-        shuffle: True visits samples in a uniformly random order, a `BlockShuffle` in one that touches few shards at a
-            time; False as they lie in the dataset, for evaluation.
-        balance: Gives classes shares of the epoch; None visits every sample once.
-        repeats: Clips in a row of each sample that is visited, each with frames and crop of its own.
-        last: Samples left at the end of an epoch: "drop", "mask" (fill the batch with masked rows) or "keep" (a smaller
-            batch). "mask" and "keep" count each video once.
+        global_batch_size: Clips per step over all ranks; at least the world size.
+        group_size: Consecutive clips of a batch that always go to the same rank; must divide the batch, and above 1
+            requires last="drop".
+        device: Device of the batches.
+        decoder: Name of a back-end, several joined by "+" that share one queue ("pyav+dali-gpu"), a `Backend`, or
+            "auto": the fastest available one, tried for a second when the first iteration starts. On a CPU "auto"
+            compares decoders for VP9 and MJPEG only; H.264, HEVC and AV1 start at once.
+        seed: Determines order, frames and crops, 0 <= seed < 2**64.
+        shuffle: True for a uniformly random order, a `BlockShuffle` for one that touches few shards at a time, False
+            for dataset order, as in evaluation.
+        balance: Class shares of the epoch; None visits every sample once.
+        repeats: Consecutive clips of each visited sample, each with its own frames and crop.
+        last: How to treat the remaining samples at the end of an epoch: "drop", "mask" (pad the batch with masked rows)
+            or "keep" (a smaller batch). "mask" and "keep" count each video once.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
         world_size: Processes that share each global batch.
-        fields: Further annotation columns to deliver.
+        fields: Annotation columns to deliver in `Batch.fields`.
         layout: "BCTHW" or "BTCHW".
         dtype: A floating type for normalised values, or torch.uint8 for levels 0 to 255.
-        mean: Of R, G, B in 0 to 1; not used for torch.uint8.
-        std: Of R, G, B in 0 to 1; not used for torch.uint8.
-        on_error: What a damaged clip does: "raise", or "skip", which masks and counts it. It is never replaced.
-        max_skip_rate: Share of this rank's clips that may be skipped before it is an error after all, 0 to 1.
+        mean: Mean of R, G, B in 0 to 1; not used for torch.uint8.
+        std: Standard deviation of R, G, B in 0 to 1; not used for torch.uint8.
+        on_error: What to do with a damaged clip: "raise", or "skip": mask and count it. It is never replaced.
+        max_skip_rate: Share of this rank's clips that may be skipped before the loader raises, 0 to 1.
         num_threads: Decode threads; by default the cores this rank may use.
-        device_lanes: Decoders of a back-end that decodes on a GPU; by default one for each of its NVDEC engines.
-        prefetch: Batches made ahead. Memory is at most prefetch + 1 batches of this rank, besides those you keep.
-        num_fetchers: Threads that read ahead of those, or the processes, that decode; by default none for local disks,
-            where each reads for itself, and as many as a remote storage takes requests at once, 32 at most.
-        timeout: Seconds that a batch may take before WorkerError names the clips in progress and ends the iteration.
-        workers: "thread" decodes in threads of this process. "process" takes as many processes, of about 100 MB, which
-            leave the interpreter to the training step, and write batches into memory that forked children share. One
-            that hangs in native code or crashes is killed, its clip named and treated as `on_error` says.
-        clip_timeout: Seconds that reading, or decoding, a clip may take in a process before it counts as hung.
+        device_lanes: Decoders of a back-end that decodes on a GPU; by default one per NVDEC engine.
+        prefetch: Batches to prefetch. At most prefetch + 1 batches of this rank are in memory, besides those you keep.
+        num_fetchers: Threads that read packets ahead of decoding. By default none for local disks, where each decode
+            thread or process reads its own, and for remote storage its number of concurrent requests, at most 32.
+        timeout: Seconds a batch may take before WorkerError names the clips in progress and ends the iteration.
+        workers: "thread" decodes in threads of this process. "process" starts as many processes of about 100 MB each,
+            which leave the GIL to the training step and write batches into memory shared with forked children. One
+            that crashes or hangs in native code is killed, and its clip is named and treated according to `on_error`.
+        clip_timeout: Seconds that reading or decoding one clip may take in a worker process before it counts as hung.
         show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
-        stats_file: Takes the same as JSON, one line a batch; an existing file is continued.
+        stats_file: JSON Lines file for the same statistics, one line per batch; appended to if it exists.
 
     Raises:
-        UsageError: An argument is wrong, or the dataset gives no batch.
-        MissingDependency: The decoder does not run here.
+        UsageError: If an argument is invalid, or if the dataset is too small for one batch.
+        MissingDependency: If the decoder cannot run here.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ class ClipLoader:
         self.shuffle, self.views = shuffle, views
         self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
         self.world = World.resolve(rank, world_size)
-        self._visits = Visits(dataset, shuffle=shuffle, balance=balance, repeats=repeats)
-        self.batches = Batches(self._visits.num_samples, global_batch_size, last, self.world, group_size)
+        self._orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, repeats=repeats)
+        self.batches = Batches(self._orders.num_samples, global_batch_size, last, self.world, group_size)
         self.device = torch.device(device)
         self.num_threads = num_threads = num_threads or available_cores()
         self.stats = LoaderStats(num_threads=num_threads, cores=available_cores(), num_frames=frames.num_frames)
@@ -166,18 +166,18 @@ class ClipLoader:
         self._labels, self._fields = dataset.labels, {name: dataset.column(name) for name in fields}
         self._prefetch, self._timeout = prefetch, timeout
         self._num_fetchers = reads_at_once(dataset, num_fetchers)
-        Order(0, seed)  # refuses a seed out of range
+        Order(0, seed)  # raises if the seed is out of range
         self._seed, self._epoch, self._position = seed, 0, 0
-        self._origin = 0  # where the iteration under way began, or the next one will
+        self._origin = 0  # first position of the current iteration, or of the next one
         self._run: Run | None = None
         pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout)
         levels = None if dtype is torch.uint8 else pixels
-        product = Product(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
+        spec = VideoSpec(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
         if views is not None:
             check_views(views, self.frames, self.spatial, repeats=repeats)
-        shape = BatchShape(product, dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
-        apart = clip_timeout if workers == "process" else None
-        self._served = Served(shape, num_threads, prefetch, device_lanes, apart)
+        shape = BatchShape(spec, dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
+        process_timeout = clip_timeout if workers == "process" else None
+        self._served = Served(shape, num_threads, prefetch, device_lanes, process_timeout)
         if decoder != "auto":
             self._served.use(choose_backends(decoder))
 
@@ -189,58 +189,58 @@ class ClipLoader:
         )
 
     def __len__(self) -> int:
-        """Batches of one ``for``: the one under way, or else the next."""
+        """Return the number of batches of the current ``for`` loop, or of the next one."""
         return self.batches.count(self._origin)
 
     @property
     def backend(self) -> Backend:
-        """What decodes; named "auto" until the first iteration has chosen."""
+        """The decoder back-end; named "auto" until the first iteration has chosen one."""
         return self._served.backend
 
     @property
     def seed(self) -> int:
-        """What order, frames and crops are drawn from."""
+        """The seed of order, frames and crops."""
         return self._seed
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, or the next one to begin."""
+        """The current epoch, or the next one."""
         return self._epoch
 
     @property
     def position(self) -> int:
-        """Samples of the epoch that were delivered, over all ranks."""
+        """Samples of the epoch delivered so far, over all ranks."""
         return self._position
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a global batch, over all ranks."""
+        """Samples per global batch, over all ranks."""
         return self.batches.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of `epoch`; does nothing when it is the current one, so a resumed epoch goes on.
+        """Go to the beginning of `epoch`; does nothing if it is the current one, so that a resumed epoch continues.
 
         Raises:
-            UsageError: The epoch is out of range.
+            UsageError: If the epoch is out of range.
         """
         if epoch != self._epoch:
             Order(0, self._seed, epoch)
-            self._go(self._seed, epoch, 0)
+            self._seek(self._seed, epoch, 0)
 
     def set_batch_size(self, global_batch_size: int) -> None:
-        """Takes another global batch size from where the loader stands. An iteration under way ends; what it had read
-        ahead is read again.
+        """Change the global batch size from the current position on. Ends a running iteration; clips that it had
+        prefetched are read again.
 
         Raises:
-            UsageError: The size is smaller than the world, or larger than an epoch that drops its rest.
+            UsageError: If the size is below the world size, or exceeds the epoch with last="drop".
         """
         batches = replace(self.batches, size=global_batch_size)
         self._stop()
         self.batches = batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: {version, fingerprint, seed, epoch, position}; plain values that fit into JSON. With
-        decoder="auto" also the decoder that was chosen."""
+        """Return the state {version, fingerprint, seed, epoch, position}; all values can be stored as JSON. With
+        decoder="auto" the state also contains the chosen decoder."""
         state = {
             "version": STATE_VERSION,
             "fingerprint": self._fingerprint(),
@@ -248,32 +248,32 @@ class ClipLoader:
             "epoch": self._epoch,
             "position": self._position,
         }
-        # What was chosen is kept, because back-ends differ by a level of colour here and there.
+        # Resuming keeps the chosen back-end, because pixels differ slightly between back-ends.
         return state | ({"decoder": self.backend.name} if self._served.chosen else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes where a state was taken, by a loader of any world size and batch size. An iteration under way ends.
+        """Resume from a state of a loader of any world size and batch size. Ends a running iteration.
 
         Raises:
-            StateError: The state belongs to other data, another sampler or another augmentation; says which part.
+            StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        self._go(*check_state(state, self._fingerprint(), self._visits.num_samples))
+        self._seek(*check_state(state, self._fingerprint(), self._orders.num_samples))
         if self.backend is AUTO and "decoder" in state:
             self._served.restore(str(state["decoder"]))
 
     def cached(self, num_batches: int = 2) -> Iterator[Batch]:
-        """The next `num_batches` again and again, as often as one ``for`` gives batches: how fast a loop would be if
-        data cost nothing. Afterwards `stats.ceiling` says so; the loader stays where it was.
+        """Yield the next `num_batches` batches over and over, for as many batches as one ``for``: measures how fast the
+        loop would be if data were free. Sets `stats.ceiling` (clips/s) at the end; the loader's position is unchanged.
 
         Args:
-            num_batches: Batches kept, at least 1.
+            num_batches: Distinct batches to repeat, at least 1.
         """
         place, total = (self._seed, self._epoch, self._position), len(self)
         held = list(itertools.islice(self, num_batches))
-        self._go(*place)
+        self._seek(*place)
         begun = clips = 0.0
         for number in range(total if held else 0):
-            if number:  # the first one warms up
+            if number:  # the first batch is warm-up
                 clips += held[0].stop - held[0].start
             if number == 1:
                 begun = time.perf_counter()
@@ -282,7 +282,7 @@ class ClipLoader:
             self.stats.ceiling = clips / (time.perf_counter() - begun)
 
     def close(self) -> None:
-        """Ends an iteration under way and closes the decoders. The loader can be used again."""
+        """End a running iteration and close the decoders. The loader can be used again."""
         self._stop()
         self._served.close()
 
@@ -291,20 +291,20 @@ class ClipLoader:
         return self._iterate()
 
     def _iterate(self) -> Generator[Batch, None, None]:
-        # What ran before must end first, also when the iterators were made in another order than they are used.
+        # Again, not only in __iter__: iterators may be used in another order than they were created.
         self._stop()
         self._origin = self._position
         if not self.batches.count(self._position):
-            # State that was taken with the last batch of an epoch in hand.
+            # The state was saved during the last batch of an epoch.
             self._epoch, self._position, self._origin = self._epoch + 1, 0, 0
             return
-        order = self._visits.order(self._seed, self._epoch)
+        order = self._orders.order(self._seed, self._epoch)
         parts = (self.frames, self.spatial, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
         planner = Planner(self.dataset, order, ClipPlanner(*parts))
         if self.backend is AUTO:
             self._served.decide(planner.plan(self.batches.share(self._position)).clips, self.world)
         one = replace(planner.clips, backend=self.backend, views=self.views or ONE_VIEW)
-        # What is read ahead here must be decided here.
+        # Clips that this process prefetches must be decided in this process.
         apart = one if self._served.decides and one.travels and not self._num_fetchers else None
         planner = replace(planner, clips=one, join=self._served.join, decide=apart is None)
         run = Run(
@@ -347,7 +347,7 @@ class ClipLoader:
                 if self._run is not run:
                     raise UsageError(
                         "this iteration was ended by another iteration, load_state_dict, set_epoch or close",
-                        hint="a loader has one position, so it serves one iteration at a time",
+                        hint="use one loader per concurrent iteration; a loader has only one position",
                     )
                 asked = time.perf_counter()
                 step = Counters(compute_seconds=asked - given)
@@ -359,7 +359,7 @@ class ClipLoader:
                 self._run, self._origin = None, self._position
 
     def _finish(self, work: Work, step: Counters) -> Batch:
-        """The batch, or the error that it holds."""
+        """Return the batch, or raise its first error."""
         plan, views = work.plan, (self.views.num_views,) if self.views else ()
         step.clips = sum(sample != MASKED for sample in plan.samples)
         errors = self._skips.take(work.errors, len(plan.samples), step, self.stats.total, *views)
@@ -371,7 +371,7 @@ class ClipLoader:
         with self._copies:
             made = [video.view(-1, *views, *video.shape[1:]) for video in work.canvas.finish()]
         for video in made if errors else ():
-            video[list(errors)] = 0  # also its other streams and views
+            video[list(errors)] = 0  # a failed row is zero in all its streams and views
         return assemble(
             made[0],
             plan,
@@ -384,7 +384,7 @@ class ClipLoader:
             flow=dict(zip(self.streams, made, strict=True)).get("flow"),
         )
 
-    def _go(self, seed: int, epoch: int, position: int) -> None:
+    def _seek(self, seed: int, epoch: int, position: int) -> None:
         self._seed, self._epoch, self._position = seed, epoch, position
         self._stop()
 
@@ -396,5 +396,5 @@ class ClipLoader:
 
     def _fingerprint(self) -> dict[str, str]:
         streams = ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if "flow" in self.streams else "")
-        own = fingerprint(self.dataset, self.frames, self.spatial, order=self._visits.text, streams=streams)
+        own = fingerprint(self.dataset, self.frames, self.spatial, order=self._orders.text, streams=streams)
         return own | {"sampler": f"{own['sampler']} {self.views}"} if self.views else own

@@ -1,7 +1,7 @@
-"""A loader's state: five values that bring any loader of the same data to the same place.
+"""A loader's state: five values from which any loader of the same data can resume.
 
-Neither the world size nor the batch size is among them. The fingerprint is kept in parts, as readable text, so that a
-state of other data is refused by naming what differs.
+It contains neither the world size nor the batch size. The fingerprint consists of named parts in readable text, so that
+an error can say which part of a state does not match the loader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEYS: Final = ("version", "fingerprint", "seed", "epoch", "position")
 def fingerprint(
     dataset: Dataset | Mixture, sampler: Sampler, spatial: Spatial, *, order: str, streams: str = "rgb"
 ) -> dict[str, str]:
-    """What decides the clips besides seed, epoch and position: by part, as text."""
+    """Return everything that determines the clips besides seed, epoch and position, as text by part."""
     sets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
     parts = {
         "dataset": " + ".join(part.dataset_id for part in sets),
@@ -35,34 +35,35 @@ def fingerprint(
         "sampler": repr(sampler),
         "augmentation": f"{DRAWS_VERSION} {spatial}",
     }
-    # Left out where there are only pictures, so that states from before there was anything else stay good.
+    # Omitted for "rgb" alone, so that states saved before other streams existed still load.
     return parts if streams == "rgb" else parts | {"streams": streams}
 
 
 def check_state(state: Mapping[str, Any], own: Mapping[str, str], num_samples: int) -> tuple[int, int, int]:
-    """Seed, epoch and position of a state.
+    """Return the seed, epoch and position of a state.
 
     Args:
-        state: As `ClipLoader.state_dict` gave it, perhaps through JSON.
+        state: A state from `ClipLoader.state_dict`, possibly loaded from JSON.
         own: This loader's fingerprint.
-        num_samples: Samples of an epoch.
+        num_samples: Samples per epoch.
 
     Raises:
-        StateError: The state is no loader state, is of a newer version, or belongs to other data; says which part.
+        StateError: If this is not a loader state, if its version is not supported, or if it belongs to other data; the
+            message names the part that differs.
     """
     missing = [key for key in _KEYS if key not in state]
     if missing:
-        raise StateError(f"this is no loader state: it lacks {', '.join(missing)}")
+        raise StateError(f"not a loader state: it lacks {', '.join(missing)}", hint="pass a ClipLoader's state_dict()")
     if state["version"] != STATE_VERSION:
         raise StateError(f"loader state has version {state['version']!r}, expected {STATE_VERSION}")
     theirs = state["fingerprint"]
     if not isinstance(theirs, Mapping):
-        raise StateError(f"fingerprint of the state is a {type(theirs).__name__}, expected its parts")
+        raise StateError(f"fingerprint of the state is a {type(theirs).__name__}, expected a mapping of its parts")
     for part in [*own, *(part for part in theirs if part not in own)]:
         if theirs.get(part) != own.get(part):
             raise StateError(
-                f"state was made with another {part}: {theirs.get(part)}, this loader has {own.get(part)}",
-                hint="make the loader as it was when the state was saved, or start at the beginning of an epoch",
+                f"state was saved with another {part}: {theirs.get(part)}, this loader has {own.get(part)}",
+                hint="create the loader with the same arguments and data, or start at the beginning of an epoch",
             )
     values = (state["seed"], state["epoch"], state["position"])
     for name, value, limit in zip(

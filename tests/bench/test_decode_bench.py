@@ -1,4 +1,4 @@
-"""The decode benchmark measures the right thing: equal work, right frames, rivals at their best."""
+"""The decode benchmark: all contenders do the same work, deliver the right frames, and use their best settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
 from fastvid.measure.clips import Corpus, parse_sampling, sample_frames
 from fastvid.measure.fastvid_contender import FastvidRunner, fastvid
 from fastvid.measure.rounds import Contender, RoundTimes, measure, ratio
-from tests.bench.noted import Noted
+from tests.bench.recording_job import RecordingJob
 from tests.datasets import pack
 
 
@@ -34,7 +34,7 @@ def corpus(videos, tmp_path_factory):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_frames_of_a_clip(sampling):
+def test_frames_of_a_clip_follow_the_sampling(sampling):
     rng = np.random.default_rng(0)
     for num_frames in (1, 7, 61, 300):
         frames = sample_frames(num_frames, sampling, rng)
@@ -47,7 +47,7 @@ def test_frames_of_a_clip(sampling):
         assert set(np.diff(sample_frames(300, sampling, rng)).tolist()) == {stride}
 
 
-def test_everyone_gets_the_same_clips(corpus):
+def test_a_pickled_corpus_has_the_same_clips(corpus):
     other = pickle.loads(pickle.dumps(corpus))
     assert len(other.requests) == len(corpus.requests) == 4
     for one, two in zip(corpus.requests, other.requests, strict=True):
@@ -55,14 +55,14 @@ def test_everyone_gets_the_same_clips(corpus):
         assert (one.sample, one.box) == (two.sample, two.box)
 
 
-def test_fastvid_delivers_the_same_from_memory_and_disk(corpus):
+def test_fastvid_delivers_the_same_frames_from_memory_and_disk(corpus):
     memory, disk = FastvidRunner(corpus, "rgb", "memory"), FastvidRunner(corpus, "rgb", "disk")
     for task in range(4):
         assert np.array_equal(memory(task), disk(task))
 
 
 class OneFrameLate(FastvidRunner):
-    """Delivers the frames after the ones asked for."""
+    """Delivers the frame after each requested one."""
 
     def decode(self, request):
         last = self._dataset[request.sample].num_frames - 1
@@ -73,21 +73,21 @@ def fields(request, frames):
     return {"sample": request.sample, "frames": frames, "box": request.box, "size": request.size}
 
 
-def test_wrong_frames_are_seen(corpus):
+def test_wrong_frames_are_detected(corpus):
     right = fastvid(corpus, 1)
     assert contest.check(right, corpus) is None
     late = Contender("late", {}, partial(OneFrameLate, corpus, "rgb", "memory"), 1)
-    assert "wrong picture" in contest.check(late, corpus)
+    assert "wrong frame" in contest.check(late, corpus)
 
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_workers_do_each_task_of_a_round_once(processes, tmp_path):
     notes = {workers: tmp_path / f"{workers}" for workers in (1, 4)}
-    found = measure([Contender("noted", {}, partial(Noted, notes[n]), n, processes) for n in notes], 12, 2)
+    found = measure([Contender("noted", {}, partial(RecordingJob, notes[n]), n, processes) for n in notes], 12, 2)
     for timing, path in zip(found, notes.values(), strict=True):
         assert len(timing.rates) == len(timing.cpu_ms) == 2
         done = list(map(int, path.read_text().split()))
-        # The first round warms up.
+        # The first round is a warm-up.
         assert [sorted(done[first : first + 12]) for first in range(0, len(done), 12)] == [list(range(12))] * 3
 
 
@@ -105,11 +105,11 @@ def test_ratios_are_taken_round_by_round():
     assert found == {"wall": 2.0, "wall_min": 2.0, "wall_max": 3.0, "cpu": 2.0}
 
 
-def test_facts_name_the_machine(monkeypatch):
+def test_machine_facts_are_recorded_with_and_without_git(monkeypatch):
     facts = machine_facts()
     assert facts["cores"] >= 1
     assert facts["packages"]["av"]
-    # A machine need not have git.
+    # A machine without git.
     monkeypatch.setenv("PATH", "/nowhere")
     assert machine_facts()["commit"] is None
 
@@ -117,7 +117,7 @@ def test_facts_name_the_machine(monkeypatch):
 @pytest.mark.parametrize("name", KNOBS)
 def test_rivals_deliver_the_same_pictures(corpus, name):
     package = {"pyav": "av"}.get(name, name).removesuffix("-yuv")
-    # Not imported here: torchcodec may need the FFmpeg that its rival brings.
+    # Do not import it here: torchcodec may need an FFmpeg that its rival locates first.
     if find_spec(package) is None:
         pytest.skip(f"could not import {package!r}: it is not installed")
     settings = {knob: values[0] for knob, values in KNOBS[name].items()}
@@ -142,9 +142,9 @@ def test_dali_delivers_the_same_pictures_from_a_plan_and_from_whole_videos(vp9, 
             assert contest.check(rival(name, vp9, settings | {knob: value}, 1, False), vp9) is None
 
 
-def test_sliced_against_whole(vp9, tmp_path, monkeypatch):
+def test_dali_on_planned_packets_is_compared_with_whole_videos(vp9, tmp_path, monkeypatch):
     pytest.importorskip("nvidia.dali")
-    # The dataset is made already; what is left is to compare on it.
+    # Use the existing dataset instead of sharding.
     monkeypatch.setattr(practice, "shard", lambda *_, **__: vp9.folder)
     monkeypatch.setattr(practice, "_DALI", (("vp9", "vp9", ()),))
     first = {name: {knob: values[:1] for knob, values in knobs.items()} for name, knobs in DALI_KNOBS.items()}
@@ -162,7 +162,7 @@ def test_sliced_against_whole(vp9, tmp_path, monkeypatch):
     assert "vp9" in practice.table(row)
 
 
-def test_today_everybody_gets_the_same_clips_in_other_encodings(corpus, videos, tmp_path):
+def test_the_practice_comparison_uses_the_same_clips_in_every_encoding(corpus, videos, tmp_path):
     default = tmp_path / "default"
     pack(
         default,
@@ -187,7 +187,7 @@ def test_today_everybody_gets_the_same_clips_in_other_encodings(corpus, videos, 
     assert "`compact` against rivals on `default`" in lines
 
 
-def test_the_command(corpus, tmp_path, capsys):
+def test_the_command_records_all_contenders(corpus, tmp_path, capsys):
     rivals = ["decord"] if find_spec("decord") else []
     result = tmp_path / "decode.json"
     options = ["--data", corpus.folder, "--sampling", "tsn8", "--rounds", "1", "--sweep-rounds", "1", "--repeats", "1"]
@@ -197,13 +197,13 @@ def test_the_command(corpus, tmp_path, capsys):
     for entry in row["contenders"][:4]:
         assert entry["share_of_floor"]["wall"] > 0
     assert row["packets_a_clip"]["planned"] < row["packets_a_clip"]["from_keys"]
-    assert "packets a clip" in capsys.readouterr().out
+    assert "packets per clip" in capsys.readouterr().out
     for name in rivals:
         swept = {tuple(entry["settings"].items()) for entry in row["sweeps"][name]}
         assert len(swept) >= len(KNOBS[name])
 
 
-def test_the_commands_errors(capsys):
+def test_the_command_without_a_benchmark_or_data_fails_with_usage(capsys):
     assert command.main([]) == 2
     assert command.main(["--help"]) == 0
     assert "decode" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Encodings of equal quality: the search for a CRF, and the whole on one short video."""
+"""Encodings of equal quality: the search for a CRF, and the complete procedure on one short video."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_search_finds_the_nearest_crf_in_few_tries(best):
     assert len(tried) <= 5
 
 
-def test_two_videos_of_one_name_are_refused(tmp_path):
+def test_two_videos_with_the_same_stem_are_refused(tmp_path):
     for name in ("a.mp4", "a.avi"):
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match="same name"):
@@ -31,7 +31,7 @@ def test_two_videos_of_one_name_are_refused(tmp_path):
     assert list(videos(tmp_path, "*.mp4")) == ["a"]
 
 
-def test_one_video_is_as_good_in_every_encoding(tmp_path, monkeypatch):
+def test_encodings_of_a_video_have_equal_ssim_and_are_cached(tmp_path, monkeypatch):
     footage, cache = tmp_path / "footage", tmp_path / "cache"
     footage.mkdir()
     make_clip(footage / "one.mp4", frames=40, size="320x256")
@@ -50,7 +50,7 @@ def test_one_video_is_as_good_in_every_encoding(tmp_path, monkeypatch):
     assert ssim(intra.folder, videos(footage)) == intra.ssim
     again = equal_quality(footage, ["intra"], cache)
     assert [one.as_row() for one in again] == [default.as_row(), intra.as_row()]
-    # A quality that no CRF gives is an error, not a comparison.
+    # If no CRF reaches the quality, it is an error.
     monkeypatch.setattr(encodings, "search", lambda *_: intra.crf)
     monkeypatch.setattr(encodings, "TOLERANCE", -1.0)
     with pytest.raises(UsageError, match="SSIM"):

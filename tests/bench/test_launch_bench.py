@@ -1,4 +1,4 @@
-"""The bench that runs the launch script: hosts with names of their own, Slurm's commands, failures, the verdict."""
+"""The launch benchmark: simulated hosts with their own names, emulated Slurm commands, failures, the verdict."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORD = {
         ({"weights_differ_by": 1e-6}, False),
     ],
 )
-def test_a_job_passes_that_was_everywhere_lost_a_host_and_lost_nothing_else(change, good):
+def test_a_job_passes_only_if_it_lost_and_regained_a_host_with_the_right_result(change, good):
     record = RECORD | change
     assert launch.passed(record) == good
     assert ("passed" if good else "FAILED") in launch.text(record)
@@ -48,13 +48,13 @@ def test_a_job_passes_that_was_everywhere_lost_a_host_and_lost_nothing_else(chan
 
 
 @needs_hosts
-def test_hosts_have_names_that_the_others_find_and_run_what_srun_is_given(tmp_path):
+def test_srun_runs_its_command_on_every_host_and_host_names_resolve(tmp_path):
     script = tmp_path / "job.sbatch"
     script.write_text(
         'set -euo pipefail\nfirst=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
         'srun --kill-on-bad-exit=0 sh -c "hostname; getent hosts $first; echo $1 of $SLURM_JOB_NUM_NODES"\n'
     )
-    with Hosts(3) as hosts, launch.Job(hosts, script, ["two words"], tmp_path) as job:
+    with Hosts(3) as hosts, launch.LaunchJob(hosts, script, ["two words"], tmp_path) as job:
         name = os.uname().nodename
         job.start()
         logs = [tmp_path / f"node-{number}.log" for number in range(3)]
@@ -73,10 +73,10 @@ def test_hosts_have_names_that_the_others_find_and_run_what_srun_is_given(tmp_pa
 
 
 @needs_hosts
-def test_a_script_that_fails_is_an_error_with_what_the_hosts_said_and_leaves_nothing(tmp_path):
+def test_a_failing_script_raises_an_error_with_the_hosts_logs_and_removes_the_hosts(tmp_path):
     script = tmp_path / "job.sbatch"
     script.write_text('srun sh -c "echo no such recipe; sleep 0.2"\nexit 3\n')
-    with pytest.raises(JobError, match="the script ended with 3 before: the first step") as caught:
+    with pytest.raises(JobError, match="the script exited with code 3 before this event: the first step") as caught:
         start_and_wait(script, tmp_path)
     assert "no such recipe" in str(caught.value)
     names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
@@ -84,13 +84,13 @@ def test_a_script_that_fails_is_an_error_with_what_the_hosts_said_and_leaves_not
 
 
 def start_and_wait(script: Path, folder: Path) -> None:
-    with Hosts(2) as hosts, launch.Job(hosts, script, [], folder) as job:
+    with Hosts(2) as hosts, launch.LaunchJob(hosts, script, [], folder) as job:
         job.start()
         job.until(lambda: False, "the first step", 60)
 
 
-def test_an_installation_has_no_script_of_its_own(tmp_path):
+def test_a_missing_launch_script_is_refused(tmp_path):
     parser = argparse.ArgumentParser()
     launch.add_arguments(parser)
-    with pytest.raises(UsageError, match="no launch script"):
+    with pytest.raises(UsageError, match="launch script not found"):
         launch.run(parser.parse_args(["--script", str(tmp_path / "train.sbatch")]))

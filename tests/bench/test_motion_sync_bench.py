@@ -1,4 +1,4 @@
-"""Killing random participants of a run, and the account of the samples that it leaves."""
+"""Killing random participants of a run, and counting the samples of the run afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastvid.train.parts.loader_protocol import Lineage
 from tests import datasets
 
 LINES = 60
-# Goes on from the lines that are there, as a server does from its checkpoint.
+# Continues from the existing lines, as a server does from its checkpoint.
 SERVER = f"echo x >> server; while [ $(wc -l < work) -lt {LINES} ]; do echo x >> work; sleep 0.02; done"
 CLIENT = f"echo x >> client; while [ $(wc -l < work) -lt {LINES} ]; do sleep 0.02; done"
 
@@ -32,9 +32,7 @@ def lines(path: Path) -> int:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_who_is_killed_is_started_again_and_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_only_killed_commands_are_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.chdir(tmp_path)
     work = tmp_path / "work"
     work.touch()
@@ -45,24 +43,24 @@ def test_who_is_killed_is_started_again_and_nobody_else(
     assert [kill["done"] for kill in kills] == sorted(kill["done"] for kill in kills)
     assert kills[0]["done"] >= motion_kills.SPAN[0]
     for name in commands:
-        # Who is killed at once again has written nothing.
+        # A command that is killed right after its restart has written nothing.
         killed = sum(kill["killed"] == name for kill in kills)
         assert (killed > 0) < lines(tmp_path / name) <= 1 + killed
 
 
-def test_a_command_that_fails_by_itself_is_not_hidden() -> None:
-    with pytest.raises(WorkerError, match="server ended with exit code 3"):
+def test_a_command_that_fails_by_itself_is_an_error() -> None:
+    with pytest.raises(WorkerError, match="server failed with exit code 3"):
         motion_kills.run({"server": ["sh", "-c", "exit 3"]}, lambda: 0.0, kills=1)
 
 
-def test_a_run_that_is_over_before_its_kills_proves_nothing() -> None:
+def test_a_run_that_ends_before_its_kills_is_an_error() -> None:
     with pytest.raises(WorkerError, match="0 of 1 kills"):
         motion_kills.run({"server": ["true"]}, lambda: 0.0, kills=1)
 
 
-def test_of_torchrun_the_ranks_are_killed() -> None:
+def test_the_participants_of_torchrun_are_its_ranks() -> None:
     agent = "RANK=0 sleep 60 & RANK=1 sleep 60 & sleep 60 & wait"
-    with motion_kills._Jobs({"job": ["sh", "-c", agent, motion_kills.TORCHRUN]}, None) as jobs:
+    with motion_kills._Processes({"job": ["sh", "-c", agent, motion_kills.TORCHRUN]}, None) as jobs:
         end = time.monotonic() + 50
         while len(found := jobs.participants()) < 2:
             assert time.monotonic() < end
@@ -74,7 +72,7 @@ def test_of_torchrun_the_ranks_are_killed() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_what_a_kill_lost_is_counted() -> None:
+def test_samples_repeated_after_a_resume_are_counted() -> None:
     rows: list[dict[str, Any]] = [
         {"kind": "start", "samples": 0},
         {"kind": "train", "samples": 16},
@@ -88,7 +86,7 @@ def test_what_a_kill_lost_is_counted() -> None:
     assert repeated(rows[:3]) == 0
 
 
-def test_the_lineage_is_known_from_keys_alone(tmp_path: Path) -> None:
+def test_the_lineage_computed_from_keys_equals_that_of_a_loader(tmp_path: Path) -> None:
     clip = datasets.make_clip(tmp_path / "clip.mp4", frames=4, size="32x32")
     datasets.pack(tmp_path / "shards", [[(f"clip{n}", clip, 0) for n in range(7)]])
     data = SimpleNamespace(path=str(tmp_path / "shards"), split=None, global_batch_size=3)

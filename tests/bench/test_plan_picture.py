@@ -1,4 +1,4 @@
-"""The picture of the README is that of the plan."""
+"""The README's picture shows the actual plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.datasets import REPOSITORY
 FILE = "docs/images/plan.svg"
 
 
-def test_the_picture_shows_what_the_plan_feeds():
+def test_the_picture_shows_the_planned_packets():
     drawn = (REPOSITORY / FILE).read_text()
     assert drawn == plan_picture.svg()
     wanted = Segments(8, jitter=False).spread(plan_picture.NUM_FRAMES, 1)[0]
@@ -20,7 +20,7 @@ def test_the_picture_shows_what_the_plan_feeds():
     assert re.findall(r">(\d+) of 96 packets<", drawn) == [str(plan.packets_from_keys), str(len(plan.packets))]
 
 
-def test_the_first_screen_of_the_readme_has_a_picture_ten_lines_and_the_measured_table():
+def test_the_readme_shows_picture_example_and_measured_table_before_the_commands():
     text = (REPOSITORY / "README.md").read_text()
     places = [text.index(part) for part in (f"]({FILE})", "```bash", "```python", BEGIN, "## Commands")]
     assert places == sorted(places)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bench.scaling import predict, validation
-from bench.scaling.cluster import Cluster, Compute, Gradients, Strategy, Workload
-from bench.scaling.collectives import Link, Topology, ring
+from bench.scaling.cluster import ClusterModel, Compute, Gradients, SyncSpec, Workload
+from bench.scaling.collectives import NetworkLink, Topology, ring
 from bench.scaling.model_file import load_model
 from bench.scaling.quantity import Quantity
 from bench.scaling.scaling_model import predict_step
@@ -33,18 +33,18 @@ def summit():
     return predict.predict(load_model(SUMMIT), draws=300)
 
 
-def test_the_one_fitted_number_of_summit_is_the_published_time_on_six_gpus(summit):
+def test_the_fitted_summit_step_matches_the_published_time_on_six_gpus(summit):
     raw = load_model(SUMMIT).raw
     clips = raw["workload"]["clips_per_epoch"]["value"] * raw["workload"]["epochs"]["value"]
     published = 49 * 3600 + 55 * 60
     assert abs(raw["compute"]["step_seconds"]["value"] / (published / (clips / 48)) - 1) < 1e-4
     row = next(row for row in summit["rows"] if row["gpus"] == 6 and row["strategy"] == "ddp")
     assert abs(row["train_seconds"]["p50"] / published - 1) < 1e-4
-    # Whatever is drawn, the calibrated computation gives the measured step back.
+    # For all draws the calibrated computation reproduces the measured step.
     assert row["train_seconds"]["p95"] / row["train_seconds"]["p05"] - 1 < 1e-9
 
 
-def test_every_number_of_summit_has_a_source_and_one_is_fitted():
+def test_every_summit_input_has_a_source_and_exactly_one_is_fitted():
     def walk(table: object, path: str) -> list[tuple[str, object]]:
         if isinstance(table, dict) and not {"value", "low", "values"} & set(table):
             return [leaf for key, value in table.items() for leaf in walk(value, f"{path}.{key}")]
@@ -59,24 +59,24 @@ def test_every_number_of_summit_has_a_source_and_one_is_fitted():
     assert all(reference["source"] for reference in raw["reference"])
 
 
-def test_everything_predicted_says_so(summit):
+def test_every_prediction_is_labelled_predicted(summit):
     assert summit["label"] == "predicted"
     assert all(row["label"] == "predicted" for row in summit["rows"] + summit["references"])
     assert predict.table(summit).startswith("PREDICTED, not measured: summit-tsm")
 
 
-def test_the_references_stand_beside_the_prediction_with_their_error(summit):
+def test_references_are_compared_with_the_prediction(summit):
     seconds, share = summit["references"]
     assert (seconds["reference"], share["reference"]) == (853, 0.823)
     row = next(row for row in summit["rows"] if row["gpus"] == 1536 and row["strategy"] == "ddp")
     assert seconds["predicted"] == row["train_seconds"]
     assert seconds["relative_error"] == row["train_seconds"]["p50"] / 853 - 1
     assert f"error {100 * seconds['relative_error']:+.1f} %" in predict.table(summit)
-    # 256 times the GPUs, so the two references say the same thing.
+    # With 256 times the GPUs the two references are equivalent.
     assert abs(853 * 256 * 0.823 / (49 * 3600 + 55 * 60) - 1) < 1e-3
 
 
-def test_the_same_seed_predicts_the_same_and_another_one_differs(tmp_path):
+def test_predictions_depend_on_the_seed_only(tmp_path):
     files = []
     for seed in ("0", "0", "1"):
         files.append(tmp_path / f"{len(files)}.json")
@@ -86,7 +86,7 @@ def test_the_same_seed_predicts_the_same_and_another_one_differs(tmp_path):
     assert json.loads(first)["rows"] != json.loads(other)["rows"]
 
 
-def test_a_new_uncertain_input_leaves_the_draws_of_the_others_alone():
+def test_adding_an_uncertain_input_does_not_change_the_draws_of_others():
     quantity = Quantity(1.0, 2.0)
     assert np.array_equal(quantity.draw("compute.gpu_spread", 0, 5), quantity.draw("compute.gpu_spread", 0, 5))
     assert not np.array_equal(quantity.draw("compute.gpu_spread", 0, 5), quantity.draw("compute.step_jitter", 0, 5))
@@ -101,7 +101,7 @@ def test_wider_inputs_give_wider_predictions(tmp_path):
     assert width("0.02") < width("{low = 0.015, high = 0.025}") < width("{low = 0.001, high = 0.08}")
 
 
-def test_draws_keep_to_their_interval_and_its_scale():
+def test_draws_stay_in_their_interval_and_follow_its_scale():
     logarithmic = Quantity.parse({"low": 1.0, "high": 1e4, "scale": "log"}, "x").draw("x", 0, 4000)
     assert logarithmic.min() >= 1.0
     assert logarithmic.max() <= 1e4
@@ -110,7 +110,7 @@ def test_draws_keep_to_their_interval_and_its_scale():
     assert set(measured) == {1.0, 2.0, 3.0}
 
 
-def test_the_template_is_a_model_that_predicts():
+def test_the_template_model_can_be_predicted():
     report = predict.predict(load_model(MODELS / "template.toml"), draws=20)
     assert {row["clips_per_step"] for row in report["rows"]} == {1024}  # the batch does not grow with the GPUs
 
@@ -124,11 +124,11 @@ def test_the_template_is_a_model_that_predicts():
         ("workload.epochs", "{low = 2, high = 1}", "low is 2.0 and high is 1.0"),
         ("workload.epochs", "{low = 0, high = 1, scale = 'log'}", "on a log scale"),
         ("workload.epochs", "{low = 2}", "workload.epochs is"),
-        ("workload.clips_per_gpu", "8.5", "workload.clips_per_gpu is 8.5, must be a whole number"),
-        ("workload.global_batch", "64", "give exactly one"),
+        ("workload.clips_per_gpu", "8.5", "workload.clips_per_gpu is 8.5, must be an integer"),
+        ("workload.global_batch", "64", "set exactly one of them above 0"),
         ("topology.intra", "{points = [[2, 1, 1], [2, 2, 1.5]], latency_seconds = 1}", "points and also"),
         ("topology.inter", "{latency_seconds = 1}", "needs bytes_per_second or points"),
-        ("predict.algorithms", '["star"]', r"predict.algorithms has \['star'\]; known are auto"),
+        ("predict.algorithms", '["star"]', r"predict.algorithms has unknown \['star'\]\n.*use auto"),
         ("predict.gpus", "[]", "must not be empty"),
         ("compute.step_seconds", "1e-5", "shorter than"),
         ("workload.epochs", "[", "not valid TOML"),
@@ -140,7 +140,7 @@ def test_a_wrong_model_file_is_refused_with_its_name_and_key(name, value, messag
     assert caught.value.where == {"file": SUMMIT}
 
 
-def test_a_missing_file_and_a_wrong_change_are_the_users_mistakes(tmp_path):
+def test_a_missing_model_file_and_an_invalid_override_are_usage_errors(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         load_model(tmp_path / "none.toml")
     with pytest.raises(UsageError, match="'epochs' is not NAME=VALUE"):
@@ -148,9 +148,9 @@ def test_a_missing_file_and_a_wrong_change_are_the_users_mistakes(tmp_path):
 
 
 def measurements() -> dict[str, object]:
-    """A cluster of one GPU a node as it would measure itself if it were exactly what the model says."""
-    topology = Topology(1, Link(1e9, 1e-4), Link(1e9, 1e-4))
-    cluster = Cluster(
+    """Return the measurements of a cluster with one GPU per node that behaves exactly like the model."""
+    topology = Topology(1, NetworkLink(1e9, 1e-4), NetworkLink(1e9, 1e-4))
+    cluster = ClusterModel(
         Workload(1, 1, clips_per_gpu=4), Gradients(5_000_000), Compute(0.05, 4, backward_fraction=0.6), topology
     )
     return {
@@ -168,7 +168,7 @@ def measurements() -> dict[str, object]:
             {
                 "ranks": ranks,
                 "strategy": name,
-                "seconds_per_step": float(predict_step(cluster, ranks, Strategy.parse(name), "ring").seconds),
+                "seconds_per_step": float(predict_step(cluster, ranks, SyncSpec.parse(name), "ring").seconds),
             }
             for ranks in (1, 2, 4)
             for name in ("ddp", "kavg:4")
@@ -176,7 +176,7 @@ def measurements() -> dict[str, object]:
     }
 
 
-def test_a_machine_that_obeys_the_model_is_predicted_exactly():
+def test_measurements_made_by_the_model_are_predicted_exactly():
     report = validation.validate(measurements())
     assert report["largest_error"] < 1e-6
     assert [(row["ranks"], row["strategy"]) for row in report["rows"]] == [
@@ -187,7 +187,7 @@ def test_a_machine_that_obeys_the_model_is_predicted_exactly():
         assert (row["measured_efficiency"] == 1.0) == (row["ranks"] == 1)
 
 
-def test_runs_are_compared_with_and_never_fitted_to():
+def test_measured_runs_never_influence_predictions():
     slow = measurements()
     for run in slow["runs"]:
         run["seconds_per_step"] *= 2
@@ -204,7 +204,7 @@ def test_a_measured_loader_limits_the_step():
     assert np.isclose(row["predicted_step_seconds"], 4 * 4 / 40.0)
 
 
-def test_cores_that_ranks_share_are_in_the_local_step():
+def test_shared_cores_are_accounted_for_by_the_local_step():
     crowded = measurements()
     crowded["local_steps"][2]["seconds"] = [0.1]
     row = validation.validate(crowded)["rows"][2]
@@ -215,21 +215,21 @@ def test_cores_that_ranks_share_are_in_the_local_step():
     ("change", "message"),
     [
         ({"schema": "other/1"}, "must be 'fastvid-scaling-measurements/1'"),
-        ({"extra": 1}, "the measurement file has unknown or lacks extra"),
-        ({"workload": {"parameters": 1}}, "workload has unknown or lacks clips_per_rank"),
-        ({"local_steps": [{"ranks": 1, "seconds": 0.1}]}, "runs has 2 ranks, local_steps only 1"),
+        ({"extra": 1}, "the measurement file has unknown or missing keys extra"),
+        ({"workload": {"parameters": 1}}, "workload has unknown or missing keys clips_per_rank"),
+        ({"local_steps": [{"ranks": 1, "seconds": 0.1}]}, "runs has 2 ranks, but local_steps has only 1"),
         ({"local_steps": [{"ranks": 1, "seconds": []}]}, "must be numbers above 0"),
-        ({"all_reduces": []}, "no link is known"),
+        ({"all_reduces": []}, "no link can be fitted"),
         ({"all_reduces": [{"link": "wifi", "ranks": 2, "bytes": 1, "seconds": 1}]}, "must be intra or inter"),
         ({"runs": [7]}, "runs has 7, must be an object"),
     ],
 )
-def test_wrong_measurements_are_refused_with_the_wrong_part(change, message):
+def test_invalid_measurements_are_refused_naming_the_part(change, message):
     with pytest.raises(UsageError, match=message):
         validation.validate(measurements() | change)
 
 
-def test_the_json_schema_names_the_keys_that_the_reader_takes():
+def test_the_json_schema_and_the_reader_have_the_same_keys():
     schema = json.loads((MODELS / "measurements.schema.json").read_text())
     parts = {"": schema}
     for section in validation.KEYS:

@@ -1,4 +1,4 @@
-"""The benchmark of what encodings cost: arms differ in nothing but the encoding, and a loss is seen."""
+"""The quality benchmark: arms differ only in their encoding, and costs are paired by seed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bench.shard import quality
 from bench.shard.quality import ARMS, ORIGINALS, cost
 
 
-def test_cost_is_of_pairs():
-    # Seeds differ by 20 points, the arms by 1 and 3 of each seed: what counts is the pairs.
+def test_cost_is_the_mean_of_paired_differences():
+    # Seeds differ by 20 points, arms by 1 and 3 for the same seed: only the paired differences count.
     found = cost([90.0, 70.0], [89.0, 67.0])
     assert found == {"mean": 2.0, "standard_error": pytest.approx(1.0), "least": 1.0, "greatest": 3.0}
     assert cost([90.0], [91.0])["standard_error"] is None
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
+def test_the_command_trains_and_scores_every_arm_on_the_same_videos(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(quality, "INSTANCES", {"train": 1, "test": 1})
-    # Two kinds of texture are enough to see that every arm has the same videos.
+    # Two kinds of texture suffice to check that every arm has the same videos.
     kinds = dict(list(quality.motion.TEXTURES.items())[:2])
     monkeypatch.setattr(quality.motion, "TEXTURES", kinds)
     result = tmp_path / "quality.json"
@@ -51,11 +51,11 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     one, other = (fastvid.open(tmp_path / "motion-1-1" / name, split="train") for name in arms)
     assert [one.key(n) for n in range(len(one))] == [other.key(n) for n in range(len(other))]
     assert one.labels.tolist() == other.labels.tolist()
-    # The originals are the files themselves.
+    # The originals are packed unchanged.
     key = one.key(0)
     assert (one[0].num_frames, one[0].width) == (other[0].num_frames, other[0].width)
     assert key in {path.stem for path in (tmp_path / "motion-1-1" / "videos").glob("*.mp4")}
 
 
-def test_every_arm_but_the_originals_is_encoded():
+def test_only_the_originals_are_not_encoded():
     assert {name for name, arm in ARMS.items() if arm.profile == "copy"} == {ORIGINALS}

@@ -1,4 +1,4 @@
-"""The report of results: everything drawn, machines beside each other, and a README that tells no other numbers."""
+"""The report: every result is drawn, several machines are compared, and the README matches the results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fastvid.errors import UsageError
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_readme_says_what_was_measured():
+def test_the_readme_contains_the_measured_table():
     text = README.read_text()
     assert report.with_table(text, report.readme_table(report.load(RESULTS / "decode.json"))) == text
 
 
-def test_a_readme_without_marks_is_refused():
-    with pytest.raises(UsageError, match="no marks"):
+def test_a_readme_without_markers_is_refused():
+    with pytest.raises(UsageError, match="lacks the markers"):
         report.with_table("# fastvid\n", "| a |")
 
 
-def test_every_result_of_this_project_is_drawn(tmp_path):
+def test_every_committed_result_is_drawn(tmp_path):
     page = tmp_path / "report.html"
     assert command.main(["report", "--html", str(page)]) == 0
     text = page.read_text()
@@ -38,7 +38,7 @@ def test_every_result_of_this_project_is_drawn(tmp_path):
             assert chart.title in text.replace("&#x27;", "'").replace("&gt;", ">").replace("&amp;", "&")
 
 
-def test_what_a_benchmark_writes_has_a_reader():
+def test_every_benchmark_schema_has_a_reader():
     pytest.importorskip("torch")
     for module, _ in command.BENCHES.values():
         schema = getattr(importlib.import_module(module), "SCHEMA", None)
@@ -47,7 +47,7 @@ def test_what_a_benchmark_writes_has_a_reader():
         assert callable(report.reader(schema))
 
 
-def test_what_fails_on_a_gpu_is_said_beside_what_does_not():
+def test_failed_gpu_sections_are_listed_with_the_reason():
     rows = [
         {"profile": "intra", "short_side": 256, "decoder": "pyav", "clips_per_s": 900.0},
         {"profile": "intra", "short_side": 256, "decoder": "dali-gpu", "failed": "no NVDEC"},
@@ -58,7 +58,7 @@ def test_what_fails_on_a_gpu_is_said_beside_what_does_not():
     assert (decoders.values, decoders.note) == ({"pyav": 900.0}, "dali-gpu: no NVDEC")
 
 
-def test_two_machines_stand_beside_each_other(tmp_path):
+def test_bars_of_two_machines_are_merged_into_one_chart(tmp_path):
     ours = report.load(RESULTS / "decode.json")
     theirs = copy.deepcopy(ours)
     for row in theirs["rows"]:
@@ -80,7 +80,7 @@ def test_two_machines_stand_beside_each_other(tmp_path):
                 assert (name in chart.rivals) == (not name.startswith(("fastvid", "libavcodec")))
 
 
-def test_series_and_tables_of_two_files_keep_their_names():
+def test_merged_series_and_tables_carry_the_labels_of_their_files():
     lines = [Lines("t", "x", "y", {"ddp": [(1, 1)], "model": [(1, 2)]}, ["model"])] * 2
     merged = report._merge([("a", lines[0]), ("b", lines[1])])
     assert list(merged.series) == ["a: ddp", "a: model", "b: ddp", "b: model"]
@@ -89,17 +89,17 @@ def test_series_and_tables_of_two_files_keep_their_names():
     assert table.rows == [["a: x", "1"], ["b: x", "2"]]
 
 
-def test_a_result_of_an_unknown_schema_is_a_table_of_its_values():
+def test_a_result_with_an_unknown_schema_is_shown_as_a_table():
     record = {"schema": "somebody/9", "machine": {"cpu": "x"}, "runs": [{"killed": 20}, {"killed": 3}], "s": [1, 2]}
     (chart,) = report.charts(record, "kills")
     assert isinstance(chart, Table)
     assert dict(chart.rows) == {"schema": "somebody/9", "runs[0].killed": "20", "runs[1].killed": "3", "s": "1, 2"}
 
 
-def test_what_cannot_be_read_is_named(tmp_path, capsys):
+def test_an_unreadable_result_is_named(tmp_path, capsys):
     (tmp_path / "broken.json").write_text("{")
     assert command.main(["report", str(tmp_path / "broken.json")]) == 1
     assert "broken.json" in capsys.readouterr().err
     (tmp_path / "list.json").write_text("[]")
     assert command.main(["report", str(tmp_path / "list.json")]) == 1
-    assert "no JSON object" in capsys.readouterr().err
+    assert "expected a JSON object" in capsys.readouterr().err

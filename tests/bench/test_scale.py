@@ -1,4 +1,4 @@
-"""The scale benchmark: real ranks, parts that add up to the step, files put together, hosts on a limited network."""
+"""The scale benchmark: real ranks, parts that add up to the step, merged files, hosts on a limited network."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def record(recipe):
     words += ["--steps", "6", "--sync", "ddp", "kavg:2", "--json", str(out)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert "slowest is rank" in done.stdout
+    assert "slowest rank: " in done.stdout
     return json.loads(out.read_text())
 
 
-def test_every_part_of_every_rank_is_there_and_the_parts_are_the_step(record):
+def test_every_rank_reports_all_parts_and_they_add_up_to_the_step(record):
     assert [world["world_size"] for world in record["worlds"]] == [1, 2]
     assert record["changes"] == ["run.seed=3"]
     for world in record["worlds"]:
@@ -66,19 +66,19 @@ def test_every_part_of_every_rank_is_there_and_the_parts_are_the_step(record):
     assert sum(two["bucket_bytes"]) == 4 * two["parameters"]
 
 
-def test_replicas_agree_once_a_round(recipe, monkeypatch):
+def test_replicas_are_averaged_once_per_round(recipe, monkeypatch):
     averages = []
     average = Kavg._average
     monkeypatch.setattr(Kavg, "_average", lambda self, replica: (averages.append(1), average(self, replica)))
     member = Member(World(), torch.device("cpu"))
-    rank = scale_rank._Rank(recipes.load(str(recipe)), scale_rank.Plan(2, 8, 4), member)
+    rank = scale_rank._Rank(recipes.load(str(recipe)), scale_rank.MeasurePlan(2, 8, 4), member)
     batch = rank._first_batch()
-    assert len(rank._steps(member, scale_rank.Strategy("kavg", 4), itertools.repeat(batch))) == 2
-    # Of the warm-up's four steps, and of eight that are timed.
+    assert len(rank._steps(member, scale_rank.SyncSpec("kavg", 4), itertools.repeat(batch))) == 2
+    # One for the four warm-up steps, two for the eight timed steps.
     assert len(averages) == 3
 
 
-def test_the_scaling_model_is_told_the_parts_and_never_the_runs(record):
+def test_predictions_use_the_measured_parts_and_never_the_runs(record):
     measured = scale.measurements(record)
     honest = scale.complete(record)["prediction"]
     slower = json.loads(json.dumps(record))
@@ -93,7 +93,7 @@ def test_the_scaling_model_is_told_the_parts_and_never_the_runs(record):
         assert b["measured_step_seconds"] == pytest.approx(10 * a["measured_step_seconds"])
 
 
-def test_files_of_different_recipes_are_not_put_together(record, tmp_path):
+def test_only_files_of_the_same_recipe_are_merged(record, tmp_path):
     worlds = record["worlds"]
     for name, changes in (("a", ["run.seed=3"]), ("b", ["run.seed=4"])):
         one = record | {"changes": changes, "worlds": [worlds[name == "b"]]}
@@ -109,9 +109,9 @@ def test_files_of_different_recipes_are_not_put_together(record, tmp_path):
     assert together["prediction"] == record["prediction"]
 
 
-def test_nothing_to_do_is_said(capsys):
+def test_the_command_without_a_task_fails_with_a_hint(capsys):
     assert command.main(["scale"]) == 1
-    assert "give a recipe, --join or --model" in capsys.readouterr().err
+    assert "pass a recipe, --join or --model" in capsys.readouterr().err
 
 
 needs_hosts = pytest.mark.skipif(
@@ -130,24 +130,24 @@ else:
 
 
 @needs_hosts
-def test_hosts_reach_each_other_through_their_limit_and_not_when_cut():
+def test_hosts_reach_each_other_within_the_rate_limit_but_not_when_disconnected():
     with Hosts(3) as hosts:
         hosts.limit(16_000_000)
         listen = hosts.command(2, [sys.executable, "-c", SEND, "listen", hosts.addresses[2]])
         send = hosts.command(0, [sys.executable, "-c", SEND, "send", hosts.addresses[2]])
 
-        def held_back():
-            """How often the limit had a packet of the first host wait."""
+        def delayed_packets():
+            """Return how often the limit delayed a packet of the first host."""
             show = hosts.command(0, ["tc", "-s", "qdisc", "show", "dev", "cable"])
             said = subprocess.run(show, capture_output=True, text=True, check=True).stdout
             return int(re.search(r"overlimits (\d+)", said)[1])
 
-        assert held_back() == 0
+        assert delayed_packets() == 0
         with subprocess.Popen(listen, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout.readline() == "ready\n"
             subprocess.run([*send, "60"], check=True)
             assert server.stdout.readline() == "2000000\n"
-        assert held_back() > 0
+        assert delayed_packets() > 0
         hosts.cut(2)
         assert subprocess.run([*send, "2"], check=False, stderr=subprocess.DEVNULL).returncode != 0
         names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""The laws that the scaling model must obey, whatever its inputs."""
+"""Properties that the scaling model must have for all inputs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.scaling.cluster import Cluster, Compute, DataPath, Gradients, Strategy, Workload, expected_maximum
+from bench.scaling.cluster import ClusterModel, Compute, DataPath, Gradients, SyncSpec, Workload, expected_maximum
 from bench.scaling.collectives import (
     ALGORITHMS,
     AllReducePoint,
-    Link,
+    NetworkLink,
     Topology,
     all_reduce_seconds,
     fit_link,
@@ -24,19 +24,19 @@ from bench.scaling.collectives import (
 from bench.scaling.scaling_model import calibrate, efficiency, predict_step, train_seconds
 from fastvid.errors import UsageError
 
-DDP = Strategy("ddp")
-FREE = Link(math.inf, 0.0)
+DDP = SyncSpec("ddp")
+FREE = NetworkLink(math.inf, 0.0)
 seconds = st.floats(1e-3, 10.0)
 latency = st.floats(0.0, 1e-3)
 bandwidth = st.floats(1e8, 1e12)
 gpu_counts = st.integers(1, 10_000)
 algorithms = st.sampled_from(sorted(ALGORITHMS))
-sync = st.builds(lambda k: Strategy("kavg", k), st.integers(1, 64)) | st.just(DDP)
+sync = st.builds(lambda k: SyncSpec("kavg", k), st.integers(1, 64)) | st.just(DDP)
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
-    links = [Link(draw(bandwidth), draw(latency)) for _ in range(2)]
+def clusters(draw: st.DrawFn) -> ClusterModel:
+    links = [NetworkLink(draw(bandwidth), draw(latency)) for _ in range(2)]
     data = DataPath(
         cores_per_node=draw(st.integers(0, 128)),
         clips_per_core_second=draw(st.floats(1.0, 1e3)),
@@ -60,16 +60,16 @@ def clusters(draw: st.DrawFn) -> Cluster:
     )
     workload = Workload(1e5, 10, clips_per_gpu=draw(st.integers(1, 64)))
     gradients = Gradients(draw(st.integers(1, 10**9)))
-    return Cluster(workload, gradients, compute, Topology(draw(st.integers(1, 16)), *links), data)
+    return ClusterModel(workload, gradients, compute, Topology(draw(st.integers(1, 16)), *links), data)
 
 
 def at_least(big: object, small: object) -> bool:
-    """big >= small up to rounding."""
+    """Return whether big >= small up to rounding."""
     return bool(np.all(np.asarray(big) >= np.asarray(small) * (1 - 1e-9)))
 
 
 @given(clusters(), gpu_counts, sync, algorithms, st.floats(1.0, 100.0))
-def test_a_faster_part_never_makes_a_step_slower(cluster, gpus, strategy, algorithm, factor):
+def test_a_faster_part_never_makes_the_step_slower(cluster, gpus, strategy, algorithm, factor):
     before = predict_step(cluster, gpus, strategy, algorithm).seconds
     topology, data = cluster.topology, cluster.data
     faster = [
@@ -99,7 +99,7 @@ def test_a_faster_part_never_makes_a_step_slower(cluster, gpus, strategy, algori
 
 
 @given(clusters(), gpu_counts, sync, algorithms, st.floats(1.0, 100.0))
-def test_more_computation_hides_more_communication(cluster, gpus, strategy, algorithm, factor):
+def test_more_computation_overlaps_more_communication(cluster, gpus, strategy, algorithm, factor):
     # With a data path that limits one GPU already, more computation can only lose; without one it can only gain.
     cluster = replace(cluster, data=DataPath())
     longer = replace(cluster, compute=replace(cluster.compute, seconds=cluster.compute.seconds * factor))
@@ -107,14 +107,14 @@ def test_more_computation_hides_more_communication(cluster, gpus, strategy, algo
 
 
 @given(clusters(), gpu_counts, sync, algorithms)
-def test_links_and_storage_that_cost_nothing_scale_perfectly(cluster, gpus, strategy, algorithm):
+def test_free_links_and_storage_scale_perfectly(cluster, gpus, strategy, algorithm):
     even = replace(cluster.compute, gpu_spread=0.0, step_jitter=0.0)
     ideal = replace(cluster, compute=even, data=DataPath(), topology=Topology(4, FREE, FREE))
     assert np.isclose(efficiency(ideal, gpus, 1, strategy, algorithm), 1.0, rtol=1e-12)
 
 
 @given(clusters(), sync, algorithms)
-def test_one_gpu_waits_for_nobody(cluster, strategy, algorithm):
+def test_one_gpu_has_no_wait_and_no_communication(cluster, strategy, algorithm):
     step = predict_step(cluster, 1, strategy, algorithm)
     assert step.wait == step.communication == step.exposed == 0
     assert efficiency(cluster, 1, 1, strategy, algorithm) == 1
@@ -135,8 +135,8 @@ def test_the_parts_add_up_to_the_step(cluster, gpus, strategy, algorithm):
 def test_results_do_not_depend_on_the_units_of_time_and_data(cluster, gpus, strategy, algorithm, second, byte):
     # Times in units of 1 / second, bytes read in units of 1 / byte: a formula that mixes units changes its result.
     # Gradient bytes are whole numbers, so their unit is tested on one all-reduce.
-    def link(old: Link, byte: float) -> Link:
-        return Link(old.bytes_per_second * byte / second, old.latency_seconds * second)
+    def link(old: NetworkLink, byte: float) -> NetworkLink:
+        return NetworkLink(old.bytes_per_second * byte / second, old.latency_seconds * second)
 
     data, compute, topology = cluster.data, cluster.compute, cluster.topology
     other = replace(
@@ -166,7 +166,7 @@ def test_results_do_not_depend_on_the_units_of_time_and_data(cluster, gpus, stra
 
 @given(st.integers(1, 10_000), st.integers(1, 16), bandwidth, bandwidth)
 def test_a_ring_moves_two_n_minus_one_over_n_of_its_bytes(ranks, per_node, inside, between):
-    topology = Topology(per_node, Link(inside), Link(between))
+    topology = Topology(per_node, NetworkLink(inside), NetworkLink(between))
     used = [inside] * (ranks > topology.nodes(ranks)) + [between] * (topology.nodes(ranks) > 1)
     expected = 2 * (ranks - 1) / ranks * 1e9 / min(used, default=math.inf)
     assert np.isclose(ring(ranks, 1e9, topology), expected, rtol=1e-12)
@@ -174,35 +174,35 @@ def test_a_ring_moves_two_n_minus_one_over_n_of_its_bytes(ranks, per_node, insid
 
 @pytest.mark.parametrize(("ranks", "ring_steps", "tree_steps"), [(1, 0, 0), (2, 2, 2), (8, 14, 6), (1000, 1998, 20)])
 def test_latency_grows_with_the_ring_and_with_the_logarithm_of_the_tree(ranks, ring_steps, tree_steps):
-    topology = Topology(1, FREE, Link(math.inf, 1.0))
+    topology = Topology(1, FREE, NetworkLink(math.inf, 1.0))
     assert ring(ranks, 1e6, topology) == ring_steps
     assert tree(ranks, 1e6, topology) == tree_steps
 
 
 def test_a_hierarchy_crosses_the_network_once_per_node_and_not_once_per_gpu():
     # 4 nodes of 8: inside, 2 * 7/8 of the bytes; between nodes, 2 * 3/4 of the bytes over the link that 8 GPUs share.
-    topology = Topology(8, Link(8e9), Link(2e9))
+    topology = Topology(8, NetworkLink(8e9), NetworkLink(2e9))
     assert np.isclose(all_reduce_seconds(32, 1e9, topology, "hierarchical"), 2 * 7 / 8 / 8 + 2 * 3 / 4 / 2)
 
 
 @given(bandwidth, latency, st.integers(1, 10_000))
-def test_with_one_gpu_a_node_a_hierarchy_is_the_flat_network(rate, delay, ranks):
-    topology = Topology(1, FREE, Link(rate, delay))
+def test_hierarchical_equals_auto_with_one_gpu_per_node(rate, delay, ranks):
+    topology = Topology(1, FREE, NetworkLink(rate, delay))
     assert np.isclose(
         all_reduce_seconds(ranks, 1e8, topology, "hierarchical"), all_reduce_seconds(ranks, 1e8, topology, "auto")
     )
 
 
 @given(clusters(), gpu_counts, st.integers(1, 64), algorithms)
-def test_local_steps_gain_as_one_over_one_plus_communication_per_step(cluster, gpus, k, algorithm):
+def test_efficiency_of_local_steps_is_one_over_one_plus_communication_per_step(cluster, gpus, k, algorithm):
     even = replace(cluster, data=DataPath(), compute=replace(cluster.compute, gpu_spread=0.0, step_jitter=0.0))
-    step = predict_step(even, gpus, Strategy("kavg", k), algorithm)
+    step = predict_step(even, gpus, SyncSpec("kavg", k), algorithm)
     alone = even.compute.step_seconds(even.workload.clips_per_gpu)
     round_seconds = all_reduce_seconds(gpus, even.gradients.averaged_bytes, even.topology, algorithm)
     assert np.isclose(alone / step.seconds, 1 / (1 + round_seconds / (k * alone)), rtol=1e-12)
 
 
-def test_local_steps_average_jitter_out_but_not_slow_gpus():
+def test_local_steps_average_out_jitter_but_not_slow_gpus():
     def wait(**compute: float) -> list[float]:
         return [float(Compute(1.0, 8, **compute).wait_fraction(64, k)) for k in (1, 16)]
 
@@ -213,35 +213,35 @@ def test_local_steps_average_jitter_out_but_not_slow_gpus():
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 100, 1536])
-def test_the_slowest_of_n_is_what_drawing_n_gives(count):
+def test_the_expected_maximum_matches_simulation(count):
     drawn = np.random.default_rng(count).standard_normal((4000, count)).max(axis=1)
     assert abs(expected_maximum(count) - drawn.mean()) < 5 * drawn.std() / math.sqrt(4000)
 
 
-def test_the_slowest_of_two_and_three_is_known_in_closed_form():
+def test_the_expected_maximum_of_two_and_three_matches_the_closed_form():
     assert np.isclose(expected_maximum(2), 1 / math.sqrt(math.pi), atol=1e-9)
     assert np.isclose(expected_maximum(3), 3 / (2 * math.sqrt(math.pi)), atol=1e-9)
 
 
-def test_buckets_hide_behind_the_backward_pass_except_the_last():
+def test_all_buckets_except_the_last_overlap_the_backward_pass():
     # Backward takes 0.8 s; four buckets of 0.25 GB take 0.1 s each over 2 ranks, ready every 0.2 s.
-    cluster = Cluster(
+    cluster = ClusterModel(
         Workload(1e5, 1, clips_per_gpu=8),
         Gradients(250_000_000, bucket_bytes=250_000_000, first_bucket_bytes=250_000_000),
         Compute(1.0, 8, backward_fraction=0.8),
-        Topology(1, FREE, Link(2.5e9)),
+        Topology(1, FREE, NetworkLink(2.5e9)),
     )
     step = predict_step(cluster, 2, DDP)
     assert np.isclose(step.communication, 0.4)
     assert np.isclose(step.exposed, 0.1)
-    slow = replace(cluster, topology=Topology(1, FREE, Link(0.5e9)))  # 0.5 s each: a queue behind the first
+    slow = replace(cluster, topology=Topology(1, FREE, NetworkLink(0.5e9)))  # 0.5 s each: they queue after the first
     assert np.isclose(predict_step(slow, 2, DDP).exposed, 0.2 + 4 * 0.5 - 0.8)
 
 
-def test_what_a_node_has_is_shared_by_its_gpus_and_what_the_storage_has_by_all():
+def test_gpus_share_their_nodes_resources_and_all_share_the_storage():
     # 3 nodes of 4 GPUs, 10 clips each: 40 clips a node, 120 in all; every part alone, in seconds.
     def data(**path: float) -> float:
-        cluster = Cluster(
+        cluster = ClusterModel(
             Workload(1e5, 1, clips_per_gpu=10),
             Gradients(1),
             Compute(0.0, 10),
@@ -257,16 +257,16 @@ def test_what_a_node_has_is_shared_by_its_gpus_and_what_the_storage_has_by_all()
     assert np.isclose(data(bytes_per_clip=1e6, node_bytes_per_second=1e7), 40 * 1e6 / 1e7)
     assert np.isclose(data(bytes_per_clip=1e6, shared_bytes_per_second=1e7), 120 * 1e6 / 1e7)
     assert np.isclose(data(requests_per_clip=2.0, shared_requests_per_second=60.0), 120 * 2 / 60)
-    # Little's law: 32 reads under way at 0.1 s each are 320 reads a second.
+    # Little's law: 32 reads in flight at 0.1 s each are 320 reads per second.
     assert np.isclose(data(requests_per_clip=2.0, request_latency_seconds=0.1, requests_in_flight=32), 40 * 2 / 320)
-    # The parts work at the same time, so the slowest counts.
+    # The parts overlap, so the slowest counts.
     assert np.isclose(data(bytes_per_clip=1e6, node_bytes_per_second=1e7, shared_bytes_per_second=1e7), 12.0)
     assert data() == 0.0
 
 
 @given(clusters(), gpu_counts, algorithms)
 @settings(max_examples=30)
-def test_calibration_gives_back_the_computation_it_was_made_from(cluster, gpus, algorithm):
+def test_calibration_recovers_the_computation_time(cluster, gpus, algorithm):
     cluster = replace(cluster, data=DataPath(), workload=Workload(1e5, 1, clips_per_gpu=cluster.compute.clips))
     measured = predict_step(cluster, gpus, DDP, algorithm).seconds
     found = calibrate(cluster, measured, gpus, algorithm)
@@ -274,21 +274,21 @@ def test_calibration_gives_back_the_computation_it_was_made_from(cluster, gpus, 
     assert np.isclose(found.compute.seconds, cluster.compute.seconds, rtol=1e-6)
 
 
-def test_a_step_shorter_than_its_own_data_path_is_a_contradiction():
-    cluster = Cluster(
+def test_a_measured_step_shorter_than_its_data_path_is_refused():
+    cluster = ClusterModel(
         Workload(1e5, 1, clips_per_gpu=8),
         Gradients(1000),
         Compute(0.1, 8),
         Topology(8, FREE, FREE),
         DataPath(cores_per_node=1, clips_per_core_second=10.0),
     )
-    with pytest.raises(UsageError, match=r"0\.1 s on 1 GPUs is shorter than its data path \(0\.8 s\)"):
+    with pytest.raises(UsageError, match=r"0\.1 s on 1 GPUs is shorter than the predicted data path \(0\.8 s\)"):
         calibrate(cluster, 0.1, 1)
 
 
 @given(st.floats(1e8, 1e10), st.floats(0.0, 1e-4), st.integers(0, 2**32))
-def test_a_link_is_found_again_from_its_own_all_reduces(rate, delay, seed):
-    topology = Topology(1, FREE, Link(rate, delay))
+def test_fitting_recovers_a_link_from_its_all_reduces(rate, delay, seed):
+    topology = Topology(1, FREE, NetworkLink(rate, delay))
     points = [
         AllReducePoint(ranks, size, float(ring(ranks, size, topology)))
         for ranks in (2, 4, 8)
@@ -307,17 +307,17 @@ def test_a_link_is_found_again_from_its_own_all_reduces(rate, delay, seed):
         assert abs(ring(point.ranks, point.size, Topology(1, FREE, link)) / point.seconds - 1) < 0.15
 
 
-def test_one_size_fixes_no_link():
-    with pytest.raises(UsageError, match="do not fix a latency and a bandwidth"):
+def test_fitting_a_link_to_one_size_is_refused():
+    with pytest.raises(UsageError, match="do not determine latency and bandwidth"):
         fit_link([AllReducePoint(2, 1e6, 0.1), AllReducePoint(4, 1e6, 0.2), AllReducePoint(1, 1e3, 0.0)])
 
 
-def test_a_fixed_global_batch_runs_out_of_work_per_gpu():
+def test_a_fixed_global_batch_limits_the_number_of_gpus():
     workload = Workload(1e5, 1, global_batch=100)
     assert workload.clips(8) == (13, 100)
     with pytest.raises(UsageError, match="101 GPUs cannot share a global batch of 100"):
         workload.clips(101)
-    cluster = Cluster(workload, Gradients(1000), Compute(1.0, 100, fixed_seconds=0.5), Topology(8, FREE, FREE))
+    cluster = ClusterModel(workload, Gradients(1000), Compute(1.0, 100, fixed_seconds=0.5), Topology(8, FREE, FREE))
     # Half of the step does not shrink, so 100 GPUs take 0.505 s instead of 0.01 s.
     assert np.isclose(predict_step(cluster, 100, DDP).compute, 0.5 + 0.5 / 100)
     assert np.isclose(train_seconds(cluster, predict_step(cluster, 100, DDP)), 1000 * 0.505)
@@ -326,15 +326,15 @@ def test_a_fixed_global_batch_runs_out_of_work_per_gpu():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Workload(1, 1), "give exactly one"),
-        (lambda: Workload(1, 1, clips_per_gpu=1, global_batch=1), "give exactly one"),
-        (lambda: Link(0.0), "bytes_per_second is 0.0, must be above 0"),
-        (lambda: Link(math.nan), "bytes_per_second is nan"),
-        (lambda: Link(1.0, np.array([0.0, -1.0])), "latency_seconds is -1.0"),
+        (lambda: Workload(1, 1), "set exactly one of them above 0"),
+        (lambda: Workload(1, 1, clips_per_gpu=1, global_batch=1), "set exactly one of them above 0"),
+        (lambda: NetworkLink(0.0), "bytes_per_second is 0.0, must be above 0"),
+        (lambda: NetworkLink(math.nan), "bytes_per_second is nan"),
+        (lambda: NetworkLink(1.0, np.array([0.0, -1.0])), "latency_seconds is -1.0"),
         (lambda: Compute(1.0, 8, backward_fraction=1.5), "must be at most 1"),
-        (lambda: Strategy.parse("kavg:zwei"), "'zwei' is not a number of steps"),
-        (lambda: Strategy.parse("ddp:2"), "known are ddp and kavg:K"),
-        (lambda: all_reduce_seconds(2, 1, Topology(1, FREE, FREE), "star"), "'star' is unknown"),
+        (lambda: SyncSpec.parse("kavg:zwei"), "'zwei' is not a number of steps"),
+        (lambda: SyncSpec.parse("ddp:2"), "use ddp, or kavg:K"),
+        (lambda: all_reduce_seconds(2, 1, Topology(1, FREE, FREE), "star"), "unknown all-reduce algorithm 'star'"),
     ],
 )
 def test_impossible_inputs_are_refused_with_their_value(make, message):

@@ -1,4 +1,4 @@
-"""Images and launch files: what they promise, what they run, and what the linters say of them."""
+"""Images and launch files: pinned and unprivileged, valid commands, clean linters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def containers(node: object) -> Iterator[dict[str, Any]]:
-    """Every container below `node`, a TrainJob's trainer being one."""
+    """Yield every container below `node`, including a TrainJob's trainer."""
     if isinstance(node, dict):
         if "image" in node:
             yield node
@@ -52,7 +52,7 @@ def containers(node: object) -> Iterator[dict[str, Any]]:
 
 
 def programs(folder: Path, **scripts: str) -> str:
-    """A PATH whose named programs are these shell scripts."""
+    """Return a PATH in which these shell scripts replace the named programs."""
     for name, script in scripts.items():
         path = folder / name
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -61,13 +61,13 @@ def programs(folder: Path, **scripts: str) -> str:
 
 
 def torchrun_options(words: list[str]) -> Any:
-    """What torchrun understands of its own command line; SystemExit for an option it does not know."""
+    """Parse a command line as torchrun does; raises SystemExit for an unknown option."""
     run = pytest.importorskip("torch.distributed.run")
     return run.get_args_parser().parse_args(words)
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_an_image_is_pinned_unprivileged_and_says_how_it_is(name):
+def test_an_image_is_pinned_unprivileged_and_has_a_health_check(name):
     found = steps(name)
     words = [step.word for step in found]
     base = next(step.text for step in found if step.text.startswith("PYTHON_IMAGE="))
@@ -87,13 +87,13 @@ def test_an_image_is_pinned_unprivileged_and_says_how_it_is(name):
     assert ("NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in environment) == name.endswith("cuda")
 
 
-def test_the_version_of_the_images_is_the_projects():
+def test_images_have_the_projects_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for name in IMAGES:
         assert f"VERSION={version}" in [step.text for step in steps(name) if step.word == "ARG"]
 
 
-def test_the_images_copy_what_the_wheel_is_made_of():
+def test_images_copy_the_files_of_the_wheel():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["force-include"], settings["project"]["readme"]}
@@ -103,7 +103,7 @@ def test_the_images_copy_what_the_wheel_is_made_of():
         assert needed <= {source for words in copies if "--from=build" not in words for source in words[:-1]}
 
 
-def test_the_build_context_is_what_the_images_copy_and_no_more():
+def test_the_build_context_contains_only_files_that_images_copy():
     context = list(run_steps.context_files(ROOT))
     copied = {
         source
@@ -118,14 +118,14 @@ def test_the_build_context_is_what_the_images_copy_and_no_more():
     assert [file for file in context if "__pycache__" in file or file.endswith(".pyc")] == []
 
 
-def test_dockerignore_reads_its_last_matching_line():
+def test_the_last_matching_dockerignore_pattern_decides():
     patterns = ["*", "!keep", "keep/secret", "**/__pycache__", "!keep/secret/but.this"]
     kept = ["keep/a.py", "keep/deep/b.py", "keep/secret/but.this"]
     left_out = ["other", "keep/secret", "keep/secret/x", "keep/__pycache__/a.pyc", "keep/deep/__pycache__/b.pyc"]
     assert [path for path in kept + left_out if run_steps.ignored(path, patterns)] == left_out
 
 
-def test_a_dockerfile_is_split_where_docker_splits_it():
+def test_a_dockerfile_is_split_into_instructions():
     text = '# one\nFROM a AS b\n\nRUN first \\\n    # between\n    && second\nCMD ["x"]\n'
     assert run_steps.instructions(text) == [
         run_steps.Instruction("FROM", "a AS b", 2),
@@ -142,12 +142,12 @@ def test_the_dependency_layer_installs_what_the_project_needs():
         lines = requirements.requirements(ROOT / "pyproject.toml", extras)
         assert set(project["dependencies"]) < set(lines)
         assert all(set(project["optional-dependencies"][extra]) <= set(lines) for extra in extras)
-    with pytest.raises(SystemExit, match="extra 'nonsense' is unknown; known are"):
+    with pytest.raises(SystemExit, match="unknown extra 'nonsense'; known are"):
         requirements.requirements(ROOT / "pyproject.toml", ["nonsense"])
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_cluster_runs_pinned_images_without_privileges(name):
+def test_kubernetes_files_run_pinned_images_without_privileges(name):
     for document in documents(name):
         for container in containers(document):
             image, _, tag = container["image"].rpartition(":")
@@ -166,7 +166,7 @@ def test_a_cluster_runs_pinned_images_without_privileges(name):
             assert torchrun_options(container["command"][1:]).training_script == "fastvid.train"
 
 
-def test_claims_that_pods_mount_exist():
+def test_mounted_volume_claims_exist():
     claims = {document["metadata"]["name"] for document in documents("storage.yaml")}
 
     def mounted(node: object) -> Iterator[str]:
@@ -183,7 +183,7 @@ def test_claims_that_pods_mount_exist():
     assert used == claims
 
 
-def test_launch_files_train_recipes_that_exist():
+def test_launch_files_train_existing_recipes():
     recipes = pytest.importorskip("fastvid.train.config.recipes").names()
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     command = compose["services"]["node0"]["command"]
@@ -209,7 +209,7 @@ def test_compose_starts_two_agents_of_one_elastic_job():
         assert (options.module, options.training_script) == (True, "fastvid.train")
 
 
-def test_slurm_training_is_one_elastic_job_with_the_variable_exported(tmp_path):
+def test_slurm_training_starts_one_elastic_job_with_the_variable_exported(tmp_path):
     path = programs(
         tmp_path,
         scontrol="printf 'gpu07\\ngpu08\\n'",
@@ -237,7 +237,7 @@ def test_slurm_training_is_one_elastic_job_with_the_variable_exported(tmp_path):
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 0), (1, 1), (137, 137)])
 @pytest.mark.parametrize("script", ["shard.sbatch", "merge.sbatch"])
-def test_slurm_shards_fail_only_when_work_is_left(tmp_path, script, code, expected):
+def test_slurm_shards_fail_only_if_work_is_left(tmp_path, script, code, expected):
     path = programs(tmp_path, srun=f'echo "$@"; exit {code}')
     slurm = {"SLURM_CPUS_PER_TASK": "16", "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "64"}
     out = subprocess.run(
@@ -254,7 +254,7 @@ def test_slurm_shards_fail_only_when_work_is_left(tmp_path, script, code, expect
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 0), (1, 1)])
 @pytest.mark.parametrize("name", ["shard-job.yaml", "merge-job.yaml"])
-def test_kubernetes_shards_fail_only_when_work_is_left(tmp_path, name, code, expected):
+def test_kubernetes_shards_fail_only_if_work_is_left(tmp_path, name, code, expected):
     (document,) = documents(name)
     (container,) = containers(document)
     environment = {entry["name"]: entry.get("value", "16") for entry in container["env"]}
@@ -273,7 +273,7 @@ def test_kubernetes_shards_fail_only_when_work_is_left(tmp_path, name, code, exp
 
 
 def linter(name: str) -> str:
-    """The linter's program, beside this interpreter or on PATH."""
+    """Return a linter's program, beside this interpreter or on PATH."""
     found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if found is None:
         pytest.skip(f"{name} is not installed; it is one of the extra dev")
@@ -300,12 +300,12 @@ def linter(name: str) -> str:
     ],
     ids=lambda command: f"{command[0]}-{Path(command[-1]).stem}",
 )
-def test_linters_have_nothing_to_say(command):
+def test_linters_report_nothing(command):
     out = subprocess.run([linter(command[0]), *command[1:]], capture_output=True, text=True, check=False)
     assert out.returncode == 0, out.stdout + out.stderr
 
 
-def test_pods_inside_custom_resources_are_pods():
+def test_pods_in_custom_resources_are_valid():
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is one of the extra dev")
     ray = documents("shard-rayjob.yaml")[0]["spec"]["rayClusterSpec"]
     torch = documents("train-pytorchjob.yaml")[0]["spec"]["pytorchReplicaSpecs"]
@@ -320,7 +320,7 @@ def test_pods_inside_custom_resources_are_pods():
 
 
 def unknown_fields(value: Any, kind: str, models: Any, where: str = "") -> list[str]:
-    """Fields of an object that its type does not have; types that `models` does not define have any."""
+    """Return the fields of an object that its type lacks; types that `models` does not define may have any."""
     container = re.fullmatch(r"(?:dict\(str, |list\[)(\w+)[)\]]", kind)
     if container is not None:
         items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -352,7 +352,7 @@ def test_a_pytorchjob_has_the_fields_of_kubeflows_type():
 def test_a_trainjob_has_the_fields_of_kubeflows_type():
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is one of the extra dev")
     (job,) = documents("train-trainjob.yaml")
-    # The type drops what it does not know.
+    # The type drops unknown fields.
     assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
     job["spec"]["trainer"]["nodes"] = 2
     assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() != job

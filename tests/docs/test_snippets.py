@@ -1,7 +1,7 @@
-"""What the documentation tells users to type works.
+"""The commands and code in the documentation work.
 
-Blocks of ``bash`` and ``python`` of a page run in order, in one folder. Blocks of ``console`` need a cluster or data
-that are not here; of them every command of fastvid is parsed with the command's own options.
+The ``bash`` and ``python`` blocks of a page run in order, in one folder. ``console`` blocks need a cluster or data that
+is not available; their fastvid commands are only parsed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.datasets import make_clip
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Pages whose python needs data that cannot be had; their blocks are parsed.
+# Pages whose Python blocks need data that is not available; the blocks are only compiled.
 PARSED = {"ucf101.md"}
 
 RUN = """
@@ -48,7 +48,7 @@ def blocks(path: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def mine(videos, tmp_path_factory):
-    """A folder in which the first command of the tutorial has run."""
+    """A folder after the first command of the tutorial."""
     folder = work_folder(tmp_path_factory.mktemp("mine"), videos)
     run([("bash", "fastvid shard videos/ --out shards/mine")], folder)
     return folder
@@ -80,7 +80,7 @@ def work_folder(tmp_path: Path, videos: Path) -> Path:
             (tmp_path / "caption.txt").write_text(f"caption {number}")
             tar.add(clip, f"{number:05d}.mp4")
             tar.add(tmp_path / "caption.txt", f"{number:05d}.txt")
-    # `fastvid` and torchrun as an installation has them, of this checkout.
+    # The commands of an installation, but for this checkout.
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, module in (("fastvid", "fastvid"), ("torchrun", "torch.distributed.run")):
@@ -103,17 +103,17 @@ RUNNABLE = [page for page in PAGES if page.name not in PARSED and {k for k, _ in
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
-def test_the_blocks_of_a_page_run(page, mine, tmp_path):
+def test_all_blocks_of_a_page_run(page, mine, tmp_path):
     folder = shutil.copytree(mine, tmp_path / "work", symlinks=True)
     if page.stem == "my-videos":
         shutil.rmtree(folder / "shards")
     run([(kind, text) for kind, text in blocks(page) if kind in ("bash", "python")], folder)
 
 
-def test_the_readme_runs(mine, tmp_path):
+def test_the_readme_example_runs(mine, tmp_path):
     folder = shutil.copytree(mine, tmp_path / "work", symlinks=True)
     (python,) = [text for kind, text in blocks(ROOT / "README.md") if kind == "python"]
-    # What the reader has and this test has not: a device, a training step, splits, and that key.
+    # Replace what this test lacks: a CUDA device, a training step, splits, and that key.
     here = python.replace('device="cuda"', 'device="cpu"').replace(', split="train"', "")
     here = here.replace("archery/v_001", "walking/walking0").replace("global_batch_size=64", "global_batch_size=4")
     here = here.replace("RandomResizedCrop(224)", "RandomResizedCrop(64)")
@@ -138,7 +138,7 @@ COMMANDS_TOLD = [(page, words) for page in [ROOT / "README.md", *PAGES] for word
 @pytest.mark.parametrize(
     ("page", "words"), COMMANDS_TOLD, ids=[f"{page.stem}-{' '.join(words)[:60]}" for page, words in COMMANDS_TOLD]
 )
-def test_a_command_has_the_options_that_are_told(page, words):
+def test_documented_commands_have_valid_options(page, words):
     if words[0] == "torchrun":
         from torch.distributed.run import get_args_parser
 
@@ -164,7 +164,7 @@ def parse(module: object, words: list[str]) -> None:
     parser.parse_args(words)
 
 
-def test_python_that_needs_data_is_python():
+def test_python_blocks_that_need_data_compile():
     for page in PAGES:
         if page.name in PARSED:
             for kind, text in blocks(page):

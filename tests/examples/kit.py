@@ -1,4 +1,4 @@
-"""What the tests of the examples share."""
+"""Helpers for the tests of the examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.datasets import REPOSITORY, make_clip, pack
 
 
 def load(name: str) -> ModuleType:
-    """An example as a module; it is in no package."""
+    """Import an example, which is in no package."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -20,7 +20,7 @@ def load(name: str) -> ModuleType:
 
 
 def dataset(folder: Path, samples: int) -> str:
-    """One shard of samples that all show the same clip of 20 frames; gives where it lies."""
+    """Create one shard of samples that all contain the same clip of 20 frames; return its folder."""
     data = make_clip(folder / "clip.mp4", frames=20)
     pack(folder / "set", [[(f"clip{n}", data, n % 2) for n in range(samples)]])
     return str(folder / "set")

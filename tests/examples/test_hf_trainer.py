@@ -1,4 +1,4 @@
-"""The example of the Hugging Face Trainer goes on in the middle and at the end of an epoch with the very next batch."""
+"""The Hugging Face Trainer example resumes in the middle and at the end of an epoch with the next batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 
 from tests.examples import kit
 
-# What transformers and its parts warn of is theirs.
+# Ignore warnings from transformers and its dependencies.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-STEPS = 5  # of an epoch
+STEPS = 5  # per epoch
 
 
 @pytest.fixture(scope="module")
 def example():
-    # Here and not above: they are imported for seconds, by each worker of pytest-xdist that collects this file.
+    # Not at the top: the import takes seconds in each worker of pytest-xdist that collects this file.
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     return kit.load("hf_trainer")
@@ -30,7 +30,7 @@ def url(tmp_path_factory):
 
 
 def train(example, url, out, stop=None):
-    """What each step was given, and the weights; goes on from the newest checkpoint, to step `stop` or to the end."""
+    """Train from the newest checkpoint to step `stop` or to the end; return the inputs of each step and the weights."""
     given, trained = [], []
 
     class NotingClips(example.Clips):
@@ -64,7 +64,7 @@ def train(example, url, out, stop=None):
     return trained, torch.cat([value.flatten() for value in net.state_dict().values()])
 
 
-def test_a_stopped_run_goes_on_with_the_next_clip(example, url, tmp_path):
+def test_a_stopped_run_resumes_with_the_next_clip(example, url, tmp_path):
     whole, weights = train(example, url, tmp_path / "whole")
     places = [(epoch, 4 * step) for epoch in range(3) for step in range(1, STEPS + 1)]
     assert [batch[:2] for batch in whole] == places

@@ -1,4 +1,4 @@
-"""The Lightning example goes on in the middle and at the end of an epoch with the very next batch."""
+"""The Lightning example resumes in the middle and at the end of an epoch with the next batch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import nn
 
 from tests.examples import kit
 
-# What Lightning and its parts warn of is theirs.
+# Ignore warnings from Lightning and its dependencies.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-STEPS = 5  # of an epoch
+STEPS = 5  # per epoch
 
 
 @pytest.fixture(scope="module")
 def example():
-    # Here and not above: it is imported for seconds, by each worker of pytest-xdist that collects this file.
+    # Not at the top: the import takes seconds in each worker of pytest-xdist that collects this file.
     pytest.importorskip("lightning", reason="lightning is not installed")
     return kit.load("lightning_trainer")
 
@@ -27,7 +27,7 @@ def url(tmp_path_factory):
 
 
 def train(example, url, out, **limits):
-    """Keys of each step, and the weights; goes on from the newest checkpoint."""
+    """Train from the newest checkpoint; return the keys of each step and the weights."""
     keys = []
 
     class Noting(example.Classifier):
@@ -53,7 +53,7 @@ def train(example, url, out, **limits):
     return keys, torch.cat([value.flatten() for value in net.state_dict().values()])
 
 
-def test_a_stopped_run_goes_on_with_the_next_clip(example, url, tmp_path):
+def test_a_stopped_run_resumes_with_the_next_clip(example, url, tmp_path):
     whole, weights = train(example, url, tmp_path / "whole", max_epochs=3)
     assert len(whole) == 3 * STEPS
     for epoch in range(3):

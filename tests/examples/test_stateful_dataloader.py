@@ -1,4 +1,4 @@
-"""The example of torchdata's StatefulDataLoader goes on exactly where its state was taken."""
+"""The StatefulDataLoader example resumes exactly where its state was saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def example():
     return kit.load("stateful_dataloader")
 
 
-def test_a_resumed_stateful_dataloader_gives_the_rest_and_nothing_else(example, tmp_path):
+def test_a_resumed_stateful_dataloader_yields_exactly_the_remaining_batches(example, tmp_path):
     url = kit.dataset(tmp_path, 20)
     options = {"spatial": example.fastvid.RandomCrop(32), "global_batch_size": 4, "decoder": "pyav", "num_threads": 1}
 

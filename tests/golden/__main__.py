@@ -1,9 +1,9 @@
-"""Records the golden digests anew, and says what changed.
+"""Record the golden digests again, and print what changed.
 
 python -m tests.golden [FILE ...] [--dry-run]
 
-Without names, all but `corpus`: every real video by every profile, a few minutes. Digests that belong to a build of
-ffmpeg, or of PyAV, are recorded beside those of other builds.
+Without names, records all except `corpus` (every real video with every profile, which takes a few minutes). Digests
+that depend on a build of ffmpeg or PyAV are stored beside those of other builds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ OF_BUILDS = ("encoded", "corpus")
 
 
 def measure(cases: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Every case, in order."""
+    """Measure every case, in order."""
     return {name: case() for name, case in cases.items()}
 
 
 def measured(file: str, folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file should say now."""
+    """Return the current contents of a file of digests."""
     if file in AREAS:
         return measure(AREAS[file].cases(folder)) | ({"kernels": runs.kernels()} if file == runs.NAME else {})
     if file == "encoded":
@@ -50,7 +50,7 @@ def main() -> int:
     args = parser.parse_args()
     unknown = set(args.files) - {*AREAS, *OF_BUILDS}
     if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}")
+        parser.error(f"unknown files: {', '.join(sorted(unknown))}")
     logging.disable(logging.INFO)
     total = 0
     for file in args.files or (*AREAS, "encoded"):

@@ -1,8 +1,8 @@
-"""H.264 in MP4, written bit by bit: files that are the same on every machine, whatever encoders it has.
+"""Write H.264 in MP4 bit by bit, without an encoder, so that the files are the same on every machine.
 
-Macroblocks are raw samples, the mean of their neighbours, or copies of the picture before, so that every decoder gives
-the same pictures to the bit (ITU-T H.264, 7.3.5 and 8.4.1.1). Frames are shown as I b P b P ..., where nothing refers
-to a b, and b refers to the P after it: packets are not in the order of display, and some may be dropped.
+Macroblocks are raw samples, the mean of their neighbours, or copies of the previous frame, so that every decoder yields
+bit-identical frames (ITU-T H.264, 7.3.5 and 8.4.1.1). The display order is I b P b P ...; b frames are unreferenced and
+reference the following P. So packets are not in display order, and some can be dropped.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Literal
 Kind = Literal["moving", "grey", "still"]
 
 MB = 16
-# Grey films show these many levels, so far from each other that no converter's rounding matters. In RGB they are
+# Number of levels of grey films, spaced so widely that rounding of colour converters does not matter. In RGB they are
 # multiples of 24 * 255 / 219.
 GREYS, GREY_STEP = 10, 24
 GREY_LEVELS = GREY_STEP * 255 / 219
 
-# Profile "constrained baseline" would forbid what is shown out of order; this is Main without its tools.
+# Main profile, because "constrained baseline" forbids reordered frames.
 _PROFILE, _LEVEL = 77, 30
 _IDR, _SLICE, _SPS, _PPS = 5, 1, 7, 8
 # mb_type of I_PCM and of Intra_16x16 with DC prediction and no coefficients (tables 7-11 and 7-13).
 _PCM, _DC, _INTRA_IN_P = 25, 3, 5
-_TICKS = 512  # of a frame
+_TICKS = 512  # per frame
 
 
 class _Bits:
@@ -35,13 +35,13 @@ class _Bits:
         self._bits.append(f"{value:0{count}b}" if count else "")
 
     def ue(self, *values: int) -> None:
-        """Exp-Golomb codes (9.1)."""
+        """Append unsigned Exp-Golomb codes (9.1)."""
         for value in values:
             code = f"{value + 1:b}"
             self._bits.append("0" * (len(code) - 1) + code)
 
     def raw(self, data: bytes) -> None:
-        """Bytes at the next whole byte."""
+        """Append bytes, aligned to the next byte."""
         self._align()
         self._bits.append("".join(f"{byte:08b}" for byte in data))
 
@@ -50,7 +50,7 @@ class _Bits:
         self._bits.append("0" * (-len(self._bits[0]) % 8))
 
     def end(self) -> bytes:
-        """With the stop bit, and bytes that keep start codes from showing up inside (7.4.1)."""
+        """Return the bytes with the stop bit and emulation prevention bytes (7.4.1)."""
         self.put(1, 1)
         self._align()
         text = "".join(self._bits)
@@ -65,15 +65,15 @@ class _Bits:
 
 
 def film(frames: int, width: int, height: int, *, seed: int = 0, key_every: int = 12, kind: Kind = "moving") -> bytes:
-    """An MP4.
+    """Return an H.264 video in MP4.
 
     Args:
-        frames: How many, >= 1, 25 a second.
+        frames: Number of frames, >= 1, at 25 fps.
         width: A multiple of 16.
         height: A multiple of 16.
-        seed: What the pictures show.
+        seed: Seed of the contents.
         key_every: Frames from one key frame to the next.
-        kind: "moving": every frame differs from the one before. "grey": they do, and every pixel is one of `GREYS`.
+        kind: "moving": every frame differs from the previous one. "grey": as "moving", with `GREYS` levels only.
             "still": only key frames differ, and the file is small.
     """
     columns, rows = width // MB, height // MB
@@ -98,7 +98,7 @@ def _decode_order(count: int) -> list[int]:
 
 
 def _painted(draw: random.Random, blocks: int, kind: Kind, *, key: bool) -> dict[int, bytes]:
-    """Samples of the macroblocks that are raw in a frame. None is zero."""
+    """Return the samples of a frame's raw macroblocks, none of them zero."""
     if kind == "grey":
         return {block: _grey(draw) for block in (range(blocks) if key else sorted(draw.sample(range(blocks), 2)))}
     count = max(1, blocks // 4) if key and kind == "moving" else int(key or kind == "moving")
@@ -111,7 +111,7 @@ def _grey(draw: random.Random) -> bytes:
 
 
 def _ramp(draw: random.Random) -> bytes:
-    """A ramp in luma and two plain colours."""
+    """Return a luma ramp and two constant chroma planes."""
     base, step, u, v = draw.randrange(40, 120), draw.randrange(1, 5), draw.randrange(90, 166), draw.randrange(90, 166)
     luma = bytes(base + step * ((x + 2 * y) % 24) for y in range(MB) for x in range(MB))
     return luma + bytes([u]) * 64 + bytes([v]) * 64
@@ -140,7 +140,7 @@ def _intra(bits: _Bits, painted: dict[int, bytes], columns: int, rows: int) -> b
             bits.raw(painted[block])
             continue
         bits.ue(_DC, 0, 0)  # DC of chroma too, no change of the quantiser
-        # How "no coefficients" is coded depends on how many the neighbours have (9.2.1): raw ones count as 16.
+        # The code for "no coefficients" depends on the neighbours' coefficients (9.2.1): raw macroblocks count as 16.
         beside = [16 * (block - 1 in painted)] if block % columns else []
         above = [16 * (block - columns in painted)] if block >= columns else []
         both = beside + above
@@ -201,7 +201,7 @@ def _mp4(packets: list[tuple[int, bytes]], width: int, height: int) -> bytes:
     )
     colr = _box(b"colr", b"nclx", struct.pack(">3HB", 6, 6, 6, 0))
     entry = struct.pack(">6xH16xHHII4xH32xHh", 1, width, height, 72 << 16, 72 << 16, 1, 24, -1)
-    # The first frame of display order stands one place later in decode order than it is shown: an edit takes it away.
+    # An edit list removes the delay of one frame between decode and display order.
     delay = 1 if count > 1 else 0
     shown_at = [place + delay - number for number, (place, _) in enumerate(packets)]
     keys = [number + 1 for number, (_, data) in enumerate(packets) if data[0] & 31 == _IDR]

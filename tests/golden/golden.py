@@ -1,4 +1,4 @@
-"""What was recorded, and how it is compared and recorded anew."""
+"""Read, compare and write the recorded digests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "recorded"
 
 
 class Sha:
-    """SHA-256 of arrays of integers and of texts, in the order given; arrays count by values and shape alone."""
+    """SHA-256 of integer arrays and texts, in the given order; arrays are hashed by values and shape, not by dtype."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -29,36 +29,36 @@ class Sha:
         self._hash.update(text.encode() + b"\n")
 
     def __str__(self) -> str:
-        # 80 bits: nobody attacks these, and a line stays short.
+        # 80 bits suffice against accidents and keep lines short.
         return self._hash.hexdigest()[:20]
 
 
 def read(name: str) -> dict[str, Any]:
-    """A recorded file."""
+    """Read a recorded file."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def check(file: str, name: str, found: Any, recorded: Any) -> None:
-    """Compares what was found with what was recorded.
+    """Compare a measured value with the recorded one.
 
     Raises:
-        AssertionError: They differ; says in what, and how to record anew.
+        AssertionError: If they differ; the message lists the differences and how to record them.
     """
     lines = changes({name: recorded}, {name: found})
-    hint = f"If that is meant, `python -m tests.golden {file}` records it, and the changelog names it."
+    hint = f"If this is intended, run `python -m tests.golden {file}` and mention it in the changelog."
     assert not lines, "\n".join([*lines, hint])
 
 
 def write(name: str, values: Mapping[str, Any]) -> None:
-    """Records a file anew: one value a line, so that a change shows as one line."""
+    """Write a file of digests, one value per line, so that each change is one line of the diff."""
     FOLDER.mkdir(exist_ok=True)
     text = json.dumps(values, indent=1, sort_keys=True)
     (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Names and values of a tree."""
+    """Yield the names and values of a nested mapping."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             yield from flat(value, f"{prefix}{name} / ")
@@ -67,7 +67,7 @@ def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs, one line each."""
+    """Return one line per difference."""
     old, new = dict(flat(before)), dict(flat(after))
     lines = []
     for name in sorted(old.keys() | new.keys()):

@@ -1,4 +1,4 @@
-"""Which samples, frames and crops a loader visits: from the loader itself, over a decoder that writes down requests."""
+"""Digests of the samples, frames and crops that a loader visits, taken with a decoder that records its requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAMPLERS: Mapping[str, tuple[Any, Any]] = {
 
 
 def dataset(folder: Path) -> tuple[fastvid.VideoDataset, fastvid.VideoDataset]:
-    """600 samples of 1 to 301 frames in five sizes and three shards, and 50 samples of other classes."""
+    """Create 600 samples of 1 to 301 frames in several sizes and three shards, and 50 samples of other classes."""
     films = [film(1 + n * 37 % 301, *SIZES[n % len(SIZES)], seed=n, kind="still") for n in range(120)]
     samples = [(f"s{n:04d}", films[n % 120], n * n % len(CLASSES)) for n in range(600)]
     split: list[object] = ["train" if n % 5 else "val" for n in range(600)]
@@ -46,7 +46,7 @@ def dataset(folder: Path) -> tuple[fastvid.VideoDataset, fastvid.VideoDataset]:
 
 
 def loader(data: Any, **options: Any) -> fastvid.ClipLoader:
-    """A loader of one rank in one thread, which drops nothing."""
+    """Return a loader of one rank in one thread that drops no samples."""
     standard: dict[str, Any] = {
         "frames": fastvid.Uniform(1), "spatial": fastvid.CenterCrop(32), "global_batch_size": 100, "seed": 11,
         "decoder": RECORDER, "dtype": torch.uint8, "num_threads": 1, "last": "keep", "rank": 0, "world_size": 1,
@@ -55,7 +55,7 @@ def loader(data: Any, **options: Any) -> fastvid.ClipLoader:
 
 
 def batches(made: fastvid.ClipLoader, positions: int) -> Iterator[fastvid.Batch]:
-    """Whole batches, epoch after epoch, until so many positions were visited."""
+    """Yield whole batches, epoch after epoch, until this many positions were visited."""
     visited = 0
     while visited < positions:
         for batch in made:
@@ -66,12 +66,12 @@ def batches(made: fastvid.ClipLoader, positions: int) -> Iterator[fastvid.Batch]
 
 
 def asked(batch: fastvid.Batch) -> np.ndarray:
-    """Crop, size and flip of each row."""
+    """Return the crop, size and flip of each row."""
     return batch.video[:, 0, 0, 0, : REQUEST_VALUES * REQUEST.itemsize].contiguous().numpy().view(REQUEST)
 
 
 def sampler(name: str, data: Any) -> dict[str, str]:
-    """Samples, frames, and crops of 10,000 positions."""
+    """Return the digests of samples, frames and crops of 10,000 positions."""
     frames, spatial = SAMPLERS[name]
     ids, shown, boxes = Sha(), Sha(), Sha()
     for batch in batches(loader(data, frames=frames, spatial=spatial), POSITIONS):
@@ -82,7 +82,7 @@ def sampler(name: str, data: Any) -> dict[str, str]:
 
 
 def order(data: Any, **options: Any) -> dict[str, str]:
-    """Samples, keys and labels of several epochs."""
+    """Return the digests of samples, keys and labels of several epochs."""
     ids, rows = Sha(), Sha()
     for batch in batches(loader(data, **options), POSITIONS_OF_ORDER):
         ids.add(batch.epoch, batch.position, batch.sample)
@@ -92,7 +92,7 @@ def order(data: Any, **options: Any) -> dict[str, str]:
 
 
 def shares(data: Any, world: int, **options: Any) -> str:
-    """What each rank gets of the batches of two epochs, and at which weight."""
+    """Return the digests of each rank's rows and weights in the batches of two epochs."""
     got = Sha()
     for rank in range(world):
         made = loader(data, rank=rank, world_size=world, **options)
@@ -103,7 +103,7 @@ def shares(data: Any, world: int, **options: Any) -> str:
 
 
 def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """Each digest by name."""
+    """Return a function for each digest by name."""
     main, other = dataset(folder)
     few = fastvid.open(folder / "main", split="val", where="num_frames < 200")
     mixed = fastvid.Mixture([main, other], weights=(3, 1), num_samples=900)

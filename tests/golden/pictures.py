@@ -1,6 +1,7 @@
-"""What is in a batch: the pictures and the flow of grey films, in every form that a loader gives them.
+"""Digests of batches: the frames and the flow of grey films, in every form that a loader delivers.
 
-Values are counted in steps of grey, and in pixels of flow, so that no converter's rounding matters. Nothing is resized.
+Values are rounded to grey levels and pixels of flow, so that they do not depend on the rounding of colour converters.
+Nothing is resized.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NAME = "pictures"
 CROP = (fastvid.RandomCrop((24, 32)), fastvid.HorizontalFlip())
 STILL = {"frames": fastvid.Dense(4, 3, jitter=False), "spatial": fastvid.CenterCrop(24)}
 
-# What is asked of a loader.
+# Arguments of the loader by form.
 FORMS: Mapping[str, dict[str, Any]] = {
     "levels": {"dtype": torch.uint8},
     "float32": {},
@@ -43,7 +44,7 @@ FLOWS: Mapping[str, dict[str, Any]] = {
 
 
 def contents(data: Any, **options: Any) -> str:
-    """All that two epochs deliver."""
+    """Return the digest of everything that two epochs deliver."""
     standard: dict[str, Any] = {
         "frames": fastvid.Segments(3), "spatial": CROP, "global_batch_size": 8, "seed": 5, "decoder": "pyav",
         "num_threads": 2, "rank": 0, "world_size": 1, "fields": ("place",),
@@ -72,7 +73,7 @@ def _greys(batch: fastvid.Batch, *, frames_first: bool) -> torch.Tensor:
 
 
 def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """Each digest by name."""
+    """Return a function for each digest by name."""
     films = [film(1 + 4 * n, 48, 32, seed=n, kind="grey") for n in range(8)]
     flows = [film(1 + 4 * n, 48, 64, seed=50 + n, kind="grey") for n in range(8)]
     samples = [(f"c{n:02d}", films[n % 8], n % 2) for n in range(20)]

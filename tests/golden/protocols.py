@@ -1,7 +1,7 @@
-"""Which clips and crops of a video an evaluation averages, by the protocol's name.
+"""Digests of the clips and crops of a video that an evaluation averages, by protocol name.
 
 Recorded from the trainer. Crops are compared as a set: their average does not depend on their order, and the trainer
-and `fastvid.Views` give five and ten crops in different ones.
+and `fastvid.Views` order five and ten crops differently.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROTOCOLS = (
     *("2x3", "10x3", "4x5", "3x10", "twice", "twicex3"),
 )
 OF_SEGMENTS = ("twice", "twicex3")
-"""What `Views` cannot say yet; dense clips have no such protocol."""
+"""Protocols that `Views` does not support yet; dense clips have no such protocol."""
 
 
 def digests(
@@ -53,7 +53,7 @@ def digests(
     clips: Callable[[Any, Any], Any],
     crops: Callable[[Any, int | None, int, int], list[tuple[int, ...]]],
 ) -> dict[str, str]:
-    """The digests of a protocol, of whoever gives clips and crops."""
+    """Return the digests of a protocol, given functions for its clips and crops."""
     made = {}
     for name, samplers in (("dense", DENSE), ("segments", SEGMENTS)):
         if name == "dense" and protocol in OF_SEGMENTS:
@@ -71,7 +71,7 @@ def digests(
 
 
 def by_trainer(protocol: str) -> dict[str, str]:
-    """The digests of the trainer's views."""
+    """Return the digests of the trainer's views."""
     return digests(
         protocol,
         lambda sampler, lengths: seams.trainer_clips(protocol, sampler, lengths),
@@ -80,7 +80,7 @@ def by_trainer(protocol: str) -> dict[str, str]:
 
 
 def by_loader(protocol: str) -> dict[str, str]:
-    """The digests of the loader's views."""
+    """Return the digests of the loader's views."""
     clips, crops = map(int, protocol.split("x"))
     views = fastvid.Views(clips, crops)
 
@@ -92,5 +92,5 @@ def by_loader(protocol: str) -> dict[str, str]:
 
 
 def cases(_folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """Each digest by name."""
+    """Return a function for each digest by name."""
     return {protocol: lambda protocol=protocol: by_trainer(protocol) for protocol in PROTOCOLS}

@@ -1,6 +1,6 @@
-"""Starts runs of several ranks, one run after the other, out of one process that has imported torch.
+"""Start runs of several ranks, one after the other, by forking one process that has imported torch.
 
-``python -m tests.golden.ranks WORLD RUN...``, where a run is the words of ``fastvid train``, as JSON.
+``python -m tests.golden.ranks WORLD RUN...``, where each RUN is a JSON list of arguments of ``fastvid train``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
-import torch._dynamo  # torch imports it with the first optimizer, for two seconds
+import torch._dynamo  # otherwise each rank imports it with its first optimizer, which takes two seconds
 
 from tests.golden.seams import command
 
 
 @contextlib.contextmanager
 def port() -> Iterator[int]:
-    """A port that is kept for whoever asks for it by number: bound here, without listening."""
+    """Reserve a port for a server that binds it by number: bound here, without listening."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
@@ -28,10 +28,10 @@ def port() -> Iterator[int]:
 
 
 def run(words: Sequence[str], world: int) -> None:
-    """One run.
+    """Execute one run.
 
     Raises:
-        AssertionError: A rank failed.
+        AssertionError: If a rank fails.
     """
     with port() as kept:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept), "WORLD_SIZE": str(world)}
@@ -55,7 +55,7 @@ def _rank(words: Sequence[str]) -> None:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        # Not the parent's clean-up.
+        # Skip the parent's clean-up.
         os._exit(code)
 
 

@@ -1,9 +1,9 @@
-"""Losses of real runs, from the recipe to metrics.jsonl: 50 steps in float64, and what evaluations say afterwards.
+"""Losses of real runs, from the recipe to metrics.jsonl: 50 steps in float64, and the evaluations afterwards.
 
-Nothing here depends on how a decoder rounds: films show ten levels of grey, and the model counts them. The model adds
-and multiplies in a fixed order, so that it does not depend on the CPU's vectors. What is left to torch is the softmax
-and the optimiser, which may differ in the last bit from build to build: bits are compared where torch and its kernels
-are those that were recorded, and twelve digits everywhere.
+Results do not depend on a decoder's rounding: films have ten grey levels, and the model rounds to them. The model adds
+and multiplies in a fixed order, so that results do not depend on the CPU's vector width. Only softmax and optimiser use
+torch's kernels, which may differ in the last bit between builds: all bits are compared with the recorded torch and
+kernels, and twelve digits otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "runs"
 ROOT = Path(__file__).parents[2]
 CLASSES, TRAIN, HELD_OUT = 3, 40, 14
 STEPS = 50
-# Runs of two ranks, and what they change in the recipe.
+# Runs with two ranks, and their overrides of the recipe.
 TOGETHER = {"ddp, two ranks": (), "kavg, two ranks": ("sync=kavg", "sync_options.period=3", "run.epochs=3")}
 EVALUATED = ("1x1", "3x3", "2x10", "twice")
 DIGITS = 1e-12
@@ -57,7 +57,7 @@ def recipe():
 
 
 class Counting(nn.Module):
-    """Two layers, a square between them and a dropout, with every sum written out."""
+    """Two layers with a square and a dropout between them, and every sum in a fixed order."""
 
     HIDDEN = 4
 
@@ -81,7 +81,7 @@ class Counting(nn.Module):
 
 
 def counting(num_classes: int, num_frames: int) -> nn.Module:
-    """The model of the recipe."""
+    """Return the model of the recipe."""
     return Counting(num_classes, num_frames)
 
 
@@ -90,7 +90,7 @@ def _spread(rows: int, columns: int) -> Tensor:
 
 
 def _sum(values: Tensor) -> Tensor:
-    """The sum over the last axis, by halves."""
+    """Return the sum over the last axis by recursive halving."""
     while values.shape[-1] > 1:
         half = values.shape[-1] // 2
         rest = values[..., 2 * half :]
@@ -101,19 +101,19 @@ def _sum(values: Tensor) -> Tensor:
 
 
 def kernels() -> str:
-    """What decides the last bit of torch's own functions."""
+    """Return the facts that determine the last bit of torch's functions."""
     found = torch.backends.cpu.get_cpu_capability()
-    # These two gave the same bits (torch 2.13); those without fused multiplication do not.
+    # These two produced the same bits (torch 2.13); kernels without fused multiply-add do not.
     return f"torch {torch.__version__}, {'AVX2 or AVX512' if found in ('AVX2', 'AVX512') else found}"
 
 
 def text(numbers: list[float]) -> str:
-    """Numbers with all their bits, readable enough to see which one changed."""
+    """Format numbers with all their bits, readable enough to see which one changed."""
     return " ".join(number.hex() for number in numbers)
 
 
 def first_difference(found: str, recorded: str, *, bits: bool) -> str:
-    """Where two texts of numbers differ, in a bit or in the first twelve digits; empty where they do not."""
+    """Return where two texts of numbers differ, in any bit or in the first twelve digits; empty if they do not."""
     mine, theirs = ([float.fromhex(word) for word in one.split()] for one in (found, recorded))
     if len(mine) != len(theirs):
         return f"{len(mine)} numbers, {len(theirs)} were recorded"
@@ -124,7 +124,7 @@ def first_difference(found: str, recorded: str, *, bits: bool) -> str:
 
 
 def prepare(folder: Path) -> Path:
-    """The recipe's file, with its dataset."""
+    """Write the recipe and its dataset; return the recipe's file."""
     films = [film(6 + n, 48, 32, seed=n, kind="grey") for n in range(9)]
     samples = [(f"c{n:02d}", films[n % 9], n % CLASSES) for n in range(TRAIN + HELD_OUT)]
     split: list[object] = ["train"] * TRAIN + ["val"] * HELD_OUT
@@ -135,7 +135,7 @@ def prepare(folder: Path) -> Path:
 
 
 def alone(recipe: Path) -> str:
-    """Losses of a run in this process."""
+    """Return the losses of a run in this process."""
     out = recipe.parent / "ddp on 1"
     if not out.exists():
         command("train", recipe)
@@ -143,7 +143,7 @@ def alone(recipe: Path) -> str:
 
 
 def together(recipe: Path, which: str) -> str:
-    """Losses of a run of two ranks. All such runs are made when the first is asked for."""
+    """Return the losses of a run with two ranks. The first call executes all such runs."""
     if not (recipe.parent / which).exists():
         words = [[str(recipe), f"run.out={recipe.parent / name}", *changes] for name, changes in TOGETHER.items()]
         command = [sys.executable, "-m", ranks.__name__, "2", *map(json.dumps, words)]
@@ -153,7 +153,7 @@ def together(recipe: Path, which: str) -> str:
 
 
 def evaluation(recipe: Path, protocol: str) -> dict[str, str]:
-    """What an evaluation of the run says."""
+    """Return the result of an evaluation of the run."""
     alone(recipe)
     written = recipe.parent / "eval.json"
     command("eval", recipe, "--protocol", protocol, "--json", written)
@@ -163,7 +163,7 @@ def evaluation(recipe: Path, protocol: str) -> dict[str, str]:
 
 
 def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """Each record by name."""
+    """Return a function for each record by name."""
     recipe = prepare(folder)
     return {
         "losses / ddp, one rank": lambda: alone(recipe),

@@ -1,4 +1,4 @@
-"""All that the golden digests take from inside fastvid. A module that moves or is renamed is changed here alone."""
+"""Everything that the golden digests use from inside fastvid; if a module moves, only this file changes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = ["PROFILES"]
 # y, x, height and width of the crop, height and width of the output, flip.
 REQUEST = np.dtype("<u2")
 REQUEST_VALUES = 7
-FLOW_BOUND = 127.0  # one pixel a level
+FLOW_BOUND = 127.0  # one pixel per level
 
 
 class Recorder:
-    """A decoder that writes down what is asked of it, in the first pixels of the first row, and decodes nothing."""
+    """A decoder that decodes nothing and stores its requests in the first pixels of the first row."""
 
     max_clips = 1
     outputs = frozenset({Rgb})
@@ -57,13 +57,13 @@ RECORDER = Backend("recorder", f"{__name__}:Recorder", "cpu", frozenset(Codec), 
 def pack(
     folder: Path, shards: list[list[tuple[str, bytes, int]]], classes: tuple[str, ...], **columns: list[object]
 ) -> fastvid.VideoDataset:
-    """A dataset named "made": for each shard keys, MP4s and labels."""
+    """Create a dataset with the id "made" from keys, MP4s and labels for each shard."""
     datasets.pack(folder, shards, classes=classes, columns=columns)
     return fastvid.open(folder)
 
 
 def pack_flow(folder: Path, samples: list[tuple[str, bytes, bytes]]) -> fastvid.VideoDataset:
-    """A dataset of samples with pictures and flow of `FLOW_BOUND`."""
+    """Create a dataset of samples with RGB and flow with the bound `FLOW_BOUND`."""
     storage = datasets.pack(folder, [[(key, picture, 0) for key, picture, _ in samples]])
     meta = {"conforms": True, "flow": {"bound": FLOW_BOUND}}
     both = [
@@ -76,7 +76,7 @@ def pack_flow(folder: Path, samples: list[tuple[str, bytes, bytes]]) -> fastvid.
 
 
 def command(*words: object) -> str:
-    """What a command of ``fastvid`` says on stdout.
+    """Run a ``fastvid`` command and return its stdout.
 
     Raises:
         AssertionError: It failed.
@@ -89,45 +89,45 @@ def command(*words: object) -> str:
 
 
 def encoder() -> tuple[str, str]:
-    """The build of ffmpeg that encodes here: what decides its bytes as one word, and its name for people."""
+    """Return the encoding ffmpeg build as a digest of everything that determines its bytes, and as a readable name."""
     build = find_ffmpeg()
-    # The program's own words, so that nothing that fastvid comes to record of a build makes it another one.
+    # Use only ffmpeg's own output, so that the digest does not depend on what fastvid records about a build.
     says = subprocess.run([build.path, "-version"], capture_output=True, check=True).stdout
     word = hashlib.sha256(says + build.x264.encode()).hexdigest()[:16]
     return word, f"ffmpeg {build.version}, x264 {build.x264 or 'absent'}"
 
 
 def losses(run: Path) -> list[float]:
-    """The training losses of a run, step by step."""
+    """Return the training losses of a run, step by step."""
     return [row["loss"] for row in curve(read(run / "metrics.jsonl"))]
 
 
 RECIPE_IMPORTS = "from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig"
 
 
-# Views of a video, by the trainer and by `fastvid.Views`. Each gives the frames of the clips, int64 [N, T], and the
-# crops (y, x, height, width, flip) of each clip.
+# Views of a video, by the trainer and by `fastvid.Views`: the frames of the clips, int64 [N, T], and the crops (y, x,
+# height, width, flip) of each clip.
 
 
 def trainer_clips(protocol: str, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
-    """By the trainer's protocol: for each number of frames the clips' frames."""
+    """Return the clips' frames of the trainer's protocol for each video length."""
     asked = trainers(protocol.partition("x")[0])
     return [np.stack(asked.clips(sampler, length)) for length in lengths]
 
 
 def trainer_crops(protocol: str, crop: Any, size: int | None, height: int, width: int) -> list[tuple[int, ...]]:
-    """By the trainer's protocol: the crops of a video of that size."""
+    """Return the crops of the trainer's protocol for a video of this size."""
     asked = trainers("1x" + (protocol.partition("x")[2] or "1"))
     other = crop if size is None else fastvid.CenterCrop(size, crop.short_side)
     return loader_crops(asked, other, height, width)
 
 
 def loader_clips(views: fastvid.Views, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
-    """By the loader's views: for each number of frames the clips' frames."""
+    """Return the clips' frames of the loader's views for each video length."""
     return [sampler.spread(length, views.num_clips) for length in lengths]
 
 
 def loader_crops(views: fastvid.Views, crop: Any, height: int, width: int) -> list[tuple[int, ...]]:
-    """By the loader's views: the crops of a video of that size."""
+    """Return the crops of the loader's views for a video of this size."""
     cuts = views.cuts(Spatial.of(crop), height, width)
     return [(cut.box.y, cut.box.x, cut.box.height, cut.box.width, int(cut.flip)) for cut in cuts]

@@ -1,8 +1,8 @@
-"""The bytes of shards, and what is committed with them.
+"""Digests of shards and of the files committed with them.
 
-Tars and sidecars count by their bytes, Parquet files by their content, because the library that writes them puts its
-version inside. What `copy` takes as it is and what `index` finds are the same on every machine. What an encoder writes
-belongs to its build, so those digests are filed by build; what `copy` puts into another container, by PyAV's muxer.
+Tars and sidecars are compared by bytes, Parquet files by content, because they contain the writer's version. Videos
+that `copy` packs unchanged and the results of `index` are the same on every machine. Encoded bytes depend on the
+encoder's build, so those digests are stored by build; videos that `copy` remuxes depend on PyAV's muxer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.golden.seams import PROFILES, command, encoder
 NAME = "shards"
 ENCODED = tuple(name for name, profile in PROFILES.items() if not profile.copies)
 ALL = tuple(PROFILES)
-# What a job says of itself: words may change, the time and the place do.
+# Columns of the ledger that may change: wording, duration and location.
 _UNTOLD = ("path", "message", "seconds")
 
 
 def raw(folder: Path) -> Path:
-    """Four films in two classes, one of them a single frame."""
+    """Write four films in two classes, one of them a single frame; return their folder."""
     for name, data in {
         "left/long": film(41, 96, 64, seed=1),
         "left/tall": film(20, 64, 96, seed=2, key_every=7),
@@ -45,12 +45,12 @@ def raw(folder: Path) -> Path:
 
 
 def digest(data: bytes) -> str:
-    """Of one file."""
+    """Return the digest of one file."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """A digest for each file of a dataset that its sources decide."""
+    """Return a digest of each file of a dataset that is determined by its sources."""
     found = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in (".tar", ".idx", ".pkt"):
@@ -59,7 +59,7 @@ def contents(folder: Path) -> dict[str, str]:
             table = pq.read_table(path)
             kept = [name for name in table.schema.names if path.name != "ledger.parquet" or name not in _UNTOLD]
             rows = table.select(kept).to_pylist()
-            # Versions of pyarrow differ in how they name what is inside a list.
+            # Versions of pyarrow name the element type of a list differently.
             columns = [f"{name} {table.schema.field(name).type}".partition("<")[0] for name in kept]
             found[path.name] = digest(json.dumps([columns, rows], default=bytes.hex).encode())
     for path in sorted((folder / "generations").iterdir()):
@@ -68,7 +68,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def _generation(path: Path) -> dict[str, Any]:
-    """A generation's record without words for people, and without what depends on the build."""
+    """Return a generation's record without its note and without values that depend on the build."""
     record: dict[str, Any] = json.loads(path.read_text())
     del record["note"], record["annotations_sha256"]
     for shard in record["shards"]:
@@ -77,7 +77,7 @@ def _generation(path: Path) -> dict[str, Any]:
 
 
 def sharded(source: Path, out: Path, profile: str, *, samples_per_shard: int = 3) -> dict[str, str]:
-    """A dataset by a profile."""
+    """Shard videos with a profile and return the digests."""
     report = fastvid.shard([source], out=out, profile=profile, samples_per_shard=samples_per_shard)
     found = contents(out) | {"packed": f"{report.packed} of {report.ledger.num_rows}"}
     shutil.rmtree(out)
@@ -85,7 +85,7 @@ def sharded(source: Path, out: Path, profile: str, *, samples_per_shard: int = 3
 
 
 def indexed(source: Path, folder: Path) -> dict[str, str]:
-    """A tar as other tools write it, with films, labels and captions, made a dataset."""
+    """Index a tar of another tool, with films, labels and captions, and return the digests."""
     folder.mkdir()
     with tarfile.open(folder / "00000.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
         for number, path in enumerate(sorted(source.rglob("*.mp4"))):
@@ -103,7 +103,7 @@ def indexed(source: Path, folder: Path) -> dict[str, str]:
 
 
 def rebuilt(source: Path, folder: Path) -> dict[str, str]:
-    """Sidecars that were lost, made of the tars alone."""
+    """Delete all sidecars, recompute them from the tars, and return the digests."""
     fastvid.shard([source], out=folder, profile="copy", samples_per_shard=3)
     for path in folder.glob("data-*"):
         if path.suffix != ".tar":
@@ -113,7 +113,7 @@ def rebuilt(source: Path, folder: Path) -> dict[str, str]:
 
 
 def changed(source: Path, folder: Path) -> dict[str, str]:
-    """A dataset to which videos were added, from which one was removed, and which was then compacted."""
+    """Add videos to a dataset, remove one, compact, and return the digests."""
     fastvid.shard([source / "left"], out=folder / "data", profile="copy")
     command("add", folder / "data", source / "right", "--prefix", "more", "--samples-per-shard", 1)
     command("remove", folder / "data", "--keys", "tall")
@@ -122,7 +122,7 @@ def changed(source: Path, folder: Path) -> dict[str, str]:
 
 
 def made_by(profile: str) -> tuple[str, str]:
-    """Whose bytes the real videos become by a profile: as one word, and for people."""
+    """Return the build that determines a profile's bytes of real videos, as a digest and as a readable name."""
     if not PROFILES[profile].copies:
         return encoder()
     version = ".".join(map(str, av.library_versions["libavformat"]))
@@ -130,7 +130,7 @@ def made_by(profile: str) -> tuple[str, str]:
 
 
 def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """What is the same with every build."""
+    """Return the cases that are the same with every build."""
     source = raw(folder)
     return {
         "copy": lambda: sharded(source, folder / "copy", "copy"),
@@ -141,13 +141,13 @@ def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
 
 
 def encoded(folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """What this build of ffmpeg writes: films by each profile that encodes."""
+    """Return the cases of films encoded by this ffmpeg build, with each encoding profile."""
     source = raw(folder)
     return {profile: lambda profile=profile: sharded(source, folder / profile, profile) for profile in ENCODED}
 
 
 def corpus(footage: Path, folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """All real videos that are in order, by each profile."""
+    """Return the cases of all intact real videos, with each profile."""
     return {
         profile: lambda profile=profile: sharded(footage / "clean", folder / profile, profile, samples_per_shard=24)
         for profile in ALL

@@ -1,4 +1,4 @@
-"""What a loader's state says, part by part, as readable text: states that users have saved must stay good."""
+"""Loader states as readable text, part by part: states that users have saved must still load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CROPS: Mapping[str, Any] = {
 
 
 def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """Each text by name."""
+    """Return a function for each text by name."""
     films = [film(3 + n, 64, 48, seed=n, kind="still") for n in range(4)]
     samples = [(f"s{n}", films[n % 4], n % 2) for n in range(12)]
     split: list[object] = ["train" if n % 4 else "val" for n in range(12)]

@@ -1,4 +1,4 @@
-"""Samples, frames and crops are those that were recorded: 10,000 positions by five samplers, and all kinds of order."""
+"""Samples, frames and crops are as recorded: 10,000 positions with five samplers, and all kinds of order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def cases(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_loader_visits_what_was_recorded(cases, name):
+def test_a_loader_visits_the_recorded_order(cases, name):
     golden.check(orders.NAME, name, cases[name](), RECORDED[name])
 
 

@@ -1,4 +1,4 @@
-"""Batches hold the pictures and the flow that were recorded, in every form: threads, processes, views, repeats."""
+"""Batches contain the recorded frames and flow, in every form: threads, processes, views, repeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def cases(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_batch_holds_what_was_recorded(cases, name):
+def test_a_batch_contains_the_recorded_pictures(cases, name):
     golden.check(pictures.NAME, name, cases[name](), RECORDED[name])
 
 
@@ -23,7 +23,7 @@ def test_every_form_is_recorded(cases):
     assert sorted(cases) == sorted(RECORDED)
 
 
-def test_forms_that_differ_in_how_they_are_made_hold_the_same():
+def test_forms_made_in_different_ways_are_equal():
     assert RECORDED["processes"] == RECORDED["float32"] == RECORDED["levels"]
     assert RECORDED["views in processes"] == RECORDED["views"]
     assert RECORDED["rgb and flow in processes"] == RECORDED["rgb and flow"]

@@ -1,4 +1,4 @@
-"""Evaluation protocols show the clips and crops that were recorded, by the trainer and by `fastvid.Views`."""
+"""Evaluation protocols use the recorded clips and crops, in the trainer and in `fastvid.Views`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ RECORDED = golden.read(protocols.NAME)
 
 
 @pytest.mark.parametrize("protocol", RECORDED)
-def test_the_trainer_shows_what_was_recorded(protocol):
+def test_the_trainers_views_are_as_recorded(protocol):
     golden.check(protocols.NAME, protocol, protocols.by_trainer(protocol), RECORDED[protocol])
 
 
 @pytest.mark.parametrize("protocol", [name for name in RECORDED if name not in protocols.OF_SEGMENTS])
-def test_views_of_a_loader_show_what_the_trainer_shows(protocol):
+def test_loader_views_equal_the_trainers_views(protocol):
     golden.check(protocols.NAME, protocol, protocols.by_loader(protocol), RECORDED[protocol])
 
 

@@ -1,4 +1,4 @@
-"""Real runs lose what was recorded: 50 steps in float64 on one rank and on two, and the evaluations behind them."""
+"""Real runs have the recorded losses: 50 steps in float64 on one rank and on two, and the evaluations afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.golden import golden, runs
 
 RECORDED = golden.read(runs.NAME)
 NAMES = [name for name in RECORDED if name != "kernels"]
-# Elsewhere twelve digits are compared: torch's softmax differs in the last bit between its kernels.
+# With other kernels only twelve digits are compared, because torch's softmax differs in the last bit.
 BITS = RECORDED["kernels"] == runs.kernels()
 
 
@@ -18,7 +18,7 @@ def cases(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("losses")])
-def test_losses_are_those_that_were_recorded(cases, name):
+def test_losses_are_as_recorded(cases, name):
     found = cases[name]()
     assert len(found.split()) == (runs.STEPS if "ddp" in name else len(RECORDED[name].split()))
     difference = runs.first_difference(found, RECORDED[name], bits=BITS)
@@ -27,9 +27,9 @@ def test_losses_are_those_that_were_recorded(cases, name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("evaluation")])
-def test_evaluations_say_what_was_recorded(cases, name):
+def test_evaluations_are_as_recorded(cases, name):
     found = cases[name]()
-    # Views may be added up in another order.
+    # Views may be summed in another order.
     if not runs.first_difference(found["loss"], RECORDED[name]["loss"], bits=False):
         found["loss"] = RECORDED[name]["loss"]
     golden.check(runs.NAME, name, found, RECORDED[name])
@@ -39,7 +39,7 @@ def test_every_run_is_recorded(cases):
     assert sorted(cases) == sorted(NAMES)
 
 
-def test_a_difference_in_the_last_bit_is_seen_where_bits_count():
+def test_a_difference_in_the_last_bit_is_detected_when_bits_are_compared():
     one, other = (1.0).hex(), (1.0 + 2**-52).hex()
     assert runs.first_difference(one, other, bits=True)
     assert not runs.first_difference(one, other, bits=False)

@@ -1,5 +1,4 @@
-"""Tars, sidecars and tables are those that were recorded: by the byte where a build of ffmpeg is known, and everywhere
-for what no encoder touches."""
+"""Tars, sidecars and tables are as recorded: encoded ones with a known build of ffmpeg, others with every build."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ RECORDED, ENCODED, CORPUS = golden.read(shards.NAME), golden.read("encoded"), go
 
 
 def recorded(builds, profile):
-    """The digests of a profile by the build that is here."""
+    """Return the digests of a profile for the installed build, or skip."""
     build, name = shards.made_by(profile)
     if profile not in builds.get(build, {}):
         pytest.skip(f"no golden digests of this build: {name}")
@@ -29,7 +28,7 @@ def encoded(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_what_no_encoder_touches_is_what_was_recorded(cases, name):
+def test_encoder_independent_datasets_are_as_recorded(cases, name):
     golden.check(shards.NAME, name, cases[name](), RECORDED[name])
 
 
@@ -37,17 +36,17 @@ def test_every_dataset_is_recorded(cases):
     assert sorted(cases) == sorted(RECORDED)
 
 
-def test_sidecars_that_were_lost_come_again_as_they_were():
+def test_recomputed_sidecars_equal_the_lost_ones():
     assert RECORDED["rebuilt"] | {"packed": "4 of 4"} == RECORDED["copy"]
 
 
 @pytest.mark.parametrize("profile", shards.ENCODED)
-def test_films_become_the_bytes_that_were_recorded(encoded, profile):
+def test_films_are_encoded_to_the_recorded_bytes(encoded, profile):
     golden.check("encoded", profile, encoded[profile](), recorded(ENCODED, profile))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("profile", shards.ALL)
-def test_real_videos_become_the_bytes_that_were_recorded(footage, tmp_path, profile):
+def test_real_videos_are_encoded_to_the_recorded_bytes(footage, tmp_path, profile):
     golden.check("corpus", profile, shards.corpus(footage, tmp_path)[profile](), recorded(CORPUS, profile))

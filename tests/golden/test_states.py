@@ -1,4 +1,4 @@
-"""States that users have saved stay good: what a loader's state says is what was recorded, part by part."""
+"""Saved states stay valid: a loader's state is as recorded, part by part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def cases(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_state_says_what_was_recorded(cases, name):
+def test_a_state_is_as_recorded(cases, name):
     golden.check(states.NAME, name, cases[name](), RECORDED[name])
 
 

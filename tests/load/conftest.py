@@ -1,4 +1,4 @@
-"""What every test of the loader ends with."""
+"""Check after every test of the loader that its threads have ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A dataset in memory and decoders that need no codec, so that order, threads and failures are tested by the thousand.
+"""A dataset in memory and decoders without a codec, for fast tests of order, threads and failures.
 
-A packet holds the number of its sample and of its frame; the decoder reads them there, so a wrong packet shows in the
-picture. Pixels tell sample, frame, crop and flip.
+A packet contains the numbers of its sample and frame, which the decoder writes into the pixels, so a wrong packet is
+visible. Pixels depend on sample, frame, crop and flip.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEIGHT, WIDTH = 32, 48
 
 
 class MemoryStorage:
-    """Files as bytes; damage them at will."""
+    """Files as bytes in memory, which tests can damage."""
 
     gap = 8 * 1024
     concurrency = 1
@@ -118,7 +118,7 @@ class FakeDataset:
         return np.array([len(shard.lengths) for shard in self.shards], dtype=np.int64)
 
     def damage(self, sample):
-        """Flips one bit of each of the sample's packets; a second time repairs them."""
+        """Flip one bit in each of the sample's packets; a second call repairs them."""
         shard, row = divmod(sample, SHARD_SAMPLES)
         start, _ = self.shards[shard].members[row]
         for offset in self.shards[shard].tables[row].records["offset"].tolist():
@@ -126,12 +126,12 @@ class FakeDataset:
 
 
 def picture(sample, frame, box, flip):
-    """What the three channels of a fake frame hold."""
+    """Return the values of the three channels of a fake frame."""
     return sample % 251, frame, (3 * box.y + 5 * box.x + 7 * box.height + 11 * box.width + 128 * flip) % 256
 
 
 class RgbDecoder:
-    """Writes `picture` after reading sample and frame from the packets."""
+    """Reads sample and frame from the packets and writes `picture`."""
 
     max_clips = 1
     outputs = frozenset({Rgb})
@@ -193,7 +193,7 @@ class PlanesDecoder(RgbDecoder):
 
 
 def fake(name="RgbDecoder"):
-    """A back-end of this file."""
+    """Return a back-end with a decoder of this file."""
     return Backend(name, f"tests.load.fakes:{name}", "cpu", frozenset(Codec), "nothing")
 
 
@@ -217,21 +217,21 @@ class ReportingDecoder(RgbDecoder):
 
 
 class BuggyDecoder(RgbDecoder):
-    """Has a bug."""
+    """Raises an unexpected exception."""
 
     def one(self, clip, output):
         return 1 // 0
 
 
 class ClosedDecoder(RgbDecoder):
-    """Does not open."""
+    """Fails to open."""
 
     def __init__(self):
         raise MissingDependency("no such device")
 
 
 class HangingDecoder(RgbDecoder):
-    """Waits for ever on sample 7."""
+    """Hangs on sample 7."""
 
     go_on = threading.Event()
 

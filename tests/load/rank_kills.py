@@ -1,9 +1,8 @@
 """Training runs whose ranks are killed at random moments: ``python -m tests.load.rank_kills FOLDER RUNS SEED``.
 
-FOLDER/set is a dataset of at least 45 batches. A run is the real trainer and the real loader over real files, in one
-process a rank, forked from this one. It is killed twice and goes on in another world; checkpoints are written in the
-middle and at the end of each epoch, at least 20 steps apart. Every rank writes down each row that it is given. Prints
-one JSON object.
+FOLDER/set is a dataset of at least 45 batches. A run uses the real trainer and loader on real files, in one forked
+process per rank. It is killed twice and resumes with another world size; checkpoints are written in the middle and at
+the end of each epoch, at least 20 steps apart. Every rank records each row that it gets. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from fastvid.train.run.assemble import Labelled
 from fastvid.train.run.launch import read_state
 
 BATCH = 8
-STEPS = 45  # of an epoch
+STEPS = 45  # per epoch
 EPOCHS = 2
-GAP = 20  # least steps between checkpoints
+GAP = 20  # minimum number of steps between checkpoints
 WORLDS = (1, 2, 3, 4)
 KILLS = 2
 TIMEOUT_S = 20.0
@@ -54,15 +53,15 @@ ROW = struct.Struct("<qqqI")
 """Epoch, position, sample, checksum of frame numbers and pixels."""
 
 
-class NotingLoader(Labelled):
-    """Writes down what it gives before it gives it.
+class RecordingLoader(Labelled):
+    """Records each batch before it yields it.
 
     Args:
         clips: The loader.
-        notes: File descriptor.
-        given: Counts batches, for whoever waits for a moment to kill.
-        ahead: Samples by which its state runs ahead of what was given. What a loader does that counts what was read
-            ahead; the control that the comparison sees it.
+        notes: File descriptor of the record.
+        given: Counter of batches, by which the parent chooses the moment to kill.
+        ahead: Samples by which its state exceeds the delivered ones, like a loader that counts prefetched samples. Used
+            as a control: the comparison must detect it.
     """
 
     def __init__(self, clips, notes, given, ahead):
@@ -86,7 +85,7 @@ class NotingLoader(Labelled):
 
 
 class StepwiseTrainer(Trainer):
-    """Writes checkpoints after a step of each epoch, besides those at the ends of epochs, instead of by the clock."""
+    """Writes a checkpoint after a given step of each epoch, in addition to the end of the epoch, not by time."""
 
     after = 0
 
@@ -96,17 +95,17 @@ class StepwiseTrainer(Trainer):
 
 @dataclass
 class Life:
-    """What a world did until it was killed, or until the end."""
+    """The record of one world from its start until it was killed or finished."""
 
     world: int
-    start: int  # samples of the checkpoint that it went on from
+    start: int  # samples of the checkpoint that it resumed from
     rows: list[tuple[int, int, int, int]]
     killed: list[int]
     steps: int
 
 
 class Shared:
-    """Batches given by each rank, where parent and children see them."""
+    """Number of batches delivered by each rank, in memory shared by parent and children."""
 
     def __init__(self, world):
         self.memory = memoryview(mmap.mmap(-1, 8 * world)).cast("q")
@@ -129,7 +128,7 @@ def configure(folder, name):
 
 
 def train(config, notes, given, *, after, ahead):
-    """One rank's part, from the newest checkpoint to the end."""
+    """Train one rank from the newest checkpoint to the end."""
     torch.set_num_threads(1)
     with join(TIMEOUT_S) as member, contextlib.ExitStack() as opened:
         data = config.data
@@ -152,7 +151,7 @@ def train(config, notes, given, *, after, ahead):
             config,
             member,
             Replica(model, sgd(model, config.optim), schedule),
-            NotingLoader(clips, notes, given, ahead),
+            RecordingLoader(clips, notes, given, ahead),
             build_strategy("ddp", member, {}),
             checkpoints=Checkpoints(str(Path(config.run.out) / "checkpoints"), keep=100),
         )
@@ -165,7 +164,7 @@ def train(config, notes, given, *, after, ahead):
 
 
 def fork(world, config, life, options, port):
-    """Starts the ranks of a world."""
+    """Fork the ranks of a world."""
     shared = Shared(world)
     ranks = []
     for rank in range(world):
@@ -193,15 +192,15 @@ def fork(world, config, life, options, port):
 
 
 def live(config, life, world, moment, options, port):
-    """One life: to the end without a moment, else until some ranks are killed at it.
+    """Run one world to the end, or until some ranks are killed.
 
     Args:
         config: The run.
-        life: Its number.
-        world: Ranks.
+        life: Index of this world in the run.
+        world: World size.
         moment: None, or (steps to wait for, seconds after them, ranks to kill).
-        options: Of `train`.
-        port: Where the ranks meet.
+        options: Options of `train`.
+        port: Port of the rendezvous.
     """
     ranks, shared = fork(world, config, life, options, port)
     codes = {}
@@ -214,7 +213,7 @@ def live(config, life, world, moment, options, port):
         for victim in victims:
             if ranks[victim] not in codes:
                 os.kill(ranks[victim], signal.SIGKILL)
-        # The others lose their peer. Those that do not see it soon are ended, as torchrun's agent does.
+        # Kill surviving ranks that do not exit soon after losing their peer, as torchrun's agent does.
         deadline = time.monotonic() + 2
         while len(codes) < world and time.monotonic() < deadline:
             reap(ranks, codes)
@@ -236,7 +235,7 @@ def live(config, life, world, moment, options, port):
 
 
 def reap(ranks, codes):
-    """Notes the exit codes of children that have ended."""
+    """Record the exit codes of children that have exited."""
     for rank in ranks:
         if rank not in codes:
             ended, status = os.waitpid(rank, os.WNOHANG)
@@ -249,13 +248,13 @@ def notes_of(config, life, rank):
 
 
 def read(path):
-    """Rows that a rank wrote; none where it was killed before it began."""
+    """Return the rows that a rank recorded; empty if it was killed before the first."""
     data = path.read_bytes() if path.exists() else b""
     return list(ROW.iter_unpack(data[: len(data) // ROW.size * ROW.size]))
 
 
 def weights_have_seen(lives):
-    """Rows of the final weights, in order: of each life those before the checkpoint that the next one began with."""
+    """Return the rows in the final weights: of each world those before the checkpoint from which the next resumed."""
     started = [life for life in lives if life.start >= 0]
     stops = [life.start for life in started[1:]] + [STEPS * BATCH * EPOCHS]
     rows = []
@@ -265,7 +264,7 @@ def weights_have_seen(lives):
 
 
 def whole(folder, name, worlds, moments, *, after, ahead=0):
-    """A run of as many lives as worlds. Returns what it came to, and its lives."""
+    """Execute a run through all worlds; return its result (None if it ended before a kill) and the worlds' records."""
     config = configure(folder, name)
     Path(config.run.out).mkdir()
     options = {"after": after, "ahead": ahead}
@@ -274,7 +273,7 @@ def whole(folder, name, worlds, moments, *, after, ahead=0):
         with reserved_port() as port:
             lives.append(live(config, number, world, moment, options, port))
         if moment is not None and not lives[-1].killed:
-            return None, lives  # it was over before
+            return None, lives  # the run ended before the kill
     found = Checkpoints(str(Path(config.run.out) / "checkpoints")).newest()
     state = decode(found.data, found.name)
     names = Checkpoints(str(Path(config.run.out) / "checkpoints")).names()
@@ -287,7 +286,7 @@ def whole(folder, name, worlds, moments, *, after, ahead=0):
 
 
 def draw(draws):
-    """Worlds, each another than the one before, and moments: usually at a random step, sometimes while it starts."""
+    """Draw world sizes, each unlike the previous, and kill moments: usually a random step, sometimes startup."""
     worlds = [draws.choice(WORLDS)]
     while len(worlds) <= KILLS:
         worlds.append(draws.choice([world for world in WORLDS if world != worlds[-1]]))
@@ -329,7 +328,7 @@ def main():
                 "weights_differ_by": max(float((one - other).abs().max()) for one, other in pairs),
             }
         )
-    # The control: killed in the middle of an epoch, a loader that counts what it has read ahead leaves rows out.
+    # The control: after a kill within an epoch, a loader that counts prefetched samples loses rows.
     harmed, _ = whole(folder, "harmed", [2, 3], [(GAP + 15, 0.0, [0])], after=GAP, ahead=2 * BATCH)
     record["control_differs"] = harmed is not None and harmed["rows"] != truth["rows"]
     print(json.dumps(record))

@@ -1,4 +1,4 @@
-"""ClipLoader over a dataset in memory: exact epochs, elastic resume, batches of every world."""
+"""ClipLoader over a dataset in memory: exact epochs, elastic resume, batches for any world size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.load.tools import epoch_of, make, rows, until
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize(("decoder", "threads"), [("RgbDecoder", 1), ("RgbDecoder", 4), ("GroupDecoder", 2)])
-def test_every_world_thread_count_and_kind_of_decoder_gives_the_same(world, decoder, threads):
+def test_an_epoch_is_the_same_for_any_world_thread_count_and_decoder(world, decoder, threads):
     dataset = FakeDataset(61)
     alone = epoch_of(dataset, 1, num_threads=1, last="keep")
     assert epoch_of(dataset, world, decoder=fake(decoder), num_threads=threads, last="keep", prefetch=1) == alone
@@ -61,7 +61,7 @@ def test_state_counts_what_was_delivered_not_what_was_prefetched():
     loader = make(dataset, prefetch=4)
     iterator = iter(loader)
     first = next(iterator)
-    until(lambda: loader._run.ready == 4)  # four batches are made and wait
+    until(lambda: loader._run.ready == 4)  # four batches are ready
     assert (first.start, first.stop) == (0, 8)
     assert loader.state_dict()["position"] == 8
     resumed = make(dataset)
@@ -72,7 +72,7 @@ def test_state_counts_what_was_delivered_not_what_was_prefetched():
     iterator.close()
 
 
-def test_len_is_the_number_of_batches_of_one_for():
+def test_len_is_the_number_of_batches_of_one_loop():
     loader = make(FakeDataset(43))
     assert len(loader) == 5
     seen = []
@@ -96,7 +96,7 @@ def test_epochs_advance_and_differ():
     assert loader.epoch == 1
 
 
-def test_set_epoch_leaves_a_resumed_epoch_where_it_is():
+def test_set_epoch_keeps_the_position_of_a_resumed_epoch():
     loader = make(FakeDataset(64))
     state = {**loader.state_dict(), "epoch": 3, "position": 16}
     loader.load_state_dict(state)
@@ -108,7 +108,7 @@ def test_set_epoch_leaves_a_resumed_epoch_where_it_is():
         loader.set_epoch(-1)
 
 
-def test_a_state_at_the_end_of_an_epoch_gives_an_empty_for_and_then_the_next_epoch():
+def test_a_state_at_the_end_of_an_epoch_yields_nothing_then_the_next_epoch():
     dataset = FakeDataset(43)
     loader = make(dataset)
     for _ in loader:
@@ -149,14 +149,14 @@ def test_loading_a_state_takes_its_seed():
         ("augmentation", {"spatial": (RandomCrop(18), HorizontalFlip(0.5))}),
     ],
 )
-def test_a_state_of_something_else_is_refused_by_name(part, change):
+def test_a_state_of_another_loader_is_refused_naming_the_part(part, change):
     state = make(FakeDataset(40)).state_dict()
     other = make(**{"dataset": FakeDataset(40)} | change)
     with pytest.raises(StateError, match=f"another {part}: "):
         other.load_state_dict(state)
 
 
-def test_a_state_of_another_world_batch_size_or_decoder_is_welcome():
+def test_a_state_of_another_world_batch_size_or_decoder_loads():
     state = make(FakeDataset(40)).state_dict()
     other = make(
         FakeDataset(40), rank=1, world_size=3, global_batch_size=5, num_threads=1, decoder=fake("GroupDecoder")
@@ -184,7 +184,7 @@ def test_a_broken_state_is_refused(change, message):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_masked_batch_keeps_its_shape_and_weighs_only_samples(world):
+def test_a_masked_batch_keeps_its_shape_and_masked_rows_have_no_weight(world):
     loaders = [make(FakeDataset(21), last="mask", rank=rank, world_size=world) for rank in range(world)]
     for number, batches in enumerate(zip(*loaders, strict=True)):
         assert sum(len(batch) for batch in batches) == 8

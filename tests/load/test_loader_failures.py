@@ -1,4 +1,4 @@
-"""ClipLoader and damage: an error where it belongs, or a counted skip, never another clip."""
+"""ClipLoader with damaged clips: an error at the right batch, or a counted skip, never another clip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import epoch_of, fastvid_threads, make, rows
 
 
-def test_a_damaged_clip_is_an_error_at_its_own_batch():
+def test_a_damaged_clip_raises_at_its_own_batch():
     dataset = FakeDataset(64)
     loader = make(dataset, prefetch=4, shuffle=False)
     dataset.damage(42)
@@ -28,7 +28,7 @@ def test_a_damaged_clip_is_an_error_at_its_own_batch():
     assert [batch.start for batch in loader] == [40, 48, 56]
 
 
-def test_of_several_damaged_clips_the_first_row_is_named_whatever_the_threads():
+def test_with_several_damaged_clips_the_first_row_is_named_for_any_thread_count():
     dataset = FakeDataset(16)
     for sample in (3, 5, 7):
         dataset.damage(sample)
@@ -74,7 +74,7 @@ def test_too_many_skipped_clips_are_an_error():
     assert len(list(make(dataset, on_error="skip", max_skip_rate=1.0))) == 8
 
 
-def test_what_the_decoder_reports_is_skipped_like_the_rest():
+def test_clips_that_the_decoder_reports_as_damaged_are_skipped():
     loader = make(FakeDataset(40), decoder=fake("ReportingDecoder"), on_error="skip", max_skip_rate=0.5)
     skipped = [sample for batch in loader for sample in batch.sample[~batch.valid].tolist()]
     assert sorted(skipped) == [0, 10, 20, 30]
@@ -83,25 +83,25 @@ def test_what_the_decoder_reports_is_skipped_like_the_rest():
         list(make(FakeDataset(40), decoder=fake("ReportingDecoder")))
 
 
-def test_a_bug_is_never_skipped():
+def test_an_unexpected_exception_is_never_skipped():
     with pytest.raises(ZeroDivisionError) as caught:
         list(make(FakeDataset(40), decoder=fake("BuggyDecoder"), on_error="skip", max_skip_rate=1.0))
     assert any("while loading key" in note for note in caught.value.__notes__)
 
 
-def test_a_codec_that_the_decoder_does_not_know_is_never_skipped():
+def test_an_unsupported_codec_is_never_skipped():
     nothing = fake()
     nothing = type(nothing)("nothing", nothing.target, "cpu", frozenset(), "nothing")
     with pytest.raises(UsageError, match="decoder 'nothing' does not decode h264"):
         list(make(FakeDataset(40), decoder=nothing, on_error="skip", max_skip_rate=1.0))
 
 
-def test_a_decoder_that_does_not_open_ends_the_iteration():
+def test_a_decoder_that_fails_to_open_ends_the_iteration():
     with pytest.raises(MissingDependency, match="no such device"):
         list(make(FakeDataset(40), decoder=fake("ClosedDecoder")))
 
 
-def test_a_decoder_that_is_not_installed_is_refused_at_once():
+def test_a_decoder_that_is_not_installed_is_refused_on_construction():
     absent = type(fake())("absent", "no_such_module:Decoder", "cpu", frozenset(), "no-such-package")
     with pytest.raises(MissingDependency, match="pip install 'no-such-package'"):
         make(FakeDataset(40), decoder=absent)
@@ -109,7 +109,7 @@ def test_a_decoder_that_is_not_installed_is_refused_at_once():
         make(FakeDataset(40), decoder="nvdec")
 
 
-def test_a_decoder_that_hangs_is_named(monkeypatch):
+def test_a_hanging_decoder_raises_an_error_naming_the_clip(monkeypatch):
     monkeypatch.setattr(engine, "_JOIN_SECONDS", 0.1)
     fakes.HangingDecoder.go_on.clear()
     try:

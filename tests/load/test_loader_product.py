@@ -1,4 +1,4 @@
-"""What ClipLoader yields: pixels, types, layouts, memory, and what it refuses."""
+"""Batches of ClipLoader: pixels, dtypes, layouts, memory; and refused arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.load.fakes import FakeDataset, fake, picture
 from tests.load.tools import make
 
 
-def test_pixels_are_those_of_the_rows_own_sample_frames_and_crop():
+def test_pixels_belong_to_the_rows_sample_frames_and_crop():
     dataset = FakeDataset(40)
     flips = set()
     loader = make(dataset)
@@ -30,7 +30,7 @@ def test_pixels_are_those_of_the_rows_own_sample_frames_and_crop():
     assert len(flips) > 10  # crops and flips differ
 
 
-def test_labels_that_are_not_known_are_ignored_by_cross_entropy():
+def test_missing_labels_are_ignored_by_cross_entropy():
     dataset = FakeDataset(8)
     dataset.labels[:4] = -1
     (batch,) = make(dataset)
@@ -38,7 +38,7 @@ def test_labels_that_are_not_known_are_ignored_by_cross_entropy():
     assert batch.valid.all()
 
 
-def test_further_columns_come_with_the_batch():
+def test_requested_columns_are_in_the_batch():
     (*_, batch) = make(FakeDataset(13), fields=("caption", "scene"), last="mask")
     wanted = tuple(f"caption-{sample}" if sample >= 0 else None for sample in batch.sample.tolist())
     assert batch.fields["caption"] == wanted
@@ -54,7 +54,7 @@ def test_a_batch_that_is_kept_never_changes():
     assert all(torch.equal(batch.video, copy) for batch, copy in zip(kept, copies, strict=True))
 
 
-def test_memory_of_batches_that_are_gone_is_used_again():
+def test_memory_of_released_batches_is_reused():
     loader = make(FakeDataset(640), dtype=torch.float32)
     places = {batch.video.data_ptr() for batch in loader}
     assert len(places) <= 5  # 80 batches
@@ -90,7 +90,7 @@ def test_half_precision_is_rounded_once():
         assert torch.equal(batch.video, exact.video.to(torch.bfloat16))
 
 
-def test_planes_become_the_same_product():
+def test_planes_give_the_same_tensor_layout_and_levels():
     dataset = FakeDataset(21)
     dataset.damage(5)
     loader = make(dataset, decoder=fake("PlanesDecoder"), last="mask", on_error="skip")
@@ -103,8 +103,8 @@ def test_planes_become_the_same_product():
     assert loader.stats.total.skips == {"ChecksumError": 1}
 
 
-def test_the_picture_of_a_fake_frame_tells_its_crop():
-    # The other tests rest on it.
+def test_fake_frames_differ_by_crop():
+    # Other tests depend on this.
     from fastvid.decode.request import Box
 
     seen = {picture(1, 2, Box(y, x, 16, 16), flip) for y in (0, 2, 4) for x in (0, 2, 4) for flip in (False, True)}
@@ -125,15 +125,15 @@ def test_the_picture_of_a_fake_frame_tells_its_crop():
         ({"layout": "THWC"}, "layout 'THWC' is not known"),
         ({"dtype": torch.int32}, "dtype torch.int32"),
         ({"last": "pad"}, "last is 'pad'"),
-        ({"global_batch_size": 41}, "40 samples give no batch of 41"),
+        ({"global_batch_size": 41}, "40 samples do not fill one batch of 41"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(options, message):
+def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         make(FakeDataset(40), **options)
 
 
-def test_the_loader_and_its_batches_say_what_they_are():
+def test_reprs_describe_the_loader_and_its_batches():
     loader = make(FakeDataset(21), last="mask", rank=1, world_size=2)
     assert "21 samples" in repr(loader)
     assert "rank 1 of 2" in repr(loader)

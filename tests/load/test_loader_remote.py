@@ -1,4 +1,4 @@
-"""ClipLoader over a web server that is slow, fails, stalls and lies: the same clips, a clear error, a counted skip."""
+"""ClipLoader over a slow, failing, stalling or wrong web server: the same clips, a clear error, or a counted skip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.datasets import make_clip, pack
 from tests.load.tools import fastvid_threads, rows
 from tests.storage.faulty import FaultyServer
 
-# Long enough for a busy machine: a stall that was none would be asked for again.
+# Long enough for a busy machine, on which a slow response must not count as a stall and be requested again.
 PATIENT = RemoteOptions(stall_seconds=20, patience_seconds=60)
 IMPATIENT = RemoteOptions(stall_seconds=0.5, patience_seconds=20)
 
@@ -55,18 +55,18 @@ def clips(loader):
     return [row for batch in loader for row in rows(batch)]
 
 
-def test_reads_run_ahead_of_one_slow_decode_thread(server, local):
+def test_packets_are_prefetched_for_one_slow_decode_thread(server, local):
     server.delay = 0.02
     loader = make(server.url, num_threads=1)
     assert clips(loader) == clips(make(local.url, num_threads=1))
     assert server.most_at_once >= 8
-    # The control: a decode thread that reads for itself has its own clip's ranges in flight at most.
+    # The control: a decode thread that reads for itself has at most one clip's ranges in flight.
     server.most_at_once = 0
     assert clips(make(server.url, num_threads=1, num_fetchers=0)) == clips(make(local.url, num_threads=1))
     assert server.most_at_once < 8
 
 
-def test_worker_processes_get_packets_that_were_read_ahead(server, local):
+def test_worker_processes_get_prefetched_packets(server, local):
     server.delay = 0.02
     loader = make(server.url, num_threads=1, workers="process")
     expected = clips(make(local.url, num_threads=1))
@@ -77,7 +77,7 @@ def test_worker_processes_get_packets_that_were_read_ahead(server, local):
     total = loader.stats.total
     assert (total.clips, total.requests, total.bytes_read) == (24, len(seen), sum(one.body for one in seen))
     assert total.decode_seconds > 0
-    # The control: a worker that reads for itself has its own clip's ranges in flight at most.
+    # The control: a worker that reads for itself has at most one clip's ranges in flight.
     server.most_at_once = 0
     loader = make(server.url, num_threads=1, workers="process", num_fetchers=0)
     assert clips(loader) == expected
@@ -85,7 +85,7 @@ def test_worker_processes_get_packets_that_were_read_ahead(server, local):
     assert server.most_at_once < 8
 
 
-def test_requests_and_bytes_are_those_of_the_server_s_own_log(server):
+def test_requests_and_bytes_match_the_servers_log(server):
     loader = make(server.url)
     clips(loader)
     seen = [one for one in server.gets() if one.name.endswith(".tar")]
@@ -95,10 +95,10 @@ def test_requests_and_bytes_are_those_of_the_server_s_own_log(server):
     assert total.bytes_read < total.bytes_whole
 
 
-def test_faults_that_pass_cost_nothing_but_time(server, local):
+def test_transient_faults_do_not_change_the_clips(server, local):
     faults = [500, "reset", "none", "stall-body", "short", "none", 503, "reset-body", "stall", "none", "none"]
     loader = make(server.url, IMPATIENT)
-    next(iter(loader))  # sidecars are read
+    next(iter(loader))  # reads the sidecars
     loader.set_epoch(1)
     server.faults = deque(faults * 2)
     found = clips(loader)
@@ -108,7 +108,7 @@ def test_faults_that_pass_cost_nothing_but_time(server, local):
     assert found == clips(expected)
 
 
-def test_a_server_that_stays_broken_is_an_error_soon_and_no_hang(server):
+def test_a_permanently_broken_server_is_an_error_and_not_a_hang(server):
     for fault in (500, "stall"):
         loader = make(server.url, RemoteOptions(stall_seconds=0.5, patience_seconds=2))
         next(iter(loader))
@@ -116,7 +116,7 @@ def test_a_server_that_stays_broken_is_an_error_soon_and_no_hang(server):
         server.faults = deque([fault] * 10_000)
         with pytest.raises(StorageError, match=r"data-00000\d.tar.*key=clip"):
             clips(loader)
-        assert len(server.faults) > 9_900  # given up after a few tries
+        assert len(server.faults) > 9_900  # gave up after a few attempts
         server.faults.clear()
         assert not fastvid_threads()
 
@@ -130,9 +130,7 @@ def test_a_server_that_stays_broken_is_an_error_soon_and_no_hang(server):
         (lambda data: data[::-1], False, "ChecksumError"),
     ],
 )
-def test_a_shard_deleted_replaced_or_cut_under_our_feet_is_skipped_and_counted_exactly(
-    server, local, change, tags, error
-):
+def test_a_shard_deleted_replaced_or_truncated_while_open_is_skipped_and_counted(server, local, change, tags, error):
     server.tags = tags
     loader = make(server.url, shuffle=False, on_error="skip", max_skip_rate=1.0)
     assert len(clips(loader)) == 24
@@ -149,13 +147,13 @@ def test_a_shard_deleted_replaced_or_cut_under_our_feet_is_skipped_and_counted_e
     assert loader.stats.total.skips == {error: 8}
 
 
-def test_a_shard_that_is_gone_is_an_error_that_names_it(server):
+def test_a_missing_shard_is_an_error_that_names_it(server):
     del server.files["data-000001.tar"]
     with pytest.raises(StorageError, match=r"does not exist.*data-000001\.tar"):
         clips(make(server.url))
 
 
-def test_a_new_reader_of_a_replaced_shard_finds_that_its_checksums_differ(server):
+def test_a_new_reader_of_a_replaced_shard_raises_checksum_errors(server):
     data = server.files["data-000001.tar"]
     server.files["data-000001.tar"] = data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
     with pytest.raises(ChecksumError, match="shard=data-000001"):

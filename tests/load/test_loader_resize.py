@@ -35,16 +35,16 @@ def test_an_epoch_is_exact_when_the_batch_size_changes_anywhere(size, world, leg
     assert delivered == undisturbed
 
 
-def test_a_size_that_gives_no_batch_is_refused_and_changes_nothing():
+def test_an_invalid_batch_size_is_refused_and_changes_nothing():
     loader = make(FakeDataset(20), rank=0, world_size=3, global_batch_size=6)
-    for wrong, message in ((2, "smaller than the world"), (21, "no batch of 21")):
+    for wrong, message in ((2, "smaller than the world"), (21, "do not fill one batch of 21")):
         with pytest.raises(UsageError, match=message):
             loader.set_batch_size(wrong)
     assert loader.global_batch_size == 6
     assert len(list(loader)) == 3
 
 
-def test_an_iteration_under_way_ends():
+def test_changing_the_batch_size_ends_a_running_iteration():
     loader = make(FakeDataset(40))
     batches = iter(loader)
     next(batches)

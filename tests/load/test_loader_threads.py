@@ -1,4 +1,4 @@
-"""ClipLoader and its threads: bounded, ended with the loop however it ends, told apart after a fork."""
+"""ClipLoader's threads: bounded, stopped however the loop ends, and detected as missing after a fork."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import fastvid_threads, make, until
 
 
-def test_prefetch_bounds_what_is_made_ahead():
+def test_prefetch_bounds_the_number_of_prefetched_batches():
     loader = make(FakeDataset(400), prefetch=3, num_threads=4, decoder=fake("CountingDecoder"))
     fakes.CountingDecoder.decoded = 0
     for taken, _ in enumerate(loader, start=1):
-        # One batch held and three ahead. One more, made at any time, would still be counted at the next batches.
+        # One batch taken and three prefetched. A surplus batch would still be counted at the following batches.
         ahead = min(400, (taken + 3) * 8)
         until(lambda ahead=ahead: fakes.CountingDecoder.decoded >= ahead)
         assert fakes.CountingDecoder.decoded == ahead
@@ -35,7 +35,7 @@ def test_decoders_stay_open_between_epochs():
     assert fakes.RgbDecoder.opened == 3
 
 
-def test_batch_decoders_get_several_clips_at_once():
+def test_batch_decoders_get_several_clips_per_call():
     fakes.GroupDecoder.groups.clear()
     list(make(FakeDataset(40), decoder=fake("GroupDecoder"), num_threads=1))
     assert max(fakes.GroupDecoder.groups) == 5
@@ -87,7 +87,7 @@ LEAVES = [leave_by_break, leave_by_exception, leave_by_forgetting, leave_by_cycl
 
 
 @pytest.mark.parametrize("leave", LEAVES, ids=lambda leave: leave.__name__)
-def test_however_a_loop_ends_its_threads_end_and_it_can_go_on(leave):
+def test_threads_end_and_the_loader_can_continue_however_a_loop_ends(leave):
     loader = make(FakeDataset(64))
     leave(loader)
     assert not fastvid_threads()
@@ -100,17 +100,17 @@ def test_a_second_iteration_ends_the_first():
     next(first)
     second = iter(loader)
     assert next(second).start == 8
-    with pytest.raises(UsageError, match="one iteration at a time"):
+    with pytest.raises(UsageError, match="use one loader per concurrent iteration"):
         next(first)
     assert [batch.start for batch in second] == [16, 24, 32, 40, 48, 56]
 
 
-def test_a_fork_during_an_iteration_is_told_so():
+def test_continuing_an_iteration_in_a_forked_child_is_an_error():
     loader = make(FakeDataset(64))
     iterator = iter(loader)
     next(iterator)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn about exactly this
+        warnings.simplefilter("ignore")  # newer versions of Python warn about forks with threads
         child = os.fork()
     if not child:
         code = 1
@@ -157,7 +157,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(("way", "code", "rest"), [("exit", 0, ""), ("interrupt", 7, "0\n")])
-def test_a_process_ends_at_once(way, code, rest):
+def test_a_process_exits_at_once_while_an_iteration_is_open(way, code, rest):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, way]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "3\n"

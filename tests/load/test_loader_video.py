@@ -25,7 +25,7 @@ LENGTHS = (70, 33, 9, 1, 64, 40, 5)
 
 
 def build(folder: Path, videos: Videos, encoding: str, shards: int = 3) -> Path:
-    """A dataset of painted videos of several lengths, spread over some shards."""
+    """Create a dataset of painted videos of several lengths, spread over some shards."""
     storage, records, rows = LocalStorage(folder), [], []
     for number in range(shards):
         samples = []
@@ -74,7 +74,7 @@ def rows(batch):
 
 @pytest.mark.parametrize("sampler", [Segments(8), Segments(3, length=4), Dense(8, 3), Dense(8, 9, short="clamp")])
 @pytest.mark.parametrize("encoding", ["compact", "vp9"])
-def test_the_frames_shown_are_the_frames_named(encoding, sampler, request):
+def test_the_frames_shown_match_the_frame_index(encoding, sampler, request):
     loader = make(request.getfixturevalue(encoding), frames=sampler, spatial=CenterCrop((96, 160)), dtype=torch.uint8)
     seen = 0
     for epoch in range(2):
@@ -86,7 +86,7 @@ def test_the_frames_shown_are_the_frames_named(encoding, sampler, request):
     assert seen == 2 * len(LENGTHS)
 
 
-def test_the_crop_shown_is_a_window_of_the_picture_or_its_mirror_image(compact):
+def test_the_crop_shown_is_a_window_of_the_frame_or_its_mirror_image(compact):
     loader = make(compact, spatial=[RandomCrop((48, 64)), HorizontalFlip(0.5)], dtype=torch.uint8, frames=Uniform(4))
     whole = make(compact, spatial=CenterCrop((96, 160)), dtype=torch.uint8, frames=Uniform(4))
     full = {key: video for batch in whole for key, video in zip(batch.key, batch.video, strict=True)}
@@ -101,7 +101,7 @@ def test_the_crop_shown_is_a_window_of_the_picture_or_its_mirror_image(compact):
 
 
 def window(full, video, flip):
-    """Even corners at which `video` [3, T, h, w] is a part of `full`."""
+    """Return the even corners (y, x, flip) at which `video` [3, T, h, w] is a crop of `full`."""
     _, _, height, width = video.shape
     candidates = (full[1, 0].unfold(0, height, 2).unfold(1, width, 2) == video[1, 0]).all(-1).all(-1).nonzero() * 2
     return [
@@ -124,8 +124,8 @@ def test_threads_and_worlds_give_the_same_pixels(compact, spatial):
 WORLDS = (2, 3, 5)
 
 
-def test_real_processes_give_what_one_gives(compact, tmp_path):
-    """Torchrun's environment, no arguments; each rank stops after a batch, resumes, and runs a second epoch."""
+def test_several_processes_deliver_the_same_as_one(compact, tmp_path):
+    # Ranks read torchrun's environment. Each stops after a batch, resumes, and runs a second epoch.
     files = [tmp_path / f"{rank}.json" for rank in range(max(WORLDS))]
     ranks = [forks.start("tests.load.video_ranks", compact, file, RANK=str(rank)) for rank, file in enumerate(files)]
     assert [forks.wait(rank) for rank in ranks] == [0] * len(ranks)
@@ -139,7 +139,7 @@ def test_real_processes_give_what_one_gives(compact, tmp_path):
         assert all(rank["state"] == loader.state_dict() for rank in ranks)
 
 
-def test_dali_and_pyav_serve_the_same_clips(vp9):
+def test_dali_and_pyav_deliver_the_same_clips(vp9):
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     options = {"dtype": torch.uint8, "spatial": [RandomCrop(64), HorizontalFlip(0.5)]}
     ours, theirs = make(vp9, **options), make(vp9, decoder="dali-cpu", **options)
@@ -147,7 +147,7 @@ def test_dali_and_pyav_serve_the_same_clips(vp9):
         assert one.key == other.key
         assert torch.equal(one.frame_index, other.frame_index)
         difference = (one.video.float() - other.video.float()).abs()
-        # Chroma is interpolated by the one and repeated by the other; a wrong frame or crop differs by 20 and more.
+        # One decoder interpolates chroma, the other repeats it; a wrong frame or crop differs by 20 or more.
         assert float(difference.mean()) < 4
     theirs.close()
     full = make(vp9, decoder="dali-cpu", dtype=torch.uint8, spatial=CenterCrop((96, 160)), frames=Dense(6, 5))
@@ -157,7 +157,7 @@ def test_dali_and_pyav_serve_the_same_clips(vp9):
     full.close()
 
 
-def test_a_flipped_bit_in_any_planned_packet_is_found_and_named(tmp_path, videos):
+def test_a_flipped_bit_in_a_planned_packet_is_detected_and_named(tmp_path, videos):
     folder = build(tmp_path / "damaged", videos, "compact", shards=1)
     tar = folder / "data-000000.tar"
     whole = tar.read_bytes()
@@ -183,7 +183,7 @@ def test_a_flipped_bit_in_any_planned_packet_is_found_and_named(tmp_path, videos
     assert batch.valid.all()
 
 
-def test_a_cut_or_missing_shard_is_a_clear_error(tmp_path, videos):
+def test_a_truncated_or_missing_shard_is_an_error_that_names_it(tmp_path, videos):
     folder = build(tmp_path / "cut", videos, "compact")
     tar = folder / "data-000001.tar"
     whole = tar.read_bytes()
@@ -199,7 +199,7 @@ def test_a_cut_or_missing_shard_is_a_clear_error(tmp_path, videos):
     assert skipping.stats.total.skips == {"StorageError": len(lost)}
 
 
-def test_planned_reading_is_counted(compact):
+def test_statistics_count_planned_reading(compact):
     loader = make(compact, frames=Segments(8, jitter=False), shuffle=False, global_batch_size=7)
     list(loader)
     total = loader.stats.total

@@ -1,7 +1,7 @@
 """Random ranks killed at random moments, 30 runs; results in bench/results/load_kills.json.
 
-However often a run was killed, and in whatever world it went on, the final weights have seen the samples of an
-undisturbed run, each at its place. Started by ``make soak``.
+After any number of kills, and with any world size after them, the final weights have seen exactly the samples of an
+undisturbed run, in the same order. Started by ``make soak``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_the_lineage_of_the_final_weights_is_that_of_an_undisturbed_run(tmp_path
         assert run["same_lineage"]
         assert run["weights_differ_by"] < 1e-9
         assert all(kill["ranks"] for kill in run["killed"])
-    # In the middle of epochs too, and a comparison that can fail.
+    # Some runs resumed in the middle of an epoch, and the control proves that the comparison can fail.
     assert any(kill["went_on_from_step"] % 45 for run in runs for kill in run["killed"])
     assert record["control_differs"]
     write_json(

@@ -1,4 +1,4 @@
-"""Loaders over a dataset in memory, and their batches as comparable rows."""
+"""Make loaders over a dataset in memory, and convert their batches to comparable rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(dataset, **options):
 
 
 def rows(batch):
-    """Everything about the valid rows of a batch, comparable."""
+    """Return the contents of a batch's valid rows, comparable."""
     columns = (batch.position, batch.sample, batch.key, batch.label, batch.frame_index, batch.video, batch.valid)
     return [
         (int(p), int(s), key, int(label), tuple(frames.tolist()), video.numpy().tobytes())
@@ -42,7 +42,7 @@ def rows(batch):
 
 
 def epoch_of(dataset, world, **options):
-    """The rest of an epoch as global batches: rows of all ranks put together in order."""
+    """Return the rest of an epoch as global batches: the rows of all ranks in order."""
     ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]
     return [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
 
@@ -52,7 +52,7 @@ def fastvid_threads():
 
 
 def until(reached, seconds=60.0):
-    """Waits for a state; who waits so long has failed."""
+    """Wait until `reached` returns True; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, f"not reached within {seconds:g} s"
@@ -61,7 +61,7 @@ def until(reached, seconds=60.0):
 
 @dataclass(frozen=True)
 class FixedFrames:
-    """Clip number `clip` of those that a sampler spreads."""
+    """A sampler of clip `clip` of the `count` clips that another sampler spreads over a video."""
 
     of: object
     clip: int
@@ -77,7 +77,7 @@ class FixedFrames:
 
 @dataclass(frozen=True)
 class FixedCrop:
-    """Crop number `number` of some views."""
+    """A crop that is crop `number` of some views."""
 
     spatial: Spatial
     views: Views

@@ -1,6 +1,6 @@
 """A rank of `test_loader_video`: ``python -m tests.load.video_ranks DATASET RESULT``.
 
-In each world that it is part of it stops after a batch, goes on, and runs a second epoch.
+In each world that includes this rank, it stops after a batch, resumes, and runs a second epoch.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From decoded clips to the batch that a step sees."""
+"""Collect decoded clips into the batches that a training step gets."""

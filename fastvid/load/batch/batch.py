@@ -1,4 +1,4 @@
-"""What a loader yields."""
+"""`Batch`: what a loader yields."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from fastvid.load.clips.plan import Plan
 from fastvid.load.order.batches import MASKED
 
 IGNORED_LABEL: Final = -100
-"""Label of rows that teach nothing: the default ignore_index of torch's cross_entropy."""
+"""Label of masked and unlabelled rows: the default ignore_index of torch's cross_entropy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One rank's rows of one global batch; B of them, clips of T frames.
+    """One rank's rows of one global batch: B clips of T frames.
 
-    A row is masked (`valid` False, zeros in `video`, weight 0) where a batch is filled up at the end of an epoch, and
-    where a clip was skipped. The mean loss over the global batch is the sum over ranks of
-    ``(loss_of_each_clip * batch.weight).sum()``; DistributedDataParallel divides by the number of ranks, so multiply by
-    it there.
+    A row is masked (`valid` False, zeros in `video`, weight 0) if it pads the last batch of an epoch or if its clip was
+    skipped. The mean loss over the global batch is the sum over ranks of
+    ``(loss_of_each_clip * batch.weight).sum()``; DistributedDataParallel divides by the world size, so multiply by it
+    there.
 
     Attributes:
-        video: The first stream on the loader's device: pictures [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with
+        video: The first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with
             views [B, V, 3, T, H, W] or [B, V, T, 3, H, W].
-        label: int64 [B], on the device; IGNORED_LABEL where the row is masked or its sample has no label.
-        weight: float32 [B], on the device; one over the samples of the global batch, 0 where the row is masked.
-        valid: bool [B], on the device.
-        key: Key of each row's sample; empty where a batch is filled up.
-        frame_index: Frames shown, int64 [B, T], with views [B, V, T], on the host; -1 where the row is masked.
-        sample: Number of each row's sample in the dataset, int64 [B], on the host; -1 where a batch is filled up.
-        position: Place of each row in the epoch's order, int64 [B], on the host; -1 where a batch is filled up.
+        label: int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label.
+        weight: float32 [B], on the device; one over the samples of the global batch, 0 for masked rows.
+        valid: bool [B], on the device; False for masked rows.
+        key: Key of each row's sample; empty for padding.
+        frame_index: Frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows.
+        sample: Index of each row's sample in the dataset, int64 [B], on the host; -1 for padding.
+        position: Position of each row in the epoch's order, int64 [B], on the host; -1 for padding.
         epoch: The epoch.
         start: First position of the global batch.
         stop: One past the last position of the global batch.
-        fields: Further columns asked for, one value a row; None where a batch is filled up.
-        flow: Optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in pixels a frame of the
-            output: x and y of L flows around each frame, L = `flow_stack`. None where it was not asked for.
+        fields: The annotation columns requested by `fields=`, one value per row; None for padding.
+        flow: Optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in output pixels per frame: x
+            and y of L flows around each frame, L = `flow_stack`. None unless the stream "flow" was requested.
     """
 
     video: Tensor
@@ -82,17 +82,17 @@ def assemble(
     fields: Mapping[str, tuple[Any, ...]],
     flow: Tensor | None = None,
 ) -> Batch:
-    """A batch from its pixels and its plan.
+    """Build a batch from its pixels and its plan.
 
     Args:
         video: The finished tensor.
-        plan: What was asked for.
-        shown: Frames of each row; with views of each view, V rows for each of the batch.
+        plan: The plan of the batch.
+        shown: Frames of each row; with views, V consecutive rows per row of the batch.
         failed: Rows that were skipped.
         labels: Label of each sample of the dataset, int64 [N], -1 for none.
         frames_shape: (T,), or (V, T) with views.
         epoch: The epoch.
-        fields: Further columns, one value a row.
+        fields: Annotation columns, one value per row.
         flow: The finished flow.
     """
     samples = np.asarray(plan.samples, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""The memory of one batch while it is made: clips go into the sinks of their streams, alone or cut out of one reading.
+"""Memory of a batch in the making: each clip goes to its stream's sink, decoded alone or cut out of a shared reading.
 
-Rows of a canvas are those of the first stream, then those of the second, and so on; with views each row of a batch is
-V rows of a stream, one behind the other.
+The rows of a canvas are those of the first stream, then those of the second, and so on; with views each row of a batch
+is V consecutive rows of a stream.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from fastvid.load.clips.clip import Clip, Row
 from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.memory.row_layout import SharedRow
 
-# What a `Recutter` writes.
+# Outputs that a `Recutter` can write.
 _CUT: Final = frozenset({Planes, Rgb})
 
 
 class Finisher:
-    """Makes canvases.
+    """Opens the canvas of each batch, and keeps the memory that canvases reuse.
 
     Args:
-        streams: What opens the sinks of each stream; a second sink of a stream takes what is left on a device.
-        threads: Threads that decode at once.
+        streams: Functions that open the sinks of each stream; a second sink of a stream is for frames that the decoder
+            leaves on the device.
+        threads: Number of concurrent decode threads.
     """
 
     def __init__(self, streams: Sequence[Sequence[OpenSink]], *, threads: int) -> None:
@@ -38,12 +39,12 @@ class Finisher:
         self.recutters: deque[Recutter] = deque()
 
     def open(self, clips: Sequence[Row | None]) -> Canvas:
-        """Memory for these rows; None is a masked row, which is zeros."""
+        """Open a canvas for these rows; None is a masked row, which stays zero."""
         return Canvas(self, clips)
 
 
 class Canvas:
-    """The memory of one batch. `output` and `done` are called by any thread."""
+    """The memory of one batch. `output` and `done` may be called from any thread."""
 
     def __init__(self, finisher: Finisher, clips: Sequence[Row | None]) -> None:
         self._finisher = finisher
@@ -58,7 +59,7 @@ class Canvas:
         self._taken: dict[int, Sink] = {}
 
     def output(self, row: int, kinds: Set[type]) -> Output | SharedRow:
-        """Where a decoder that writes some of `kinds` puts a clip, or a process the whole row."""
+        """Return the memory for a clip, for a decoder that writes some of `kinds`, or the whole row for a process."""
         read = self._reads.get(row)
         if read is None:
             return self._part(row, kinds)
@@ -68,7 +69,7 @@ class Canvas:
         return self._planes[row]
 
     def done(self, row: int, *, good: bool) -> None:
-        """The clip was decoded, or (not `good`) has failed and becomes zeros. Called by the thread that decoded it."""
+        """Mark a row as decoded, or (not `good`) as failed: it becomes zeros. Called by the thread that decoded it."""
         read, planes = self._reads.get(row), self._planes.pop(row, None)
         if read is None:
             self._part_done(row, good=good)
@@ -87,7 +88,7 @@ class Canvas:
         self._finisher.recutters.append(recutter)
 
     def finish(self) -> list[torch.Tensor]:
-        """Each stream on its device. Called once, by the consumer, after every row is done."""
+        """Return each stream on its device. Called once, by the consumer, after every row is done."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
     def _part(self, row: int, kinds: Set[type]) -> Output | SharedRow:
@@ -97,7 +98,7 @@ class Canvas:
 
     def _part_done(self, row: int, *, good: bool) -> None:
         taken = self._taken.get(row)
-        # A sink whose row went into the other one has zeros there.
+        # If the row went into the other sink, this one gets zeros there.
         for sink in self._sinks[row // self._rows]:
             sink.done(row % self._rows, good=good and sink is taken)
 

@@ -1,7 +1,7 @@
-"""From decoded flow to the tensor that a step sees.
+"""Convert decoded flow pictures into the flow tensor of a batch.
 
-What the model gets: pixels a frame of the *output* picture. So a crop that is resized scales x by W/w and y by H/h, and
-a mirrored clip has x negated: flow stays the motion that is seen in the clip. (The TSN code resizes without scaling.)
+Values are in *output* pixels per frame: resizing a crop scales x by W/w and y by H/h, and a flip negates x, so that the
+flow matches the motion visible in the clip. (The TSN code resizes without scaling.)
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fastvid.load.clips.clip import Row
 
 
 @dataclass(frozen=True, slots=True)
-class FlowProduct:
-    """What a batch's flow looks like.
+class FlowSpec:
+    """Shape, type and device of a batch's flow tensor.
 
     Attributes:
-        num_frames: T.
-        stack: L.
+        num_frames: Frames per clip, T.
+        stack: Flows per frame, L.
         size: Height and width in pixels.
         layout: Order of the axes.
         dtype: A floating type.
-        device: Where it lies.
+        device: Device of the tensor.
     """
 
     num_frames: int
@@ -43,43 +43,43 @@ class FlowProduct:
 
 
 class FlowSink(PlanesBuffer):
-    """Planes of flow from decoders; they go to the device as they are and become numbers there."""
+    """Collects flow pictures as decoded; they are copied to the device and converted there."""
 
-    def __init__(self, product: FlowProduct, clips: Sequence[Row | None]) -> None:
-        super().__init__(clips, product.device)
-        self._product = product
+    def __init__(self, spec: FlowSpec, clips: Sequence[Row | None]) -> None:
+        super().__init__(clips, spec.device)
+        self._spec = spec
 
     def finish(self) -> Tensor:
         """See `fastvid.load.batch.sinks.Sink`."""
-        product = self._product
-        order = (2 * product.stack, product.num_frames)
-        axes = order if product.layout == "BCTHW" else order[::-1]
-        flow = torch.zeros((len(self._clips), *axes, *product.size), dtype=product.dtype, device=product.device)
-        moved = self._host.to(product.device, non_blocking=True)
+        spec = self._spec
+        order = (2 * spec.stack, spec.num_frames)
+        axes = order if spec.layout == "BCTHW" else order[::-1]
+        flow = torch.zeros((len(self._clips), *axes, *spec.size), dtype=spec.dtype, device=spec.device)
+        moved = self._host.to(spec.device, non_blocking=True)
         for row, (clip, good) in enumerate(zip(self._clips, self._good, strict=True)):
             if clip is None or not good:
                 continue
-            # Luma comes first.
+            # Luma precedes chroma, which carries no flow.
             box, start = clip.request.box, self._spans[row][0]
             count = len(clip.request.frames)
             luma = moved[start : start + count * box.height * box.width].view(count, box.height, box.width)
             value = to_flow(luma, clip.info, clip.request)
             # [T * L, 2, H, W] to channels x1 y1 x2 y2 ... of each frame.
-            value = value.view(product.num_frames, 2 * product.stack, *product.size)
-            flow[row] = value.transpose(0, 1) if product.layout == "BCTHW" else value
+            value = value.view(spec.num_frames, 2 * spec.stack, *spec.size)
+            flow[row] = value.transpose(0, 1) if spec.layout == "BCTHW" else value
         return flow
 
 
 def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
-    """Levels of stacked pictures as flow of the output picture.
+    """Convert pictures of x above y to flow in pixels of the output picture.
 
     Args:
-        luma: uint8 [N, h', w], cut out by `flow_request`.
-        info: The stream.
-        request: What was asked for.
+        luma: uint8 [N, h', w], cropped by `flow_request`.
+        info: The flow stream.
+        request: The request that was decoded.
 
     Returns:
-        float32 [N, 2, H, W]: x and y, pixels a frame.
+        float32 [N, 2, H, W]: x and y, in pixels per frame.
     """
     half = info.height // 2
     rows = request.box.height - half

@@ -1,10 +1,10 @@
-"""From decoded clips to the tensor that a step sees: where decoders write, and what is done to it afterwards.
+"""Sinks: the memory that decoders write clips into, and the conversion from there to a batch tensor.
 
-Two ways, by what the decoder writes:
+There are two ways, depending on the decoder's output:
 
 - RGB: the thread that decoded a clip also normalises it into the batch, while it is in that core's cache.
-- Planes: YUV 4:2:0 of all clips lies packed in one buffer (pinned for CUDA), goes to the device in one copy, and is
-  converted, resized, flipped and normalised there.
+- Planes: the YUV 4:2:0 planes of all clips are packed into one buffer (pinned for CUDA), copied to the device at once,
+  and converted, resized, flipped and normalised there.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.runtime.arrays import UInt8Array
 
-_ALIGN: Final = 64  # bytes; a cache line, and wide enough for any vector load on a device
+_ALIGN: Final = 64  # bytes: a cache line, and enough for any vector load on a device
 
-# Normalisation that leaves levels as they are: (level / 255 - 0) / (1 / 255).
+# Normalisation that keeps levels 0 to 255: (level / 255 - 0) / (1 / 255).
 _LEVELS: Final = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
 
 
 @dataclass(frozen=True)
-class Product:
-    """What a batch's tensor looks like.
+class VideoSpec:
+    """Shape, normalisation and device of a batch's video tensor.
 
     Attributes:
-        num_frames: T.
+        num_frames: Frames per clip, T.
         size: Height and width in pixels.
         layout: Order of the axes.
         pixels: How values are normalised; None for uint8 levels 0 to 255 as decoded.
-        device: Where the tensor lies.
+        device: Device of the tensor.
     """
 
     num_frames: int
@@ -50,46 +50,46 @@ class Product:
 
 
 class Sink(Protocol):
-    """The memory of one stream of a batch while it is made."""
+    """The memory of one stream of a batch in the making."""
 
     def output(self, row: int, kinds: Set[type], /) -> Output | SharedRow:
-        """Where a decoder that writes some of `kinds` puts a clip, or a process the whole row."""
+        """Return the memory for a clip, for a decoder that writes some of `kinds`, or the whole row for a process."""
         ...
 
     def done(self, row: int, *, good: bool) -> None:
-        """The clip lies where it belongs, or (not `good`) becomes zeros."""
+        """Mark a row as written, or (not `good`) as failed: it becomes zeros."""
         ...
 
     def finish(self) -> torch.Tensor:
-        """The stream on its device. Called once, after every row is done."""
+        """Return the stream on its device. Called once, after every row is done."""
         ...
 
 
 OpenSink = Callable[[Sequence[Row | None]], Sink]
-"""Memory for the rows of a stream; None is a masked row, which is zeros."""
+"""Opens the memory for the rows of a stream; None is a masked row, which stays zero."""
 
 
 class RgbMemory:
-    """Where RGB of a loader's batches goes on the host.
+    """Host memory for the RGB clips of a loader's batches.
 
     Args:
-        product: What is wanted.
-        batches: Where the memory of batches comes from.
-        threads: Threads that decode at once.
+        spec: The batch tensor to make.
+        batches: Allocator of batch memory.
+        threads: Number of concurrent decode threads.
     """
 
-    def __init__(self, product: Product, batches: BufferPool, *, threads: int) -> None:
-        self.product, self.batches, self.clips = product, batches, BufferPool(threads)
-        on_host, pixels = product.device.type == "cpu", product.pixels
-        # To another device one byte a value is sent, as decoders write them; there a batch gets its layout. On the host
-        # half precision is made from float32 at the end: numpy has no bfloat16, and its float16 is slow.
+    def __init__(self, spec: VideoSpec, batches: BufferPool, *, threads: int) -> None:
+        self.spec, self.batches, self.clips = spec, batches, BufferPool(threads)
+        on_host, pixels = spec.device.type == "cpu", spec.pixels
+        # Another device gets uint8 as decoded and normalises and transposes there. On the host half precision is
+        # converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
         channels = tuple(pixels.channels()) if pixels is not None and on_host else None
-        frames_first = product.layout == "BTCHW" and on_host
-        self.layout = RowLayout(product.num_frames, product.size, frames_first, channels)
+        frames_first = spec.layout == "BTCHW" and on_host
+        self.layout = RowLayout(spec.num_frames, spec.size, frames_first, channels)
 
 
 class RgbSink:
-    """RGB from decoders, or whole rows from processes: a stream that is made on the host."""
+    """Collects RGB from decoders, or whole rows from worker processes, in host memory."""
 
     def __init__(self, memory: RgbMemory, clips: Sequence[Row | None]) -> None:
         layout = memory.layout
@@ -123,28 +123,28 @@ class RgbSink:
 
     def finish(self) -> torch.Tensor:
         """See `Sink`."""
-        product, pixels = self._memory.product, self._memory.product.pixels
-        # The tensor alone keeps the memory from here on.
+        spec, pixels = self._memory.spec, self._memory.spec.pixels
+        # From here on only the tensor keeps the memory alive.
         video = torch.from_numpy(self._video)
         del self._video
-        if product.device.type == "cpu":
+        if spec.device.type == "cpu":
             return video if pixels is None else video.to(pixels.dtype)
-        video = video.to(product.device)
+        video = video.to(spec.device)
         if pixels is not None:
             video = finish_rgb(video, pixels)
             video[self._blank] = 0
             return video
-        return video if product.layout == "BCTHW" else video.transpose(1, 2).contiguous()
+        return video if spec.layout == "BCTHW" else video.transpose(1, 2).contiguous()
 
 
 class DeviceSink:
-    """Finished frames from decoders that leave them on the device."""
+    """Collects RGB from decoders that write it to the device."""
 
-    def __init__(self, product: Product, clips: Sequence[Row | None]) -> None:
-        self._product = product
+    def __init__(self, spec: VideoSpec, clips: Sequence[Row | None]) -> None:
+        self._spec = spec
         self._good = [False] * len(clips)
-        shape = (len(clips), 3, product.num_frames, *product.size)
-        self._video = torch.empty(shape, dtype=torch.uint8, device=product.device)
+        shape = (len(clips), 3, spec.num_frames, *spec.size)
+        self._video = torch.empty(shape, dtype=torch.uint8, device=spec.device)
 
     def output(self, row: int, _kinds: Set[type]) -> Output:
         """See `Sink`."""
@@ -156,11 +156,11 @@ class DeviceSink:
 
     def finish(self) -> torch.Tensor:
         """See `Sink`."""
-        product = self._product
-        if product.pixels is None:
-            video = self._video if product.layout == "BCTHW" else self._video.transpose(1, 2).contiguous()
+        spec = self._spec
+        if spec.pixels is None:
+            video = self._video if spec.layout == "BCTHW" else self._video.transpose(1, 2).contiguous()
         else:
-            video = finish_rgb(self._video, product.pixels)
+            video = finish_rgb(self._video, spec.pixels)
         for row, good in enumerate(self._good):
             if not good:
                 video[row] = 0
@@ -168,11 +168,11 @@ class DeviceSink:
 
 
 class PlanesBuffer:
-    """Room on the host for the planes of each clip of a batch, one behind the other; pinned where they travel on.
+    """Host buffer for the planes of a batch's clips, one after the other; pinned if the device is CUDA.
 
     Args:
-        clips: Of the rows; None where there is none.
-        device: Where they go.
+        clips: The clip of each row; None for a masked row.
+        device: Device that the planes are copied to.
     """
 
     def __init__(self, clips: Sequence[Row | None], device: torch.device) -> None:
@@ -184,7 +184,7 @@ class PlanesBuffer:
             size = Planes.nbytes(len(clip.request.frames), clip.request.box) if clip else 0
             self._spans.append((at, at + size))
             at += -(-size // _ALIGN) * _ALIGN
-        # torch keeps pinned memory and gives it out again only after the copies from it have ended on the device.
+        # torch caches pinned memory and reuses it only after the copies from it have completed on the device.
         self._host = torch.empty(at, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._bytes = self._host.numpy()
 
@@ -201,26 +201,26 @@ class PlanesBuffer:
 
 
 class PlanesSink(PlanesBuffer):
-    """Planes from decoders, 1.5 bytes a pixel."""
+    """Collects YUV 4:2:0 planes from decoders, 1.5 bytes per pixel."""
 
-    def __init__(self, product: Product, clips: Sequence[Row | None]) -> None:
-        super().__init__(clips, product.device)
-        self._product = product
+    def __init__(self, spec: VideoSpec, clips: Sequence[Row | None]) -> None:
+        super().__init__(clips, spec.device)
+        self._spec = spec
 
     def finish(self) -> torch.Tensor:
         """See `Sink`."""
-        product = self._product
-        pixels = product.pixels or Pixels(*_LEVELS, layout=product.layout)
-        moved = self._host.to(product.device, non_blocking=True)
+        spec = self._spec
+        pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout)
+        moved = self._host.to(spec.device, non_blocking=True)
         rows = [row for row, good in enumerate(self._good) if good]
         planes = [self._planes(moved, row) for row in rows]
         if len(rows) == len(self._clips):
-            video = finish_planes(planes, product.size, pixels)
+            video = finish_planes(planes, spec.size, pixels)
         else:
-            video = pixels.empty(len(self._clips), product.num_frames, product.size, product.device).zero_()
+            video = pixels.empty(len(self._clips), spec.num_frames, spec.size, spec.device).zero_()
             if rows:
-                video[rows] = finish_planes(planes, product.size, pixels)
-        return video if product.pixels else video.to(torch.uint8)
+                video[rows] = finish_planes(planes, spec.size, pixels)
+        return video if spec.pixels else video.to(torch.uint8)
 
     def _planes(self, moved: torch.Tensor, row: int) -> ClipPlanes:
         clip = self._clips[row]
@@ -228,7 +228,7 @@ class PlanesSink(PlanesBuffer):
         box, (start, stop) = clip.request.box, self._spans[row]
         return ClipPlanes.packed(
             moved[start:stop],
-            self._product.num_frames,
+            self._spec.num_frames,
             box.height,
             box.width,
             flip=clip.request.flip,

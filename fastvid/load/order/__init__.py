@@ -1,1 +1,1 @@
-"""Which sample each position of an epoch is, for any number of ranks. Pure arithmetic."""
+"""Map each position of an epoch to a sample, for any number of ranks. Pure arithmetic."""

@@ -1,7 +1,7 @@
-"""How an epoch is cut into global batches, and a global batch into the shares of the ranks. Pure arithmetic.
+"""Split an epoch into global batches, and each global batch into one share per rank. Pure arithmetic.
 
-A global batch is a range of positions of the epoch's order. It does not depend on the world, so ranks may come and go
-between batches, and the batch size may change at any position.
+A global batch is a range of positions of the epoch's order. It does not depend on the world size, so ranks may join and
+leave between batches, and the batch size may change at any position.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fastvid.runtime.world import World
 Last = Literal["drop", "mask", "keep"]
 
 MASKED = -1
-"""Position of a row that holds no sample."""
+"""Position of a row without a sample."""
 
 
 def rank_slice(batch: int, rank: int, world: int, group: int = 1) -> tuple[int, int]:
-    """Rows [start, stop) of a global batch that belong to a rank.
+    """Return the rows [start, stop) of a global batch that belong to a rank.
 
-    Over all ranks the slices cover the batch in order, and their sizes differ by at most one group of rows.
+    The slices of all ranks cover the batch in rank order, and their sizes differ by at most one group of rows.
     """
     groups = batch // group
     return rank * groups // world * group, (rank + 1) * groups // world * group
@@ -38,7 +38,7 @@ class Share:
     Attributes:
         start: The global batch's first position.
         stop: One past its last position.
-        positions: Positions of this rank's rows, int64 [b], b >= 1; MASKED where a row holds no sample.
+        positions: Positions of this rank's rows, int64 [b], b >= 1; MASKED for a row without a sample.
     """
 
     start: int
@@ -47,7 +47,7 @@ class Share:
 
     @property
     def weight(self) -> float:
-        """Weight of each sample, so that weights of all ranks add up to one."""
+        """Weight of each sample; the weights of all ranks add up to one."""
         return 1.0 / (self.stop - self.start)
 
 
@@ -56,13 +56,13 @@ class Batches:
     """The batches of an epoch.
 
     Attributes:
-        num_samples: Samples of the epoch.
-        size: Samples of a global batch.
-        last: What becomes of the samples left at the end: "drop" leaves them out; "mask" fills the batch with masked
-            rows, so that every batch has the same shape; "keep" makes a smaller batch, of which every rank has at
-            least one row, masked where there are fewer samples than ranks.
-        world: The rank and how many there are.
-        group: Rows that stay together on one rank; it divides `size`, and with more than one row `last` is "drop".
+        num_samples: Samples per epoch.
+        size: Samples per global batch.
+        last: How to treat the remaining samples at the end of the epoch: "drop" discards them; "mask" pads the batch
+            with masked rows, so that every batch has the same shape; "keep" makes a smaller batch in which every rank
+            has at least one row, masked if there are fewer samples than ranks.
+        world: The rank and the world size.
+        group: Consecutive rows that stay on one rank; must divide `size`, and above 1 requires last="drop".
     """
 
     num_samples: int
@@ -76,27 +76,27 @@ class Batches:
         if self.group < 1 or self.size % self.group or (self.group > 1 and self.last != "drop"):
             raise UsageError(
                 f"group_size is {self.group} with global_batch_size {self.size} and last={self.last!r}",
-                hint="a group divides the global batch, and batches that are not full are dropped",
+                hint="choose a group_size that divides global_batch_size, and last='drop' if it is above 1",
             )
         if self.size // self.group < self.world.size:
             groups = f" in groups of {self.group}" if self.group > 1 else ""
             raise UsageError(
                 f"global_batch_size {self.size}{groups} is smaller than the world of {self.world.size}",
-                hint=f"every rank needs at least one {'clip' if self.group == 1 else 'group'} of each batch",
+                hint=f"give every rank at least one {'clip' if self.group == 1 else 'group'} of each batch",
             )
         if not self.count(0):
             raise UsageError(
-                f"{self.num_samples} samples give no batch of {self.size} with last='drop'",
+                f"{self.num_samples} samples do not fill one batch of {self.size} with last='drop'",
                 hint="use a smaller global_batch_size, or last='mask'",
             )
 
     def count(self, position: int) -> int:
-        """Batches from `position` to the end of the epoch."""
+        """Return the number of batches from `position` to the end of the epoch."""
         left = max(0, self.num_samples - position)
         return left // self.size if self.last == "drop" else -(-left // self.size)
 
     def share(self, position: int) -> Share:
-        """This rank's rows of the global batch that starts at `position`, which must lie inside the epoch."""
+        """Return this rank's rows of the global batch that starts at `position`, which must be inside the epoch."""
         stop = min(position + self.size, self.num_samples)
         assert 0 <= position < stop, position
         rows = stop - position if self.last == "keep" else self.size

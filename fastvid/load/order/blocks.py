@@ -1,8 +1,8 @@
-"""Block shuffle: shards in a random order, then samples within windows, for storage that dislikes random reads.
+"""Block shuffle: shuffle the shards, then the samples within windows, for storage with slow random reads.
 
-The samples are laid out shard after shard in a keyed order of the shards and cut into windows; within each window they
-come in a keyed order of their own. A reader then touches only the shards of one window at a time, and still any
-position can be asked for by itself.
+The shards are put in a keyed random order, their samples are laid out one after the other and cut into windows, and
+each window is shuffled with its own key. A reader touches only the shards of one window at a time, and any position
+can still be computed independently.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fastvid.load.order.permutation import Order
 from fastvid.runtime.arrays import IntArray
 
 BLOCKS_VERSION: Final = "fastvid-blocks-1"
-"""Part of a loader's fingerprint: another algorithm gets another name."""
+"""Part of a loader's fingerprint; must change when the algorithm changes."""
 
 _SHARDS_TAG: Final = int.from_bytes(b"shards-1", "little")
 _WINDOW_TAG: Final = int.from_bytes(b"window-1", "little")
 
 _KEPT_WINDOWS: Final = 4
-"""Orders kept; a batch that straddles windows needs two, and a planner that runs ahead another."""
+"""Window orders cached: a batch that straddles two windows needs two, and a planner that looks ahead one more."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class BlockShuffle:
     """Shuffle shards, then the samples within windows.
 
     Args:
-        window: Samples among which the order is uniform. Several shards' worth mix well: with windows of ten shards a
-            batch comes from ten shards. Memory is 8 bytes a sample of the window, half a megabyte at most.
+        window: Samples per window; the order is uniform within a window. Several shards' worth mix well: with windows
+            of ten shards a batch comes from ten shards. Memory is 8 bytes per sample of the window, at most half a
+            megabyte.
 
     Raises:
-        UsageError: The window has no sample.
+        UsageError: If `window` is below 1.
     """
 
     window: int = 16_384
@@ -49,11 +50,11 @@ class BlockShuffle:
 
 
 class BlockOrder:
-    """The order of one epoch.
+    """Block-shuffled order of one epoch.
 
     Args:
-        sizes: Samples of each shard, int64 [S]; sample numbers count through the shards in this order.
-        window: Most samples of a window; windows of an epoch differ by at most one sample.
+        sizes: Samples in each shard, int64 [S]; samples are numbered through the shards in this order.
+        window: Maximum samples per window; window sizes of an epoch differ by at most one sample.
         seed: 0 <= seed < 2**64.
         epoch: 0 <= epoch < 2**64.
     """
@@ -64,18 +65,18 @@ class BlockOrder:
         order = Order(len(sizes), _keyed(seed, _SHARDS_TAG), epoch).ids(np.arange(len(sizes)))
         firsts = np.cumsum(sizes) - sizes
         self._ends = np.cumsum(sizes[order])
-        # Sample number minus place in the layout, the same for all samples of a shard.
+        # Sample number minus index in the layout: constant within a shard.
         self._shifts = firsts[order] - (self._ends - sizes[order])
         self._windows = -(-self.num_samples // window)
         self._orders: OrderedDict[int, Order] = OrderedDict()
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
-        """The samples at some positions, int64 [N]; see `Order.ids`."""
+        """Return the samples at these positions, int64 [N]; see `Order.ids`."""
         wanted = np.atleast_1d(np.asarray(positions, dtype=np.int64))
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= self.num_samples):
             outside = wanted.min() if wanted.min() < 0 else wanted.max()
             raise UsageError(f"position {outside} is outside an epoch of {self.num_samples} samples")
-        # Window w begins at w * N // windows, so position p lies in window ((p + 1) * windows - 1) // N.
+        # Window w begins at w * N // windows, so position p is in window ((p + 1) * windows - 1) // N.
         windows = ((wanted + 1) * self._windows - 1) // max(1, self.num_samples)
         places = np.empty_like(wanted)
         for window in np.unique(windows).tolist():

@@ -1,4 +1,4 @@
-"""Which sample each position of an epoch visits: the one place that puts order, shares and repeats together."""
+"""Combine shuffling, class or dataset shares, and repeats into the sample order of each epoch."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ class EpochOrder(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Positions of the epoch."""
+        """Number of positions in the epoch."""
         ...
 
     def ids(self, positions: npt.ArrayLike, /) -> IntArray:
-        """The samples at some positions, int64 [N]."""
+        """Return the samples at these positions, int64 [N]."""
         ...
 
 
 @dataclass(frozen=True)
 class ClassBalanced:
-    """Classes get shares of an epoch that do not follow how many videos they have.
+    """Rebalance the classes of an epoch.
 
-    A class with n samples gets a share in proportion to n**power: 0 makes classes equal, 0.5 is the square-root rule, 1
-    leaves them as they are. Samples without a label are left out. Shares are exact in every epoch; within a class every
-    sample comes once before any comes again, also from epoch to epoch.
+    A class with n samples gets a share proportional to n**power: 0 makes all classes equal, 0.5 is the square-root
+    rule, 1 keeps the dataset's distribution. Samples without a label are dropped. Shares are exact in every epoch;
+    within a class every sample is visited once before any is visited again, also across epochs.
 
     Args:
         power: 0 to 1.
-        num_samples: Positions of an epoch; by default the labelled samples of the dataset.
+        num_samples: Positions per epoch; by default the number of labelled samples.
 
     Raises:
-        UsageError: An argument is out of range.
+        UsageError: If an argument is out of range.
 
     Source:
         Kang et al., Decoupling representation and classifier for long-tailed recognition, ICLR 2020, section 3.1.
@@ -60,32 +60,32 @@ class ClassBalanced:
 
     def __post_init__(self) -> None:
         if not 0 <= self.power <= 1:
-            raise UsageError(f"power is {self.power}, expected 0 (equal classes) to 1 (as many as there are)")
+            raise UsageError(f"power is {self.power}, expected 0 (equal classes) to 1 (as in the dataset)")
         check_least(1, num_samples=self.num_samples)
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _GroupShares:
     sizes: list[int]
     counts: list[int]
     members: Members
 
 
-class Visits:
-    """How epochs of a loader visit a dataset.
+class EpochOrders:
+    """The sample orders of a loader's epochs.
 
     Args:
         dataset: The samples.
-        shuffle: True for a uniform order, a `BlockShuffle`, or False for the samples as they lie.
-        balance: Shares by class.
-        repeats: Positions in a row that visit the same sample (repeated augmentation).
+        shuffle: True for a uniform order, a `BlockShuffle`, or False for dataset order.
+        balance: Class shares.
+        repeats: Consecutive positions that visit the same sample (repeated augmentation).
 
     Raises:
-        UsageError: The arguments contradict each other, or no sample has a label to balance by.
+        UsageError: If arguments contradict each other, or if `balance` is given and no sample has a label.
 
     Attributes:
-        num_samples: Positions of an epoch.
-        text: What decides the order besides seed and epoch, for a loader's fingerprint.
+        num_samples: Positions per epoch.
+        text: Everything that determines the order besides seed and epoch, for the loader's fingerprint.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class Visits:
         mixture = dataset if isinstance(dataset, Mixture) and dataset.weights is not None else None
         if (balance or mixture) and shuffle is not True:
             raise UsageError(
-                f"shuffle={shuffle} has no meaning for {'classes in shares' if balance else 'a weighted mixture'}",
-                hint="their order is always random; for evaluation leave the shares away",
+                f"shuffle={shuffle} cannot be combined with {'balance=' if balance else 'a weighted mixture'}",
+                hint="remove balance= or weights= for evaluation; orders with shares are always random",
             )
         if balance and mixture:
-            raise UsageError("a mixture has weights already", hint="use balance= or weights=, not both")
+            raise UsageError("balance= was given for a weighted mixture", hint="use balance= or weights=, not both")
         self._dataset, self._shuffle, self._repeats = dataset, shuffle, repeats
-        self._groups: _Groups | None = None
+        self._groups: _GroupShares | None = None
         self.text = f"{ORDER_VERSION} shuffle={shuffle}"
         if mixture is not None:
             self._groups = _by_dataset(mixture)
@@ -123,7 +123,7 @@ class Visits:
         self.num_samples = base * repeats
 
     def order(self, seed: int, epoch: int) -> EpochOrder:
-        """The order of one epoch."""
+        """Return the order of one epoch."""
         base: EpochOrder
         if self._groups is not None:
             base = GroupedOrder(self._groups.sizes, self._groups.counts, self._groups.members, seed, epoch)
@@ -135,7 +135,7 @@ class Visits:
 
 
 class _Repeated:
-    """Visits each sample of another order several times in a row."""
+    """Visit each sample of another order several times in a row."""
 
     def __init__(self, base: EpochOrder, repeats: int) -> None:
         self.seed, self.epoch = base.seed, base.epoch
@@ -149,7 +149,7 @@ class _Repeated:
         return self._base.ids(np.atleast_1d(np.asarray(positions, dtype=np.int64)) // self._repeats)
 
 
-def _by_dataset(mixture: Mixture) -> _Groups:
+def _by_dataset(mixture: Mixture) -> _GroupShares:
     assert mixture.weights is not None
     starts = np.asarray(mixture.starts, dtype=np.int64)
 
@@ -157,11 +157,11 @@ def _by_dataset(mixture: Mixture) -> _Groups:
         return starts[groups] + indices
 
     sizes = [len(dataset) for dataset in mixture.datasets]
-    return _Groups(sizes, apportion(mixture.num_samples, mixture.weights), members)
+    return _GroupShares(sizes, apportion(mixture.num_samples, mixture.weights), members)
 
 
-def _by_class(labels: IntArray, balance: ClassBalanced) -> _Groups:
-    # Four bytes a sample where they suffice: this index is the price of shares by class.
+def _by_class(labels: IntArray, balance: ClassBalanced) -> _GroupShares:
+    # uint32 when it suffices: this index is the memory cost of class shares.
     kind = np.uint32 if len(labels) < _SMALL_SET else np.int64
     by_class = np.argsort(labels, kind="stable").astype(kind)
     by_class = by_class[np.count_nonzero(labels < 0) :]
@@ -177,4 +177,4 @@ def _by_class(labels: IntArray, balance: ClassBalanced) -> _Groups:
 
     sizes = counts.tolist()
     shares = apportion(balance.num_samples or len(by_class), [size**balance.power for size in sizes])
-    return _Groups(sizes, shares, members)
+    return _GroupShares(sizes, shares, members)

@@ -1,4 +1,4 @@
-"""Two integer hashes. Order and draws rest on them, so their output never changes."""
+"""Integer hashes. Sample orders and random draws depend on them, so their output must never change."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _S16, _S13 = np.uint32(16), np.uint32(13)
 
 
 def mix64(words: UInt64Array) -> UInt64Array:
-    """SplitMix64's finaliser, a bijection of 64-bit words.
+    """Apply SplitMix64's finaliser, a bijection of 64-bit words.
 
     Args:
-        words: uint64, at least one dimension (numpy warns about wrapped scalars, not about wrapped arrays).
+        words: uint64, at least one dimension (numpy warns when a scalar overflows, not when an array does).
 
     Source:
         Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014; constants of variant 13 of
@@ -32,14 +32,14 @@ def mix64(words: UInt64Array) -> UInt64Array:
 
 
 def mix64_int(word: int) -> int:
-    """`mix64` of one Python integer, 0 <= word < 2**64."""
+    """Return `mix64` of one Python integer, 0 <= word < 2**64."""
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK64
     return word ^ (word >> 31)
 
 
 def mix32(words: UInt32Array) -> UInt32Array:
-    """MurmurHash3's 32-bit finaliser, a bijection of 32-bit words.
+    """Apply MurmurHash3's 32-bit finaliser, a bijection of 32-bit words.
 
     Args:
         words: uint32, at least one dimension.

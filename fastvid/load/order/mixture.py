@@ -1,6 +1,6 @@
-"""Several datasets as one.
+"""Several datasets combined into one.
 
-Sample numbers count through the datasets in their order, and so do shard numbers.
+Samples and shards are numbered through the datasets, in the order they were given.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from fastvid.runtime.checks import check_least
 
 
 class Mixture:
-    """Datasets put together for a `ClipLoader`.
+    """Several datasets combined for a `ClipLoader`.
 
-    Without weights an epoch visits every sample of every dataset once. With weights each dataset gets its share of an
-    epoch's positions, exactly, in random order; a dataset with more samples than positions goes on in the next epoch
-    where it stopped, one with fewer starts again.
+    Without weights an epoch visits every sample of every dataset once. With weights each dataset gets exactly its share
+    of an epoch's positions, in random order. A dataset with more samples than positions continues in the next epoch
+    where it stopped; one with fewer starts over.
 
-    Classes are merged by name where the datasets name different ones.
+    Datasets with different classes are merged by class name.
 
     Args:
         datasets: At least one.
         weights: Share of each dataset, positive; they need not add up to one.
-        num_samples: Positions of an epoch; by default the samples of all datasets. Only with weights.
+        num_samples: Positions per epoch, by default the samples of all datasets; requires weights.
 
     Raises:
-        UsageError: An argument is wrong, or classes cannot be merged.
+        UsageError: If an argument is invalid, or if the classes cannot be merged.
     """
 
     def __init__(
@@ -51,12 +51,15 @@ class Mixture:
             if not all(0 < weight < math.inf for weight in weights):
                 raise UsageError(f"weights are {list(weights)}, expected positive numbers")
         elif num_samples is not None:
-            raise UsageError(f"num_samples is {num_samples}, but without weights every sample comes once")
+            raise UsageError(
+                f"num_samples is {num_samples}, but a mixture without weights visits every sample once",
+                hint="give weights=, or leave out num_samples",
+            )
         check_least(1, num_samples=num_samples)
         self.datasets = tuple(datasets)
         self.weights = None if weights is None else tuple(float(weight) for weight in weights)
         lengths = [len(dataset) for dataset in datasets]
-        # Lists, because most questions are about one sample: looking into an array takes ten times as long.
+        # Lists: most lookups are for one sample, and indexing an array takes ten times as long.
         self._ends = list(accumulate(lengths))
         self._shard_ends = list(accumulate(len(dataset.shard_sizes) for dataset in datasets))
         self.starts = (0, *self._ends[:-1])
@@ -78,33 +81,33 @@ class Mixture:
 
     @property
     def shard_sizes(self) -> IntArray:
-        """Samples of each shard, int64 [S]."""
+        """Number of samples in each shard, int64 [S]."""
         return np.concatenate([dataset.shard_sizes for dataset in self.datasets])
 
     @cached_property
     def labels(self) -> IntArray:
-        """Label of each sample as an index into `classes`, int64 [N]; -1 where it has none."""
+        """Label of each sample as an index into `classes`, int64 [N]; -1 if it has none."""
         return np.concatenate([self._renumbered(dataset) for dataset in self.datasets])
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """A column of all datasets.
+        """Return one annotation column of all datasets.
 
         Raises:
-            UsageError: A dataset has no such column, or types differ.
+            UsageError: If a dataset lacks the column, or if its type differs between datasets.
         """
         columns = [dataset.column(name) for dataset in self.datasets]
         if any(column.type != columns[0].type for column in columns):
             kinds = ", ".join(dict.fromkeys(str(column.type) for column in columns))
-            raise UsageError(f"column {name!r} has several types over the datasets: {kinds}")
+            raise UsageError(f"column {name!r} has different types in the datasets: {kinds}")
         return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
 
     def key(self, sample: int) -> str:
-        """Key of a sample."""
+        """Return the key of a sample."""
         number = bisect_right(self._ends, sample)
         return self.datasets[number].key(sample - self.starts[number])
 
     def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
-        """Shard number and row inside the shard, both int64 [N]."""
+        """Return each sample's shard number and row within the shard, both int64 [N]."""
         wanted = np.asarray(samples, dtype=np.int64)
         numbers = np.searchsorted(self._ends, wanted, side="right")
         shards, rows = np.empty_like(wanted), np.empty_like(wanted)
@@ -115,17 +118,17 @@ class Mixture:
         return shards, rows
 
     def shard(self, index: int) -> Shard:
-        """A shard."""
+        """Return a shard."""
         number = bisect_right(self._shard_ends, index)
         return self.datasets[number].shard(index - self._shard_starts[number])
 
     def is_open(self, index: int) -> bool:
-        """Whether a shard was used before."""
+        """Return whether a shard has been opened."""
         number = bisect_right(self._shard_ends, index)
         return self.datasets[number].is_open(index - self._shard_starts[number])
 
     def shard_name(self, index: int) -> str:
-        """Stem of a shard's files; with the dataset's folder, because names repeat over datasets."""
+        """Return the stem of a shard's files, with the dataset's URL because names repeat across datasets."""
         number = bisect_right(self._shard_ends, index)
         dataset = self.datasets[number]
         return f"{dataset.storage.url}/{dataset.shard_name(index - self._shard_starts[number])}"
@@ -142,5 +145,5 @@ def _merged(classes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     if len(set(classes)) == 1:
         return classes[0]
     if not all(classes):
-        raise UsageError("some datasets of the mixture name their classes and some do not, so labels cannot be merged")
+        raise UsageError("labels cannot be merged: some datasets of the mixture have class names and some do not")
     return tuple(dict.fromkeys(name for names in classes for name in names))

@@ -1,11 +1,12 @@
-"""The order of an epoch: a keyed permutation that is computed, not stored.
+"""The sample order of an epoch: a keyed permutation that is computed, not stored.
 
-Any position can be asked for by itself, in constant memory, so a loader's whole state is one position, and every rank
-computes the same order without talking to another.
+Any position can be computed independently in constant memory, so a loader's whole state is one position, and all ranks
+compute the same order without communication.
 
-Above 65,536 samples a balanced Feistel network of six rounds permutes the smallest power of four that holds all
-samples, and numbers that fall outside are permuted again (cycle walking; fewer than four times on average). Few of the
-permutations of a small set can be reached that way, so up to 65,536 samples are sorted by a keyed hash instead.
+Above 65,536 samples a balanced Feistel network with six rounds permutes the smallest power of four that is at least the
+number of samples, and results out of range are permuted again (cycle walking; fewer than four times on average). A
+Feistel network reaches few of the permutations of a small set, so up to 65,536 samples are sorted by a keyed hash
+instead.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from fastvid.load.order.hashes import GOLDEN, mix32, mix64
 from fastvid.runtime.arrays import IntArray, UInt64Array
 
 ORDER_VERSION: Final = "fastvid-order-1"
-"""Part of the key: another algorithm gets another name, and states made with the old one are refused."""
+"""Part of the key; must change when the algorithm changes, so that states of the old one are refused."""
 
 ROUNDS: Final = 6
-"""Feistel rounds; four leave visible bias in small domains (chi-squared over permutations), six do not at 65,537 up."""
+"""Feistel rounds; four are visibly biased in small domains (chi-squared over permutations), six are not from 65,537."""
 
 SORTED_LIMIT: Final = 65_536
-"""Largest set that is sorted by hash; its order takes half a megabyte while the epoch lasts."""
+"""Largest set that is sorted by hash; its order takes half a megabyte during the epoch."""
 
 
 class Order:
     """The order in which one epoch visits the samples.
 
     Args:
-        num_samples: Samples of the epoch, >= 0.
+        num_samples: Samples in the epoch, >= 0.
         seed: 0 <= seed < 2**64.
         epoch: 0 <= epoch < 2**64.
-        shuffle: False visits the samples as they lie in the dataset.
+        shuffle: False visits the samples in dataset order.
 
     Raises:
-        UsageError: An argument is out of range.
+        UsageError: If an argument is out of range.
     """
 
     __slots__ = ("_half", "_keys", "_sorted", "epoch", "num_samples", "seed", "shuffle")
@@ -51,7 +52,7 @@ class Order:
             if not 0 <= value < limit:
                 raise UsageError(f"{name} is {value}, expected 0 <= {name} < 2**{limit.bit_length() - 1}")
         self.num_samples, self.seed, self.epoch, self.shuffle = num_samples, seed, epoch, shuffle
-        # The size is in the key, so that a set that grew by one sample is not visited in nearly the old order.
+        # The size is part of the key: a set that grows by one sample gets a very different order.
         text = struct.pack("<QQQ", seed, epoch, num_samples) + ORDER_VERSION.encode()
         digest = hashlib.blake2b(text, digest_size=4 * ROUNDS + 8).digest()
         self._keys = np.frombuffer(digest, "<u4", count=ROUNDS).astype(np.uint32)
@@ -66,16 +67,16 @@ class Order:
         return f"Order({self.num_samples}, seed={self.seed}, epoch={self.epoch}, shuffle={self.shuffle})"
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
-        """The samples at some positions of the epoch.
+        """Return the samples at these positions of the epoch.
 
         Args:
             positions: Integers, 0 <= p < num_samples, any order, int64 [N].
 
         Returns:
-            Rows of the dataset, int64 [N]. Over all positions each row comes exactly once.
+            Rows of the dataset, int64 [N]. Over all positions each row occurs exactly once.
 
         Raises:
-            UsageError: A position is out of range.
+            UsageError: If a position is out of range.
         """
         wanted = np.atleast_1d(np.asarray(positions, dtype=np.int64))
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= self.num_samples):

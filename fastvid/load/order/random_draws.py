@@ -1,10 +1,9 @@
-"""Random numbers without state: each is a hash of what it is for.
+"""Stateless random numbers: each is a hash of (seed, epoch, position, purpose, index).
 
-A number depends on (seed, epoch, position, purpose, index) and nothing else, so it is the same for any world size,
-batch size, thread and back-end, and after any restart. Streams of library generators are not used: their algorithms
-may change between versions.
+A number depends on nothing else, so it is the same for any world size, batch size, thread and back-end, and after any
+restart. Library generators are not used because their algorithms may change between versions.
 
-A clip needs a dozen numbers at most, for which Python's integers are two to four times faster than numpy's arrays.
+A clip needs at most a dozen numbers, for which Python integers are two to four times faster than numpy arrays.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Final
 from fastvid.load.order.hashes import GOLDEN, MASK64, mix64_int
 
 DRAWS_VERSION: Final = "fastvid-draws-1"
-"""Part of a loader's fingerprint: other hashes get another name."""
+"""Part of a loader's fingerprint; must change when the algorithm changes."""
 
 _DOUBLE: Final = 2.0**-53  # spacing of float64 numbers in [0.5, 1)
 
 
 class Purpose(IntEnum):
-    """What a number decides; numbers of different purposes are independent. Values never change or move."""
+    """What a number is used for. Different purposes are independent; existing values must never change."""
 
     FRAMES = 1
     CROP = 2
@@ -36,7 +35,7 @@ class Draws:
     Attributes:
         seed: The loader's seed, 0 <= seed < 2**64.
         epoch: The epoch, 0 <= epoch < 2**64.
-        position: Place of the clip in the epoch's global order.
+        position: Position of the clip in the epoch's global order.
     """
 
     seed: int
@@ -44,10 +43,10 @@ class Draws:
     position: int
 
     def words(self, purpose: Purpose, count: int, first: int = 0) -> list[int]:
-        """Uniform 64-bit words number `first` to `first + count - 1` of a purpose.
+        """Return the uniform 64-bit words `first` to `first + count - 1` of a purpose.
 
-        Each of seed, epoch, position and purpose goes through a bijection, so two clips of an epoch never share a
-        state; the words are the SplitMix64 sequence from that state.
+        Seed, epoch, position and purpose each go through a bijection, so two clips of an epoch never share a state; the
+        words are the SplitMix64 sequence from that state.
         """
         state = 0
         for word in (self.seed, self.epoch, self.position, purpose):
@@ -56,9 +55,9 @@ class Draws:
         return [mix64_int((state + i * GOLDEN) & MASK64) for i in range(1, count + 1)]
 
     def uniform(self, purpose: Purpose, count: int, first: int = 0) -> list[float]:
-        """Uniform in [0, 1), multiples of 2**-53."""
+        """Return floats uniform in [0, 1), multiples of 2**-53."""
         return [(word >> 11) * _DOUBLE for word in self.words(purpose, count, first)]
 
     def integers(self, purpose: Purpose, high: int, count: int) -> list[int]:
-        """Uniform in 0 <= i < high. No value is likelier than another by more than high / 2**64."""
+        """Return integers uniform in 0 <= i < high; probabilities differ by a factor of at most 1 + high / 2**64."""
         return [(word * high) >> 64 for word in self.words(purpose, count)]

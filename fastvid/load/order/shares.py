@@ -1,10 +1,9 @@
-"""Orders that give each group of samples a share: datasets of a mixture, classes of a balanced epoch.
+"""Orders in which each group of samples gets a fixed share: datasets of a mixture, classes of a balanced epoch.
 
-The shares of an epoch are exact: every group gets its number of positions, and which position goes to which group is a
-keyed permutation. A group that gets more positions than it has samples gives every sample again before any a third
-time; one that gets fewer goes on in the next epoch where this one stopped. So a group is always passed through in
-whole laps, each in an order of its own, and nothing has to be remembered: which lap and which place in it follows from
-the epoch and the position.
+Shares are exact in every epoch: each group gets its number of positions, and a keyed permutation assigns positions to
+groups. A group with more positions than samples visits every sample a second time before any a third time; a group
+with fewer continues in the next epoch where it stopped. So each group is visited in whole laps, each lap in its own
+order. No state is needed: the lap and the index in it follow from the epoch and the position.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from fastvid.load.order.permutation import ROUNDS, Order
 from fastvid.runtime.arrays import IntArray, UInt64Array
 
 GROUPED_VERSION: Final = "fastvid-grouped-1"
-"""Part of the key and of a loader's fingerprint: another algorithm gets another name."""
+"""Part of a loader's fingerprint; must change when the algorithm changes."""
 
 _TAG: Final = int.from_bytes(b"grouped1", "little")
 
 
 class Members(Protocol):
-    """Which sample is number `indices[i]` of group `groups[i]`."""
+    """Maps (group, index in the group) to a sample."""
 
     def __call__(self, groups: IntArray, indices: IntArray, /) -> IntArray:
-        """Samples, int64 [N]."""
+        """Return the samples, int64 [N]."""
         ...
 
 
@@ -37,9 +36,9 @@ class GroupedOrder:
     """The order of one epoch over groups with fixed shares.
 
     Args:
-        sizes: Samples of each group, >= 1.
-        counts: Positions that each group gets in an epoch, >= 0.
-        members: From group and number in the group to the sample.
+        sizes: Samples in each group, >= 1.
+        counts: Positions of each group in an epoch, >= 0.
+        members: Maps a group and an index in it to the sample.
         seed: 0 <= seed < 2**64.
         epoch: 0 <= epoch < 2**64.
     """
@@ -51,7 +50,7 @@ class GroupedOrder:
         self._sizes = np.asarray(sizes, dtype=np.int64)
         self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
         self._starts = np.concatenate([np.zeros(1, dtype=np.int64), self._ends[:-1]])
-        # Python's integers, because an epoch times a count may leave 64 bits.
+        # Python integers, because epoch * count may overflow 64 bits.
         begun = [divmod(epoch * count, size) for count, size in zip(counts, sizes, strict=True)]
         self._laps = np.asarray([lap & MASK64 for lap, _ in begun], dtype=np.uint64)
         self._offsets = np.asarray([offset for _, offset in begun], dtype=np.int64)
@@ -62,11 +61,11 @@ class GroupedOrder:
 
     @property
     def num_samples(self) -> int:
-        """Positions of the epoch."""
+        """Number of positions in the epoch."""
         return self._places.num_samples
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
-        """The samples at some positions, int64 [N]; see `Order.ids`."""
+        """Return the samples at these positions, int64 [N]; see `Order.ids`."""
         slots = self._places.ids(positions)
         groups = np.searchsorted(self._ends, slots, side="right")
         sizes = self._sizes[groups]
@@ -75,7 +74,7 @@ class GroupedOrder:
         return self._members(groups, self._permuted(groups, laps, indices, sizes))
 
     def _permuted(self, groups: IntArray, laps: UInt64Array, indices: IntArray, sizes: IntArray) -> IntArray:
-        """Place `indices` of each lap's own order: the network of `Order` with keys by lane."""
+        """Permute `indices` within each lap: the Feistel network of `Order`, with separate keys for each element."""
         words = [mix64(mix64(self._states[groups] ^ laps) + np.uint64((n * GOLDEN) & MASK64)) for n in (1, 2, 3)]
         keys = [(word >> np.uint64(shift)).astype(np.uint32) for word in words for shift in (0, 32)]
         assert len(keys) == ROUNDS
@@ -94,16 +93,19 @@ class GroupedOrder:
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` positions by weight, whole numbers that add up to it (largest remainders, the first group at a tie).
+    """Divide `total` positions in proportion to the weights, by largest remainders (ties go to the first group).
 
     Args:
         total: Positions, >= 0.
-        weights: Not negative, at least one positive.
+        weights: Non-negative, at least one positive.
+
+    Returns:
+        Integers that add up to `total`.
     """
     whole = sum(weights)
     shares = [total * weight / whole for weight in weights]
     counts = [int(share) for share in shares]
-    # Rounding may leave more than the number of groups only where floats are coarser than one position.
+    # More positions than groups can remain only where floats are coarser than one position.
     order = sorted(range(len(shares)), key=lambda group: (counts[group] - shares[group], group))
     for turn in range(total - sum(counts)):
         counts[order[turn % len(order)]] += 1

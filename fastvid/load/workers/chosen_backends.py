@@ -13,8 +13,8 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import Planes, Rgb
 from fastvid.errors import UsageError
 from fastvid.load.batch.canvas import Finisher
-from fastvid.load.batch.flow import FlowProduct, FlowSink
-from fastvid.load.batch.sinks import DeviceSink, OpenSink, PlanesSink, Product, RgbMemory, RgbSink
+from fastvid.load.batch.flow import FlowSink, FlowSpec
+from fastvid.load.batch.sinks import DeviceSink, OpenSink, PlanesSink, RgbMemory, RgbSink, VideoSpec
 from fastvid.load.clips.clip import Row, decided
 from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
 from fastvid.load.workers import auto
@@ -37,7 +37,7 @@ class BatchShape:
         repeats: Whether neighbouring rows show one sample.
     """
 
-    product: Product
+    product: VideoSpec
     dtype: torch.dtype
     streams: tuple[str, ...]
     flow_stack: int
@@ -140,7 +140,7 @@ class Served:
         shape, product = self._shape, self._shape.product
         numbers = shape.dtype if shape.dtype.is_floating_point else torch.float32
         layout, device = product.layout, product.device
-        flow = FlowProduct(product.num_frames, shape.flow_stack, product.size, layout, numbers, device)
+        flow = FlowSpec(product.num_frames, shape.flow_stack, product.size, layout, numbers, device)
         return [partial(FlowSink, flow)]
 
     def _rgb(self, chosen: Sequence[Backend]) -> list[OpenSink]:

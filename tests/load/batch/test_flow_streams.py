@@ -1,4 +1,4 @@
-"""Batches of pictures and flow: the same frames and crop, motion as the clip shows it."""
+"""Batches of RGB and flow: the same frames and crop, and flow that matches the visible motion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.makers import encode, texture
 pytest.importorskip("cv2", reason="optical flow needs OpenCV")
 
 HEIGHT, WIDTH, FRAMES = 64, 96, 8
-RIGHT, UP = 3, 2  # pixels a frame
+RIGHT, UP = 3, 2  # pixels per frame
 X264 = ["-c:v", "libx264", "-crf", "5", "-preset", "ultrafast"]
 
 
@@ -59,13 +59,13 @@ def batches(folder, **options):
 
 
 def middle(flow):
-    """Median motion of the inside of each clip: x and y."""
+    """Return the median motion of each clip's interior: x and y."""
     inner = flow[..., 8:-8, 8:-8]
     x, y = inner[:, 0::2].reshape(len(flow), -1), inner[:, 1::2].reshape(len(flow), -1)
     return x.median(1).values.tolist(), y.median(1).values.tolist()
 
 
-def test_flow_is_in_pixels_a_frame_to_the_right_and_down(folder):
+def test_flow_is_in_pixels_per_frame_to_the_right_and_down(folder):
     (batch,) = batches(folder)
     assert batch.video.shape == (3, 3, 3, 48, 48)
     assert batch.flow.shape == (3, 2, 3, 48, 48)
@@ -75,20 +75,20 @@ def test_flow_is_in_pixels_a_frame_to_the_right_and_down(folder):
     assert y == pytest.approx([-UP] * 3, abs=0.3)
 
 
-def test_a_mirrored_clip_is_mirrored_with_its_motion(folder):
+def test_flipping_a_clip_flips_its_flow(folder):
     (plain,) = batches(folder, shuffle=False, spatial=CenterCrop(48))
     (mirrored,) = batches(folder, shuffle=False, spatial=(CenterCrop(48), HorizontalFlip(1.0)))
     assert torch.equal(mirrored.video, plain.video.flip(-1))
     assert torch.equal(mirrored.flow[:, 0], -plain.flow[:, 0].flip(-1))
     assert torch.equal(mirrored.flow[:, 1], plain.flow[:, 1].flip(-1))
     assert mirrored.flow[:, 0].abs().max() > 1
-    # Mirrored twice it is what it was.
+    # Flipping twice gives the original.
     again = mirrored.flow.flip(-1)
     again[:, 0].neg_()
     assert torch.equal(again, plain.flow)
 
 
-def test_a_resized_clip_has_the_motion_that_is_seen_in_it(folder):
+def test_resizing_a_clip_scales_its_flow(folder):
     (same,) = batches(folder, spatial=CenterCrop((64, 96)))
     (half,) = batches(folder, spatial=CenterCrop((32, 48), short_side=32))
     (x, y), (half_x, half_y) = middle(same.flow), middle(half.flow)
@@ -97,7 +97,7 @@ def test_a_resized_clip_has_the_motion_that_is_seen_in_it(folder):
 
 
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
-def test_streams_alone_are_what_they_are_together(folder, layout):
+def test_a_stream_is_the_same_alone_and_with_the_other(folder, layout):
     options = {"spatial": (RandomResizedCrop(32), HorizontalFlip(0.5)), "flow_stack": 2, "layout": layout, "seed": 5}
     (both,) = batches(folder, **options)
     (pictures,) = batches(folder, **options, streams="rgb")
@@ -113,7 +113,7 @@ def test_streams_alone_are_what_they_are_together(folder, layout):
 
 @pytest.mark.parametrize("streams", ["flow", ("rgb", "flow")])
 @pytest.mark.parametrize("workers", ["thread", "process"])
-def test_every_view_is_the_clip_that_would_have_been_decoded_alone(folder, streams, workers):
+def test_every_view_equals_the_same_clip_decoded_alone(folder, streams, workers):
     sampler, crop, views = Segments(3, jitter=False), CenterCrop(32, short_side=40), Views(2, 10)
     options = {"shuffle": False, "streams": streams, "flow_stack": 2}
     (viewed,) = batches(folder, **options, frames=sampler, spatial=crop, views=views, workers=workers)
@@ -127,7 +127,7 @@ def test_every_view_is_the_clip_that_would_have_been_decoded_alone(folder, strea
         assert torch.equal(viewed.frame_index[:, number], alone.frame_index)
 
 
-def test_repeats_are_what_they_would_be_alone(folder, monkeypatch):
+def test_joined_repeats_equal_separately_decoded_ones(folder, monkeypatch):
     options = {"repeats": 3, "global_batch_size": 9, "flow_stack": 2, "spatial": RandomResizedCrop(32)}
     (together,) = batches(folder, **options)
     monkeypatch.setattr("fastvid.load.clips.plan.join_neighbours", list)
@@ -136,7 +136,7 @@ def test_repeats_are_what_they_would_be_alone(folder, monkeypatch):
     assert torch.equal(together.flow, alone.flow)
 
 
-def test_a_stack_holds_the_flows_around_each_frame(folder):
+def test_a_stack_contains_the_flows_around_each_frame(folder):
     options = {"shuffle": False, "spatial": CenterCrop(48), "frames": Segments(2, jitter=False)}
     (stacked,) = batches(folder, **options, flow_stack=4)
     every = Dense(FRAMES, 1, jitter=False)
@@ -159,7 +159,7 @@ def test_stacks_are_consecutive_and_stay_inside_the_video(frames, stack):
         assert frame in row
 
 
-def test_the_state_belongs_to_its_streams(folder):
+def test_a_state_of_other_streams_is_refused(folder):
     dataset = Dataset(str(folder / "data"))
     common = {"frames": Segments(2), "spatial": RandomCrop(48), "global_batch_size": 1, "rank": 0, "world_size": 1}
     both = ClipLoader(dataset, **common, streams=("rgb", "flow"), flow_stack=2)
@@ -170,7 +170,7 @@ def test_the_state_belongs_to_its_streams(folder):
             ClipLoader(dataset, **common, **other).load_state_dict(state)
 
 
-def test_a_clip_of_which_one_stream_is_damaged_is_skipped_once(folder, tmp_path):
+def test_a_clip_with_one_damaged_stream_is_skipped_and_counted_once(folder, tmp_path):
     shutil.copytree(folder / "data", tmp_path / "data")
     dataset = Dataset(str(tmp_path / "data"))
     shard = dataset.shard(0)
@@ -193,7 +193,7 @@ def test_a_clip_of_which_one_stream_is_damaged_is_skipped_once(folder, tmp_path)
     )
     (batch,) = loader
     assert batch.valid.tolist() == [True, False, True]
-    # What was decoded of it is not shown either.
+    # The stream that was decoded is zero, too.
     assert not batch.flow[1].any()
     assert not batch.video[1].any()
     assert batch.flow[0].any()
@@ -201,7 +201,7 @@ def test_a_clip_of_which_one_stream_is_damaged_is_skipped_once(folder, tmp_path)
     assert loader.stats.total.clips == 2
 
 
-def test_mistakes_are_named(folder, tmp_path):
+def test_invalid_stream_arguments_are_refused(folder, tmp_path):
     clip = datasets.make_clip(tmp_path / "clip.mp4", frames=4)
     datasets.pack(tmp_path / "plain", [[("clip", clip, 0)]])
     common = {"frames": Segments(2), "spatial": RandomCrop(48), "global_batch_size": 1, "rank": 0, "world_size": 1}

@@ -1,4 +1,4 @@
-"""Epochs cut into global batches, batches into ranks: nothing lost, nothing twice, whatever the world."""
+"""Epochs are split into global batches and ranks without loss or duplicates, for any world size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_rank_slices_cover_a_batch_in_order(batch, world):
 
 @st.composite
 def epochs(draw):
-    """(samples, batch size, last, world size, position) that a loader accepts."""
+    """Draw (samples, batch size, last, world size, position) that a loader accepts."""
     samples, world = draw(st.integers(1, 120)), draw(st.integers(1, 7))
     last = draw(st.sampled_from(["drop", "mask", "keep"]))
     largest = max(world, samples) if last == "drop" else 130
@@ -37,7 +37,7 @@ def test_ranks_together_deliver_the_rest_of_an_epoch(epoch):
     samples, size, last, world, position = epoch
     ranks = [Batches(samples, size, last, World(rank, world)) for rank in range(world)]
     counts = {rank.count(position) for rank in ranks}
-    assert len(counts) == 1  # every rank takes equally many steps
+    assert len(counts) == 1  # all ranks take the same number of steps
     delivered = []
     for number in range(counts.pop()):
         shares = [rank.share(position + number * size) for rank in ranks]
@@ -58,7 +58,7 @@ def test_ranks_together_deliver_the_rest_of_an_epoch(epoch):
 
 
 @given(st.data(), st.integers(1, 200))
-def test_worlds_and_sizes_may_change_at_every_batch(data, samples):
+def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_batch(data, samples):
     position, delivered = 0, []
     while position < samples:
         world = data.draw(st.integers(1, 5))
@@ -75,7 +75,7 @@ def test_a_batch_smaller_than_the_world_is_refused():
 
 
 def test_an_epoch_without_a_batch_is_refused():
-    with pytest.raises(UsageError, match="5 samples give no batch of 8"):
+    with pytest.raises(UsageError, match="5 samples do not fill one batch of 8"):
         Batches(5, 8, "drop", World())
     assert Batches(5, 8, "mask", World()).count(0) == 1
 
@@ -93,7 +93,7 @@ def environment(monkeypatch):
     return monkeypatch
 
 
-def test_the_world_comes_from_arguments_then_torchrun_then_alone(environment):
+def test_the_world_comes_from_arguments_else_torchrun_else_defaults_to_one_rank(environment):
     assert World.resolve(None, None) == World(0, 1)
     environment.setenv("RANK", "2")
     environment.setenv("WORLD_SIZE", "3")
@@ -101,7 +101,7 @@ def test_the_world_comes_from_arguments_then_torchrun_then_alone(environment):
     assert World.resolve(0, 5) == World(0, 5)
 
 
-def test_the_process_group_goes_before_the_environment(environment, tmp_path):
+def test_the_process_group_overrides_the_environment(environment, tmp_path):
     import torch.distributed as dist
 
     environment.setenv("RANK", "2")
@@ -114,12 +114,12 @@ def test_the_process_group_goes_before_the_environment(environment, tmp_path):
 
 
 @pytest.mark.parametrize(("rank", "size"), [(1, None), (None, 2), (2, 2), (-1, 2)])
-def test_worlds_that_make_no_sense_are_refused(environment, rank, size):
+def test_invalid_ranks_and_world_sizes_are_refused(environment, rank, size):
     with pytest.raises(UsageError, match="rank"):
         World.resolve(rank, size)
 
 
-def test_half_an_environment_is_refused(environment):
+def test_an_environment_with_rank_but_no_world_size_is_refused(environment):
     environment.setenv("RANK", "0")
     with pytest.raises(UsageError, match="WORLD_SIZE=None"):
         World.resolve(None, None)

@@ -1,4 +1,4 @@
-"""Block shuffle, mixtures, classes in shares, repeats: exact, at random access, resumable, and how well they mix."""
+"""Block shuffle, mixtures, balanced classes, repeats: exact, random access, resumable, and how well they mix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.order.blocks import BlockOrder, BlockShuffle
-from fastvid.load.order.epoch import ClassBalanced, Visits
+from fastvid.load.order.epoch import ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.permutation import Order
 from fastvid.load.order.shares import GroupedOrder, apportion
@@ -37,7 +37,7 @@ def test_block_shuffle_visits_every_sample_once_window_by_window(sizes, window, 
         return
     some = data.draw(st.lists(st.integers(0, total - 1), max_size=8))
     assert BlockOrder(sizes, window, seed, epoch).ids(some).tolist() == ids[some].tolist()
-    # Laid out by shard, each window is a range: what is read at a time lies together.
+    # In the shard layout each window is a range, so a window's samples are close together.
     shards = np.repeat(np.arange(len(sizes)), sizes)
     count = -(-total // window)
     done = Counter()
@@ -45,7 +45,7 @@ def test_block_shuffle_visits_every_sample_once_window_by_window(sizes, window, 
         inside = Counter(shards[ids[number * total // count : (number + 1) * total // count]].tolist())
         assert 1 <= sum(inside.values()) <= window
         done += inside
-        # Only the first and the last shard of a window's range can be incomplete after it.
+        # After a window at most one shard is partly visited.
         assert sum(done[shard] < sizes[shard] for shard in done) <= 1
 
 
@@ -56,7 +56,7 @@ def test_block_shuffle_visits_every_sample_once_window_by_window(sizes, window, 
     SEEDS,
     st.integers(0, 2**64 - 20),
 )
-def test_groups_get_their_shares_and_pass_through_their_samples_lap_by_lap(groups, seed, first):
+def test_groups_get_exact_shares_and_visit_their_samples_in_laps(groups, seed, first):
     sizes, counts = [size for size, _ in groups], [count for _, count in groups]
 
     def members(numbers, indices):
@@ -71,20 +71,20 @@ def test_groups_get_their_shares_and_pass_through_their_samples_lap_by_lap(group
         seen.update(ids.tolist())
     for group, (size, count) in enumerate(groups):
         visits = [seen[group * 100 + index] for index in range(size)]
-        # Four epochs may begin and end inside a lap: whole laps, and one part of a lap at each end.
+        # Four epochs may start and end within a lap: whole laps, and a part of a lap at each end.
         assert sum(visits) == 4 * count
         assert max(visits) - min(visits) <= 2
         if first * count % size == 0:
             assert max(visits) - min(visits) <= 1
 
 
-def test_laps_of_a_group_differ_and_so_do_groups():
+def test_laps_and_groups_have_independent_orders():
     order = GroupedOrder([500, 500], [1000, 500], lambda groups, indices: groups * 1000 + indices, 3, 0)
     first, second = (order._permuted(*lane) for lane in (lanes(0, 0), lanes(0, 1)))
     other = order._permuted(*lanes(1, 0))
     for one, two in ((first, second), (first, other), (first, np.arange(500))):
         assert sorted(one.tolist()) == list(range(500))
-        # Two independent orders agree in one place on average.
+        # Two independent orders agree at one position on average.
         assert np.count_nonzero(one == two) < 10
 
 
@@ -101,7 +101,7 @@ def test_apportioned_positions_add_up_and_stay_within_one_of_their_share(total, 
 
 
 def kinds(size):
-    """Datasets with every way to visit them, and what an epoch holds."""
+    """Return datasets with loader options, for every kind of epoch order."""
     dataset, other = FakeDataset(size), FakeDataset(2 * size + 1, dataset_id="other")
     return {
         "blocks": (dataset, {"shuffle": BlockShuffle(24)}),
@@ -129,7 +129,7 @@ def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(
     alone = make(dataset, global_batch_size=16, **options)
     alone.set_epoch(epoch)
     undisturbed = [row for batch in alone for row in rows(batch)]
-    assert len(undisturbed) == Visits(dataset, **visits).num_samples
+    assert len(undisturbed) == EpochOrders(dataset, **visits).num_samples
     delivered, state = [], json.dumps({**make(dataset, **options).state_dict(), "epoch": epoch})
     for number, (world, more, steps) in enumerate(legs):
         options["global_batch_size"] = world + more
@@ -149,7 +149,7 @@ def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(
     assert delivered == undisturbed
 
 
-def test_a_mixture_without_weights_is_all_of_each():
+def test_a_mixture_without_weights_visits_every_sample():
     first, second = FakeDataset(21), FakeDataset(40, classes=("c", "d", "a"))
     mixture = Mixture([first, second])
     batches = list(make(mixture, shuffle=False, last="keep", fields=("note",)))
@@ -173,7 +173,7 @@ def test_a_mixture_keeps_its_shares_over_epochs():
     assert {seen[sample] for sample in range(10, 110)} == {1}  # 100 positions in one lap, over four epochs
 
 
-def test_balanced_classes_have_equal_shares_and_the_unlabelled_none():
+def test_balanced_classes_get_equal_shares_and_unlabelled_samples_are_dropped():
     dataset = FakeDataset(100)
     dataset.labels = np.array([-1] * 10 + [0] * 80 + [2] * 9 + [5])
     loader = make(dataset, balance=ClassBalanced(), global_batch_size=9)
@@ -186,7 +186,7 @@ def test_balanced_classes_have_equal_shares_and_the_unlabelled_none():
         make(dataset, balance=ClassBalanced())
 
 
-def test_repeats_are_neighbours_with_draws_of_their_own():
+def test_repeats_are_consecutive_and_have_independent_draws():
     loader = make(FakeDataset(64), repeats=4, global_batch_size=64)
     assert len(loader) == 4
     clips = [row for batch in loader for row in rows(batch)]
@@ -233,31 +233,41 @@ def test_a_state_of_another_mixture_is_refused():
         (lambda d: Mixture([]), "at least one dataset"),
         (lambda d: Mixture([d, d], weights=[1]), "1 weights for 2 datasets"),
         (lambda d: Mixture([d], weights=[0]), "expected positive numbers"),
-        (lambda d: Mixture([d], num_samples=5), "without weights every sample comes once"),
+        (lambda d: Mixture([d], num_samples=5), "without weights visits every sample once"),
         (lambda d: Mixture([d], weights=[1], num_samples=0), "num_samples is 0"),
         (lambda d: Mixture([d, FakeDataset(3, classes=())]), "labels cannot be merged"),
         (lambda d: BlockShuffle(0), "window is 0"),
         (lambda d: ClassBalanced(1.5), "power is 1.5"),
         (lambda d: ClassBalanced(num_samples=0), "num_samples is 0"),
         (lambda d: make(d, repeats=0), "repeats is 0"),
-        (lambda d: make(d, balance=ClassBalanced(), shuffle=False), "classes in shares"),
-        (lambda d: make(Mixture([d], weights=[1]), shuffle=BlockShuffle()), "a weighted mixture"),
-        (lambda d: make(Mixture([d], weights=[1]), balance=ClassBalanced()), "has weights already"),
+        (lambda d: make(d, balance=ClassBalanced(), shuffle=False), "cannot be combined with balance="),
+        (
+            lambda d: make(Mixture([d], weights=[1]), shuffle=BlockShuffle()),
+            "cannot be combined with a weighted mixture",
+        ),
+        (
+            lambda d: make(Mixture([d], weights=[1]), balance=ClassBalanced()),
+            "balance= was given for a weighted mixture",
+        ),
     ],
 )
-def test_contradictions_are_refused(call, message):
+def test_invalid_or_contradictory_arguments_are_refused(call, message):
     with pytest.raises(UsageError, match=message):
         call(FakeDataset(40))
 
 
 def mixing(order, shards, classes, batch):
-    """How well an order mixes, each 1.0 for a uniform one: distance of neighbours, and variance of classes in batches.
+    """Measure how well an order mixes.
 
     Args:
         order: The order.
         shards: Shard of each sample.
         classes: Class of each sample, 0 or 1, half each.
-        batch: Samples of a batch.
+        batch: Samples per batch.
+
+    Returns:
+        Mean distance of neighbours and variance of classes between batches, both 1.0 for a uniform order, and the mean
+        number of shards per batch.
     """
     ids = all_ids(order)
     whole = ids[: len(ids) // batch * batch].reshape(-1, batch)
@@ -271,8 +281,8 @@ def mixing(order, shards, classes, batch):
 def test_shuffle_quality_is_as_documented():
     sizes = np.full(400, 250)
     shards = np.repeat(np.arange(400), 250)
-    mixed = np.arange(100_000) % 2  # every shard holds both classes, as `fastvid shard` writes them
-    by_shard = shards % 2  # every shard holds one class: the worst case
+    mixed = np.arange(100_000) % 2  # every shard contains both classes, as `fastvid shard` writes them
+    by_shard = shards % 2  # every shard contains one class: the worst case
     uniform = Order(100_000, 1, 0)
     distance, spread, touched = mixing(uniform, shards, mixed, 100)
     assert distance == pytest.approx(1, abs=0.02)
@@ -283,8 +293,8 @@ def test_shuffle_quality_is_as_documented():
     distance, spread, touched = mixing(blocks, shards, mixed, 100)
     assert spread == pytest.approx(1, abs=0.15)
     assert distance > 0.9
-    assert 19 < touched < 21  # 20 shards a window
-    # Twenty shards of one class each: between batches classes vary more, by 1 + 99 / 20 at most.
+    assert 19 < touched < 21  # 20 shards per window
+    # With 20 shards of one class each, classes vary more between batches, by at most 1 + 99 / 20.
     assert 3 < mixing(blocks, shards, by_shard, 100)[1] < 8
-    # The control: what a buffer of one shard would give.
+    # The control: a window of one shard mixes badly.
     assert mixing(BlockOrder(sizes, 250, 1, 0), shards, by_shard, 100)[1] > 50

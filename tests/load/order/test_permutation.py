@@ -1,4 +1,4 @@
-"""The order of an epoch is a permutation, computed at random access, the same everywhere and for ever."""
+"""The order of an epoch is a permutation with random access that never changes between machines or versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M32, M64 = 2**32 - 1, 2**64 - 1
 
 
 def reference(n, seed, epoch, position):
-    """The order in plain integers, written from its description: key, then Feistel network or sort by hash."""
+    """Compute the order with plain integers from its description: key, then Feistel network or sort by hash."""
     digest = hashlib.blake2b(struct.pack("<QQQ", seed, epoch, n) + b"fastvid-order-1", digest_size=32).digest()
     if n <= 65_536:
         start = int.from_bytes(digest[24:], "little")
@@ -80,7 +80,7 @@ def test_every_sample_comes_exactly_once(n, shuffle):
 
 
 @pytest.mark.parametrize("n", [500, 100_003])
-def test_any_positions_in_any_order_give_what_all_positions_give(n):
+def test_any_subset_of_positions_gives_the_same_samples(n):
     order = Order(n, 5, 2)
     everything = order.ids(np.arange(n))
     some = np.random.default_rng(0).integers(0, n, 300)
@@ -89,24 +89,24 @@ def test_any_positions_in_any_order_give_what_all_positions_give(n):
     assert order.ids([]).tolist() == []
 
 
-def test_without_shuffle_samples_come_as_they_lie():
+def test_without_shuffle_samples_are_in_dataset_order():
     assert Order(10, 1, 1, shuffle=False).ids([3, 0, 9]).tolist() == [3, 0, 9]
 
 
 @pytest.mark.parametrize("n", [1000, 100_000])
-def test_seed_epoch_and_size_each_give_another_order(n):
+def test_seed_epoch_and_size_each_change_the_order(n):
     first = Order(n, 0, 0).ids(np.arange(999))
     for other in (Order(n, 1, 0), Order(n, 0, 1), Order(n + 1, 0, 0)):
-        # Two independent orders agree in one place on average.
+        # Two independent orders agree at one position on average.
         assert np.count_nonzero(first == other.ids(np.arange(999))) < 10
     assert np.array_equal(first, Order(n, 0, 0).ids(np.arange(999)))
 
 
 @pytest.mark.parametrize("n", [20_000, 1_000_000])
-def test_neighbours_are_independent(n):
+def test_neighbouring_positions_are_independent(n):
     ids = Order(n, 11, 4).ids(np.arange(20_000)) / n
     counts, _ = np.histogram(ids, bins=100, range=(0, 1))
-    # Chi-squared over 100 cells has mean 99 and deviation 14; the whole of a small set fills cells exactly.
+    # Chi-squared over 100 cells has mean 99 and deviation 14; a complete small set fills the cells exactly.
     assert ((counts - 200) ** 2 / 200).sum() < 99 + 4 * 14
     # Standard error of a correlation over 20,000 pairs is 0.007.
     assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.03
@@ -123,7 +123,7 @@ def test_permutations_of_a_tiny_set_are_equally_likely():
     assert sum((count - 250) ** 2 / 250 for count in counts.values()) < 23 + 4 * 6.8
 
 
-def test_a_hundred_million_samples_take_no_memory():
+def test_a_hundred_million_samples_take_constant_memory():
     tracemalloc.start()
     ids = Order(10**8, 1, 1).ids(np.arange(512))
     peak = tracemalloc.get_traced_memory()[1]

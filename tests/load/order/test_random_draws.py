@@ -1,4 +1,4 @@
-"""Random numbers depend on what they are for, and on nothing else."""
+"""Random numbers depend only on their key: seed, epoch, position, purpose and index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def finalise(z):
 
 
 def reference(seed, epoch, position, purpose, index):
-    """The numbers from their description: absorb four words, then the index-th of the SplitMix64 sequence."""
+    """Compute a number from its description: absorb four words, then take the index-th of the SplitMix64 sequence."""
     state = 0
     for word in (seed, epoch, position, purpose):
         state = finalise((state ^ word) + GOLDEN & M64)
@@ -43,7 +43,7 @@ def test_words_follow_the_reference(seed, epoch, position, purpose, count, first
     assert words == [reference(seed, epoch, position, purpose, first + i) for i in range(count)]
 
 
-def test_no_two_uses_share_a_number():
+def test_different_keys_never_share_a_number():
     uses = itertools.product(range(4), range(4), range(60), Purpose)
     words = [w for seed, epoch, position, purpose in uses for w in Draws(seed, epoch, position).words(purpose, 4)]
     assert len(set(words)) == len(words)
@@ -63,11 +63,11 @@ def test_numbers_are_uniform_and_independent_of_their_neighbours():
 
 
 @given(WORDS, st.integers(1, 2**40))
-def test_integers_lie_below_their_bound(position, high):
+def test_integers_are_below_their_bound(position, high):
     assert all(0 <= i < high for i in Draws(1, 2, position).integers(Purpose.FRAMES, high, 5))
 
 
-def test_integers_reach_every_value_equally():
+def test_integers_are_uniform():
     drawn = [i for position in range(2000) for i in Draws(7, 0, position).integers(Purpose.FRAMES, 5, 3)]
     counts = np.bincount(drawn, minlength=5)
     # 4 degrees of freedom: mean 4, deviation 2.8.

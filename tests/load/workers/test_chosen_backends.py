@@ -17,7 +17,7 @@ from fastvid.decode.dali import DaliCpuDecoder
 from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Codec
-from fastvid.load.batch.sinks import DeviceSink, Product
+from fastvid.load.batch.sinks import DeviceSink, VideoSpec
 from fastvid.load.workers import auto, lanes
 from tests.datasets import REPOSITORY, pack
 from tests.load.fakes import FakeDataset
@@ -295,7 +295,7 @@ def test_names_that_cannot_be(dataset, known):
 
 
 def test_levels_of_a_device_canvas_keep_their_layout():
-    product = Product(2, (4, 6), "BTCHW", None, torch.device("cpu"))
+    product = VideoSpec(2, (4, 6), "BTCHW", None, torch.device("cpu"))
     canvas = DeviceSink(product, [None, None])
     output = canvas.output(0, frozenset({DeviceRgb}))
     output.data.copy_(torch.arange(3 * 2 * 24, dtype=torch.uint8).view(3, 2, 4, 6))

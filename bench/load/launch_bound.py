@@ -1,4 +1,4 @@
-"""The step time of a thread that launches many small operations, as a model on a GPU does, while fastvid loads."""
+"""Measure how much loading slows down a thread that launches many small operations, as a GPU model's step does."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Final
 
-from bench.load.pipelines import Batches, Work, decoder_alone, fastvid_loader
+from bench.load.pipelines import Batches, PipelineInputs, decoder_alone, fastvid_loader
 
 KINDS: Final = ("elsewhere", "thread", "process")
 
-_OPERATIONS: Final = 400  # of a step
-# Short rounds, because a machine that is shared changes its speed within seconds; a batch takes 0.1 s to make.
+_OPERATIONS: Final = 400  # per step
+# Rounds are short because the speed of a shared machine changes within seconds; a batch takes 0.1 s to make.
 _STEPS: Final = 120
 _TAKEN: Final = 3
 _IDLE_SECONDS: Final = 0.6
 _START_SECONDS: Final = 5.0
 
 
-def beside(work: Work, kind: str, rounds: int) -> dict[str, float]:
-    """By how much the step of a launch-bound thread takes longer while fastvid loads with the other cores.
+def slowdown(inputs: PipelineInputs, kind: str, rounds: int) -> dict[str, float]:
+    """Measure the relative increase of a launch-bound thread's step time while fastvid loads on the other cores.
 
     Args:
-        work: What is loaded.
-        kind: Workers of the loader: "thread" or "process". "elsewhere" is the control: a process that has nothing to do
-            with the thread decodes the same clips, so what is measured is the machine.
-        rounds: With and without, in turn.
+        inputs: The dataset to load.
+        kind: Workers of the loader: "thread" or "process". "elsewhere" is the control: an unrelated process decodes the
+            same clips, which measures the effect of the machine alone.
+        rounds: Number of rounds, each without and with loading.
+
+    Returns:
+        Step times in milliseconds, and increases as fractions of the step time without loading.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    own = replace(work, workers=max(1, work.workers - 1))
+    own = replace(inputs, workers=max(1, inputs.workers - 1))
     process = context.Process(target=_launch, args=(theirs, own, kind, rounds))
     process.start()
     theirs.close()
@@ -53,7 +56,7 @@ def beside(work: Work, kind: str, rounds: int) -> dict[str, float]:
     }
 
 
-def _launch(pipe: Connection, work: Work, kind: str, rounds: int) -> None:
+def _launch(pipe: Connection, inputs: PipelineInputs, kind: str, rounds: int) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -70,17 +73,17 @@ def _launch(pipe: Connection, work: Work, kind: str, rounds: int) -> None:
 
     batches: Batches | None = None
     if kind == "elsewhere":
-        other = get_context("spawn").Process(target=_consume, args=(partial(decoder_alone, work),))
+        other = get_context("spawn").Process(target=_consume, args=(partial(decoder_alone, inputs),))
         other.start()
         assert other.pid is not None
         time.sleep(_START_SECONDS)
         os.kill(other.pid, signal.SIGSTOP)
     else:
-        batches = fastvid_loader(work, workers=kind)
+        batches = fastvid_loader(inputs, workers=kind)
         next(batches)
     kept, loaded, means = [], [], []
     for _ in range(rounds):
-        # While nobody takes batches the loader stands still, once it has made those ahead.
+        # Without a consumer the loader is idle once its prefetch queue is full.
         time.sleep(_IDLE_SECONDS)
         without, within = steps(_STEPS), []
         if batches is None:
@@ -90,7 +93,7 @@ def _launch(pipe: Connection, work: Work, kind: str, rounds: int) -> None:
         else:
             for _ in range(_TAKEN):
                 next(batches)
-                # Until the loader has made good the batch just taken, about as long as a batch takes to make.
+                # These steps take about as long as the loader needs to replace the batch.
                 within += steps(_STEPS // _TAKEN)
         kept.append(statistics.median(without))
         loaded.append(statistics.median(within))

@@ -1,12 +1,12 @@
-"""A job for the benchmarks' workers. Processes import this file, and nothing else of the tests."""
+"""A job for the benchmarks' workers. Worker processes import only this file of the tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-class Noted:
-    """Writes down which tasks it did, a line each."""
+class RecordingJob:
+    """Appends the number of each finished task to a file, one per line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Fixtures: servers, and the environment that points to them. One of each a session, whichever folder asks."""
+"""Fixtures: servers, one of each per session, and environment variables that point to them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 from tests.storage.ceph import ceph_gateway, missing_programs
 from tests.storage.servers import find_nginx, s3_server, web_server
 
-# nginx is what many serve files with; aiohttp's server is on every developer's machine.
+# nginx is widely used; aiohttp's server is installed with the development extras.
 WEB_SERVERS = ["aiohttp", *(["nginx"] if find_nginx() else [])]
 
 
 @pytest.fixture(scope="session")
 def obstore():
-    """The library for remote storages, or a skip."""
+    """The library for remote storage; skips the test if it is not installed."""
     return pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
 
 @pytest.fixture(scope="session")
 def s3(obstore, tmp_path_factory):
-    """An S3 endpoint; the environment names it and holds credentials, as a user's would."""
+    """An S3 endpoint; environment variables contain its address and credentials, as for a user."""
     pytest.importorskip("moto", reason="moto, whose server speaks S3, is not installed")
     with s3_server(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", server.endpoint)
@@ -32,7 +32,7 @@ def s3(obstore, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def ceph(obstore, tmp_path_factory):
-    """The address of Ceph's S3 gateway."""
+    """The URL of Ceph's S3 gateway."""
     if absent := missing_programs():
         pytest.skip(f"Ceph is not installed ({', '.join(absent)}): apt-get install radosgw ceph-mon ceph-osd")
     with ceph_gateway(tmp_path_factory.mktemp("ceph"), key="test", secret="test") as endpoint:
@@ -41,7 +41,7 @@ def ceph(obstore, tmp_path_factory):
 
 @pytest.fixture(scope="session", params=WEB_SERVERS)
 def web(request, tmp_path_factory):
-    """A web server that others wrote."""
+    """A third-party web server."""
     folder = tmp_path_factory.mktemp(request.param)
     with web_server(request.param, folder) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_PROXY", "127.0.0.1")
