@@ -244,11 +244,12 @@ def verification(folder: Path, profile: str) -> tuple[int, float]:
         start, size = shard.member(int(rows[0]))
         data = bytearray(size)
         shard.storage.read_into(shard.tar, [(start, memoryview(data))])
-        count = dataset[number].num_frames
+        video = dataset[number]
+        count = (video.num_frames, video.num_frames)
         started = time.process_time()
-        verify(bytes(data), chosen, frames=(count, count))
+        verify(bytes(data), chosen, frames=count, rate=video.fps)
         seconds += time.process_time() - started
-        frames += count
+        frames += video.num_frames
     return frames, seconds
 
 

@@ -18,7 +18,7 @@ from fastvid.cli.shard import EXIT_REJECTED, add_allow_rejected, class_names, su
 from fastvid.errors import UsageError
 from fastvid.format.schema import DATASET_JSON
 from fastvid.runtime.units import things
-from fastvid.sharding.verify.index import index_tars, rebuild
+from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.storage import open_storage
 
 

@@ -79,7 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="local folder for samples that are not yet packed (default: the dataset's, or TMPDIR for an object store)",
     )
     add_packing_options(parser)
-    parser.add_argument("--other-build", action="store_true", help="go on with another ffmpeg than the job began with")
+    parser.add_argument(
+        "--allow-encoder-change", action="store_true", help="resume with another ffmpeg than the job began with"
+    )
 
 
 def add_packing_options(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         max_seconds=args.max_seconds,
         seed=args.seed,
         follow_links=args.follow_links,
-        other_build=args.other_build,
+        allow_encoder_change=args.allow_encoder_change,
         part=args.part,
         scratch=args.scratch,
     )

@@ -30,6 +30,9 @@ MAX_KEY_BYTES: Final = 90
 MEMBER_SUFFIX: Final = {"rgb": "mp4", "flow": "flow.mp4", "audio": "m4a"}
 VIDEO_STREAMS: Final = ("rgb", "flow")
 
+FOREIGN: Final = "foreign"
+"""Name of the profile that a generation records for a shard of another tool."""
+
 # Bytes that FFmpeg may read past a packet's end (AV_INPUT_BUFFER_PADDING_SIZE in libavcodec/defs.h).
 INPUT_PADDING: Final = 64
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import av
 import numpy as np
 import numpy.typing as npt
 
@@ -20,21 +19,12 @@ from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Planes
 from fastvid.decode.swscale import RgbConverter
 from fastvid.errors import ChecksumError, FastvidError, FormatError
-from fastvid.format.demux import Track, read_track
+from fastvid.format.demux import read_track
 from fastvid.format.packets import PacketTable, StreamInfo
-from fastvid.format.schema import Codec, Matrix, Range, StreamFlag
-from fastvid.media.demuxer import fraction, open_demuxer
-
-Finding = tuple[str, str]
-"""The name of a check and what it found."""
+from fastvid.media.promises import FORMATS_420, Finding, Promised, broken_tables, play_stream
 
 # Frames of each sample that are decoded again from planned packets.
 _PLANNED: Final = 3
-_MULTIPLE: Final = 16  # of StreamFlag.CONFORMS
-# Both numbers stand for BT.601 luma; VP9 has one code for the two.
-_BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)
-_FORMATS_420: Final = ("yuv420p", "yuvj420p")
-_AV_RANGE: Final = {0: Range.UNKNOWN, 1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,62 +55,21 @@ class SampleChecker:
             track = read_track(data)
         except FormatError as error:
             return [("index", f"the MP4's tables are broken: {error.message}")]
-        findings: list[Finding] = []
-        if indexed is not None:
-            conforms = bool(indexed.info.flags & StreamFlag.CONFORMS)
-            if conforms:
-                findings += broken_promises(track, indexed.info, name)
-            wanted = _choose(key, indexed.info.num_frames)
-        else:
-            conforms, wanted = False, np.empty(0, np.int64)
-        kept: dict[int, Planes] = {}
-        findings += self._play(data, name, indexed.info if indexed else None, conforms, set(wanted.tolist()), kept)
-        if indexed is not None and len(kept) == len(wanted):
+        if indexed is None:
+            return list(play_stream(data))
+        info = indexed.info
+        stream, wanted = Promised.of(track, info, name), _choose(key, info.num_frames)
+        chosen, kept = set(wanted.tolist()), dict[int, Planes]()
+
+        def keep(number: int, frame: Any) -> None:
+            if number in chosen and not frame.format.is_rgb:
+                kept[number] = _copy(frame if frame.format.name in FORMATS_420 else self._converter.to_420(frame, info))
+
+        findings = list(broken_tables(stream)) if stream.conforms else []
+        findings += play_stream(data, stream, keep)
+        if len(kept) == len(wanted):
             findings += self._plan(name, data, indexed, wanted, kept)
         return findings
-
-    def _play(
-        self,
-        data: memoryview,
-        name: str,
-        info: StreamInfo | None,
-        conforms: bool,
-        wanted: set[int],
-        kept: dict[int, Planes],
-    ) -> Iterator[Finding]:
-        """Decodes the whole stream; keeps the wanted frames."""
-        count, colour, shape, tags = 0, None, None, None
-        try:
-            with open_demuxer(data, "mov") as container:
-                stream = container.streams.video[0]
-                stream.codec_context.thread_count = 1
-                aspect = fraction(stream.sample_aspect_ratio)
-                if conforms and aspect not in (None, 1):
-                    shape = f"pixels are {aspect} times as wide as high"
-                for frame in container.decode(stream):
-                    if frame.is_corrupt:
-                        yield "decode", f"frame {count} decodes with errors"
-                        return
-                    size = (frame.width, frame.height)
-                    if info is not None and size != (info.width, info.height) and shape is None:
-                        shape = f"frame {count} has {size[0]}x{size[1]} pixels, the index {info.width}x{info.height}"
-                    if conforms and name == "rgb" and colour is None:
-                        tags = _frame_tags(frame)
-                        colour = _wrong_tags(f"frame {count}", *tags)
-                    if count in wanted and info is not None and not frame.format.is_rgb:
-                        kept[count] = _copy(
-                            frame if frame.format.name in _FORMATS_420 else self._converter.to_420(frame, info)
-                        )
-                    count += 1
-        except (av.FFmpegError, FastvidError) as error:
-            yield "decode", f"decoding fails after {count} frames: {error}"
-            return
-        if info is not None and count != info.num_frames:
-            yield "decode", f"{count} frames decode, {info.num_frames} are promised"
-        if shape is not None:
-            yield "shape", shape
-        if colour is not None:
-            yield "colour", colour
 
     def _plan(
         self,
@@ -163,59 +112,6 @@ def check_packets(data: memoryview, table: PacketTable) -> Iterator[Finding]:
     if wrong:
         listed = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
         yield "packets", f"{len(wrong)} of {len(table)} packets differ from their checksums: {listed}"
-
-
-def broken_promises(track: Track, info: StreamInfo, name: str = "rgb") -> Iterator[Finding]:
-    """What an MP4's tables say against StreamFlag.CONFORMS."""
-    yield from _timing(track, info)
-    yield from _shape(info)
-    yield from _colour(track, name)
-
-
-def _timing(track: Track, info: StreamInfo) -> Iterator[Finding]:
-    pts = np.sort(track.pts[track.shown])
-    if len(pts) and pts[0]:
-        yield "timing", f"the first frame is shown {int(pts[0])} ticks after the start"
-    steps = np.diff(pts)
-    if len(steps) and (steps != steps[0]).any():
-        frame = int(np.argmax(steps != steps[0])) + 1
-        yield "timing", f"the frame rate is not constant: frame {frame} stays for {steps[frame - 1]} ticks"
-    elif len(steps) and int(steps[0]) * info.fps != track.timescale:
-        yield "timing", f"{track.timescale}/{int(steps[0])} frames a second, promised are {info.fps}"
-
-
-def _shape(info: StreamInfo) -> Iterator[Finding]:
-    if info.width % _MULTIPLE or info.height % _MULTIPLE:
-        yield "shape", f"{info.width}x{info.height} pixels are no multiples of {_MULTIPLE}"
-
-
-def _colour(track: Track, name: str) -> Iterator[Finding]:
-    if name == "rgb":
-        wrong = _wrong_tags("the container", track.codec, track.range, track.matrix, None)
-        if wrong is not None:
-            yield "colour", wrong
-
-
-def _frame_tags(frame: Any) -> tuple[Codec | None, Range, Matrix, str]:
-    pix_fmt = str(frame.format.name)
-    codec = Codec.MJPEG if pix_fmt.startswith("yuvj") else None
-    matrix = int(frame.colorspace)
-    known = Matrix(matrix) if matrix in Matrix.__members__.values() else Matrix.UNKNOWN
-    return codec, _AV_RANGE.get(int(frame.color_range), Range.UNKNOWN), known, pix_fmt
-
-
-def _wrong_tags(what: str, codec: Codec | None, sample_range: Range, matrix: Matrix, pix_fmt: str | None) -> str | None:
-    """What is wrong with colour tags under StreamFlag.CONFORMS: 8-bit 4:2:0, BT.601, limited range."""
-    if codec is Codec.MJPEG:
-        # JPEG is full-range BT.601 by definition (JFIF 1.02) and has no field to say so.
-        right = sample_range is Range.FULL and matrix in (*_BT601, Matrix.UNKNOWN)
-    else:
-        right = sample_range is Range.LIMITED and matrix in _BT601
-    if not right:
-        return f"{what} is tagged {sample_range.name.lower()} range, {matrix.name.lower()} matrix"
-    if pix_fmt is not None and pix_fmt not in _FORMATS_420:
-        return f"{what} is {pix_fmt}"
-    return None
 
 
 def _choose(key: str, num_frames: int) -> npt.NDArray[np.int64]:

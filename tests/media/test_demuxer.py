@@ -11,8 +11,8 @@ import pytest
 import fastvid
 from fastvid.errors import SourceError
 from fastvid.media.demuxer import fraction, open_demuxer
+from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.verify.index import index_tars
 from fastvid.sharding.verify.verify import verify_dataset
 from tests.makers import framemd5
 from tests.sharding.shardtools import ffmpeg, ledger, look, make

@@ -7,12 +7,11 @@ the old ones, a generation is committed, and the ledger gets the new rows; each 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from fastvid.errors import JobError, MissingDependency, UsageError
 from fastvid.format.generations import Generation, read_annotations, read_generation
@@ -25,15 +24,13 @@ from fastvid.sharding.change.merge import KnownSource, known_sources, merge_part
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.streams import same_streams
 from fastvid.sharding.engines.local_engine import LocalEngine
-from fastvid.sharding.job.identity import differences, job_identity
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport
-from fastvid.sharding.job.ledger import Part, read_part
+from fastvid.sharding.job.identity import differences
+from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts
+from fastvid.sharding.job.ledger import read_part
 from fastvid.sharding.job.lock import alone
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, plan_shards
-from fastvid.sharding.job.run import Run
-from fastvid.sharding.job.scratch import remove_scratch, scratch_folder
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
+from fastvid.sharding.job.run import Job
 from fastvid.sharding.job.staging import Staging
-from fastvid.sharding.sources.annotations import read_annotations as read_rows
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, encode_name
 from fastvid.sharding.sources.tar_sources import gather_sources
 from fastvid.sharding.work.messages import Settings
@@ -72,8 +69,8 @@ def add_sources(
     seed: int = 0,
     follow_links: bool = False,
     prefix: str | None = None,
-    again: bool = False,
-    other_build: bool = False,
+    retry_rejected: bool = False,
+    allow_encoder_change: bool = False,
     limits: Limits | None = None,
 ) -> Added:
     """Encodes the sources that a dataset does not know yet, in its own profile, and adds them.
@@ -92,8 +89,9 @@ def add_sources(
         seed: Of the order of samples in the new shards.
         follow_links: Take symbolic links that lead out of their folder.
         prefix: Put in front of the names of all sources, with a slash.
-        again: Try sources again that were rejected before.
-        other_build: Encode although the dataset was encoded by another build of ffmpeg; each shard records its own.
+        retry_rejected: Retry sources that were rejected before.
+        allow_encoder_change: Encode although the dataset, or the unfinished addition, was encoded by another build of
+            ffmpeg; each shard records its own.
         limits: What one source may cost.
 
     Raises:
@@ -103,40 +101,30 @@ def add_sources(
         StorageError: There is no dataset, or it cannot be written; the job can go on later.
         WorkerError: Workers cannot be started.
     """
+    check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
     with alone(storage) as check:
         _, generation = read_generation(storage)
-        settings = _settings(generation, limits or Limits(), max_seconds, other_build=other_build)
+        settings = _settings(generation, limits or Limits(), max_seconds, allow_encoder_change=allow_encoder_change)
         scratch = open_storage(f"{storage.url}/{_FOLDER}")
         if _is_merged(storage, scratch, generation):
-            _clear(scratch)
-        specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
-        rows = read_rows(specs, class_names) if specs else None
-        roots = [sources] if isinstance(sources, str) else list(sources)
-        every = gather_sources(roots, rows, class_names=class_names, follow_links=follow_links)
-        found = _new_sources(storage, generation, every, prefix=prefix, again=again)
+            _delete_shards(scratch)
+            Staging(scratch).end()
+        every = gather_sources(sources, annotations, class_names=class_names, follow_links=follow_links)
+        found = _new_sources(storage, generation, every, prefix=prefix, retry_rejected=retry_rejected)
         known = len(every.sources) - len(found.sources)
         if not found.sources:
             return Added(JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored), generation.number, known)
-        identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
-        staging = Staging(scratch)
-        _begin(staging, identity, storage)
-        tried = [source for source in found.sources if source.problem is None]
-        shards = plan_shards(tried, seed=seed, samples=samples_per_shard)
-        parts: list[Part] = []
-        local = scratch_folder(scratch)
-        if shards:
-            with contextlib.closing(LocalEngine(settings, workers)) as engine:
-                run = Run(scratch, shards, identity["encoder"], settings.streams.video, scratch=local, check=check)
-                parts = run.finish(engine)
+        job = Job(scratch, found, settings, seed=seed, samples_per_shard=samples_per_shard, added_to=storage)
+        parts = job.run(LocalEngine(settings, workers), check, allow_encoder_change=allow_encoder_change)
         faults.reach("encoded")
         number, ledger = merge_parts(storage, scratch, parts, found, settings.profile)
-        _clear(scratch)
-        remove_scratch(local)
+        _delete_shards(scratch)
+        job.end()
     return Added(JobReport(storage.url, ledger, found.ignored), number, known)
 
 
-def _settings(generation: Generation, limits: Limits, max_seconds: float, *, other_build: bool) -> Settings:
+def _settings(generation: Generation, limits: Limits, max_seconds: float, *, allow_encoder_change: bool) -> Settings:
     """The profile of the newest shard, and an ffmpeg that may encode it."""
     if not generation.shards:
         raise UsageError("the dataset has no shard whose profile could be taken", hint="make a new one")
@@ -151,13 +139,14 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, oth
     if not profile.runs_on(build):
         raise MissingDependency(f"{build.path} has no encoder {profile.encoder!r}", hint="name one in FASTVID_FFMPEG")
     changed = next(differences(shard.encoder, build.identity()), None)
-    if changed is not None and not other_build:
+    if changed is not None and not allow_encoder_change:
         name, old, new = changed
         raise JobError(
             f"the dataset was encoded by another build of ffmpeg: {name} was {old!r} and is {new!r}",
-            hint="name that build in FASTVID_FFMPEG, or allow this one with --other-build; its shards record it",
+            hint="name that build in FASTVID_FFMPEG, or allow this one with --allow-encoder-change; its shards record"
+            " it",
         )
-    streams = same_streams(generation.extras, other_build=other_build)
+    streams = same_streams(generation.extras, allow_encoder_change=allow_encoder_change)
     return Settings(profile, build, limits, max_seconds, streams)
 
 
@@ -173,30 +162,15 @@ def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bo
     return all(row["source_id"] in known and known[row["source_id"]].seconds == row["seconds"] for row in rows)
 
 
-def _clear(scratch: Storage) -> None:
-    """Deletes everything of a job; the record that names it last, so that an interruption is seen."""
+def _delete_shards(scratch: Storage) -> None:
+    """Delete the shards of a job; what tells that they are unfinished stays."""
     for name in scratch.list():
         if not name.startswith(f"{LEDGER_PARTS}/"):
             scratch.delete(name)
-    Staging(scratch).end()
-
-
-def _begin(staging: Staging, identity: dict[str, Any], storage: Storage) -> None:
-    before = staging.job()
-    changed = None if before is None else next(differences(before, identity), None)
-    if changed is not None:
-        name, old, new = changed
-        raise JobError(
-            f"the unfinished addition here has {name} {old!r}, this one {new!r}",
-            file=storage.url,
-            hint="go on with the same sources, arguments and ffmpeg, or delete ledger-parts/add to give it up",
-        )
-    if before is None:
-        staging.begin(identity)
 
 
 def _new_sources(
-    storage: Storage, generation: Generation, every: SourceList, *, prefix: str | None, again: bool
+    storage: Storage, generation: Generation, every: SourceList, *, prefix: str | None, retry_rejected: bool
 ) -> SourceList:
     """The sources that the dataset does not know, with keys that it does not use, and labels that it can have.
 
@@ -215,7 +189,7 @@ def _new_sources(
         row = known.get(name)
         if row is None and source.start is None and source.end is None:
             row = paths.get(encode_name(source.path))
-        if row is None or (again and row.reason is not None):
+        if row is None or (retry_rejected and row.reason is not None):
             new.append(source)
         elif row.reason is None and row.path not in (name, encode_name(source.path)) and row.bytes_in != source.size:
             raise UsageError(

@@ -31,14 +31,13 @@ from fastvid.format.generations import (
     read_head,
     swap_head,
 )
-from fastvid.format.schema import GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
+from fastvid.format.schema import FOREIGN, GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
 from fastvid.format.shard import write_shard
 from fastvid.format.tar import read_members
 from fastvid.runtime import faults
 from fastvid.runtime.hashing import sha256
 from fastvid.runtime.units import things
 from fastvid.sharding.job.scratch import short_scratch
-from fastvid.sharding.verify.check_foreign import FOREIGN
 from fastvid.storage import Storage
 
 _LOG = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from fastvid.runtime import faults
 from fastvid.runtime.units import things
 from fastvid.sharding.change.edit import ClassNames, change
 from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.job.commit import _annotation as annotation
+from fastvid.sharding.job.commit import annotation_rows, shard_records
 from fastvid.sharding.job.ledger import Part, Row, problem_row, read_ledger, write_ledger
-from fastvid.sharding.sources.sources import SourceList, encode_name
+from fastvid.sharding.sources.sources import SourceList
 from fastvid.storage import Storage
 from fastvid.storage.transfer import copy_file, sha256_of
 
@@ -104,17 +104,15 @@ def _copy_all(
     storage: Storage, scratch: Storage, parts: Sequence[Part], generation: Generation, profile: Profile
 ) -> list[ShardRecord]:
     numbers = [int(found[1]) for shard in generation.shards if (found := re.match(r"data-(\d+)", shard.name))]
-    number, records = max(numbers, default=-1) + 1, []
+    number = max(numbers, default=-1) + 1
+    records: list[ShardRecord] = []
     for part in parts:
         if part.digest is None:
             continue
         while storage.exists(f"{shard_stem(number)}.tar") and not _same(storage, shard_stem(number), part):
             number += 1
         _copy(storage, scratch, part, shard_stem(number))
-        tar = part.digest
-        records.append(
-            ShardRecord(shard_stem(number), tar.bytes, tar.sha256, tar.samples, profile.to_json(), part.encoder)
-        )
+        records += shard_records([replace(part, stem=shard_stem(number))], profile.to_json())
         number += 1
     return records
 
@@ -137,20 +135,18 @@ def _extended(
     old: Generation, table: pa.Table, records: Sequence[ShardRecord], parts: Sequence[Part], found: SourceList
 ) -> tuple[Generation, pa.Table]:
     """A generation with the new shards behind the old ones."""
-    sources = {encode_name(source.id): source for source in found.sources}
     samples = [sample for part in parts for sample in part.samples]
     used = {source.label for source in found.sources if source.label is not None}
     ordered = [name for name in found.classes if name in used]
     classes = ClassNames(old.classes, ordered, grow=not all(name.isdecimal() for name in ordered))
     labels = {name: label for name in ordered if (label := classes.index(name, "")) is not None}
-    rows = [annotation(sample, sources[sample.source_id], labels) for sample in samples]
     made = replace(
         old,
         shards=(*old.shards, *records),
         classes=tuple(classes.names),
         note=f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}",
     )
-    return made, _joined(table, annotation_table(rows))
+    return made, _joined(table, annotation_table(annotation_rows(parts, found, labels)))
 
 
 def _joined(old: pa.Table, new: pa.Table) -> pa.Table:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
-
-import av
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import chain
+from typing import Any
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.demux import index_mp4
-from fastvid.format.packets import PacketTable
-from fastvid.format.schema import Matrix, PacketFlag, Range, StreamFlag
-from fastvid.media.demuxer import open_demuxer
+from fastvid.format.demux import index_mp4, read_track
+from fastvid.format.packets import PacketTable, StreamInfo
+from fastvid.format.schema import PacketFlag, StreamFlag
+from fastvid.media.promises import Finding, Promised, broken_tables, play_stream
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profile import Profile
-
-# Both values mean BT.601 luma; VP9 has one code for both.
-_BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)
-_LIMITED, _FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +41,21 @@ def verify(
     profile: Profile,
     *,
     frames: tuple[int, int],
+    rate: Fraction,
     size: tuple[int, int] | None = None,
     full_range: bool | None = None,
-    on_frame: Callable[[Any], None] | None = None,
+    on_frame: Callable[[int, Any], None] | None = None,
 ) -> Verified:
-    """Decode an encoded sample; check frame count, size, colour and the structure that plans need.
+    """Decode every frame of an encoded sample; check what the job asked for, then what the format promises.
 
     Args:
         data: The MP4.
         profile: The profile with which it was encoded.
         frames: Minimum and maximum number of frames.
+        rate: Required frames per second.
         size: Required width and height in pixels; by default those that the profile writes for RGB.
         full_range: Whether its luma must range from 0 to 255; by default as the profile writes RGB.
-        on_frame: Called with every decoded frame.
+        on_frame: Called with the number of every decoded frame and the frame.
 
     Raises:
         SourceError: If a check fails; the message says which.
@@ -65,67 +63,39 @@ def verify(
     try:
         info, records = index_mp4(data, conforms=True)
         PacketTable(records)
+        track = read_track(memoryview(data))
     except FormatError as error:
         raise _failure(f"the packet index cannot be built: {error.message}") from error
     flags = records["flags"]
     keys = int(((flags & PacketFlag.KEY) != 0).sum())
     droppable = int(((flags & PacketFlag.DROPPABLE) != 0).sum())
-    if info.flags & StreamFlag.WHOLE:
-        raise _failure("its packets cannot be decoded selectively")
-    if not frames[0] <= info.num_frames <= frames[1]:
-        raise _failure(f"{info.num_frames} frames, expected {frames[0]} to {frames[1]}")
-    if keys != -(-info.num_frames // profile.gop):
-        raise _failure(f"{keys} key frames in {info.num_frames} frames, expected one in {profile.gop}")
-    if profile.bframes and info.num_frames > 2 and not droppable:
-        raise _failure("every frame is a reference frame")
-    sides = sorted((info.width, info.height))
-    if size is not None:
-        if (info.width, info.height) != size:
-            raise _failure(f"{info.width}x{info.height} pixels, expected {size[0]}x{size[1]}")
-    elif sides[0] != profile.short_side or sides[1] % profile.multiple:
-        raise _failure(
-            f"{info.width}x{info.height} pixels, expected {profile.short_side} and a multiple of {profile.multiple}"
-        )
+    found = Verified(info.num_frames, info.width, info.height, keys, droppable)
     full = profile.full_range if full_range is None else full_range
-    if info.range is not (Range.FULL if full else Range.LIMITED) or info.matrix not in _BT601:
-        raise _failure(f"the container is tagged {info.range.name} {info.matrix.name}")
-    decoded = _decode(data, info.width, info.height, on_frame, full_range=full)
-    if decoded != info.num_frames:
-        raise _failure(f"{decoded} frames decode, but {info.num_frames} are indexed")
-    return Verified(info.num_frames, info.width, info.height, keys, droppable)
+    stream = Promised(track, replace(info, fps=rate), full, profile.multiple)
+    wrong = chain(
+        _structure(info, found, profile, frames, size), broken_tables(stream), play_stream(data, stream, on_frame)
+    )
+    for _, message in wrong:
+        raise _failure(message)
+    return found
 
 
-def _decode(data: bytes, width: int, height: int, on_frame: Callable[[Any], None] | None, *, full_range: bool) -> int:
-    count = 0
-    try:
-        container = open_demuxer(data, "mov")
-    except SourceError as error:
-        raise _failure(f"it cannot be opened: {error.message}") from error
-    try:
-        with container:
-            stream = container.streams.video[0]
-            stream.codec_context.thread_count = 1
-            for frame in container.decode(stream):
-                _check_frame(frame, width, height, count, full_range=full_range)
-                if on_frame is not None:
-                    on_frame(frame)
-                count += 1
-    except av.FFmpegError as error:
-        raise _failure(f"decoding failed after {count} frames: {error}") from error
-    return count
-
-
-def _check_frame(frame: Any, width: int, height: int, number: int, *, full_range: bool) -> None:
-    if frame.is_corrupt:
-        raise _failure(f"frame {number} decodes with errors")
-    if frame.rotation:
-        raise _failure(f"frame {number} has a display rotation of {frame.rotation} degrees")
-    # Decoders signal full range by the pixel format, or only by the range.
-    formats = ("yuvj420p", "yuv420p") if full_range else ("yuv420p",)
-    if (frame.width, frame.height) != (width, height) or frame.format.name not in formats:
-        raise _failure(f"frame {number} is {frame.width}x{frame.height} {frame.format.name}")
-    if int(frame.colorspace) not in _BT601 or int(frame.color_range) != (_FULL if full_range else _LIMITED):
-        raise _failure(f"frame {number} is tagged matrix {int(frame.colorspace)} range {int(frame.color_range)}")
+def _structure(
+    info: StreamInfo, found: Verified, profile: Profile, frames: tuple[int, int], size: tuple[int, int] | None
+) -> Iterator[Finding]:
+    """Yield what differs from the structure that the profile writes."""
+    if info.flags & StreamFlag.WHOLE:
+        yield "index", "its packets cannot be decoded selectively"
+    if not frames[0] <= found.num_frames <= frames[1]:
+        yield "index", f"{found.num_frames} frames, expected {frames[0]} to {frames[1]}"
+    if found.num_keys != -(-found.num_frames // profile.gop):
+        yield "index", f"{found.num_keys} key frames in {found.num_frames} frames, expected one in {profile.gop}"
+    if profile.bframes and found.num_frames > 2 and not found.num_droppable:
+        yield "index", "every frame is a reference frame"
+    if size is not None and (found.width, found.height) != size:
+        yield "shape", f"{found.width}x{found.height} pixels, expected {size[0]}x{size[1]}"
+    if size is None and min(found.width, found.height) != profile.short_side:
+        yield "shape", f"{found.width}x{found.height} pixels, expected {profile.short_side} on the shorter side"
 
 
 def _failure(message: str) -> SourceError:

@@ -89,7 +89,11 @@ def encode_flow(
         data = read_back(file)
     decoded: list[float] = []
     count = (shape.num_frames, shape.num_frames)
-    verify(data, profile, frames=count, size=size, full_range=True, on_frame=lambda frame: decoded.append(_mean(frame)))
+
+    def note_mean(_: int, frame: Any) -> None:
+        decoded.append(_mean(frame))
+
+    verify(data, profile, frames=count, rate=rate, size=size, full_range=True, on_frame=note_mean)
     worst = max((abs(a - b) for a, b in zip(means, decoded, strict=True)), default=0.0)
     if worst > _MEAN_LEVELS:
         raise SourceError(

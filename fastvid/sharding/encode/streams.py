@@ -52,12 +52,13 @@ PICTURES: Final = Streams()
 """Only RGB."""
 
 
-def same_streams(record: Mapping[str, Any], *, other_build: bool = False) -> Streams:
+def same_streams(record: Mapping[str, Any], *, allow_encoder_change: bool = False) -> Streams:
     """Return the streams of an existing dataset, to add samples to it.
 
     Args:
         record: A generation's `extras`.
-        other_build: Allow another OpenCV or instruction set; the JSON of each sample records those of its flow.
+        allow_encoder_change: Allow another OpenCV or instruction set; the JSON of each sample records those of its
+            flow.
 
     Raises:
         MissingDependency: If no OpenCV is installed that computes the dataset's flow.
@@ -68,11 +69,11 @@ def same_streams(record: Mapping[str, Any], *, other_build: bool = False) -> Str
         return streams
     here = flow_settings(streams.flow.method, streams.flow.bound)
     mine = replace(streams.flow, opencv=here.opencv, machine=here.machine)
-    if mine != streams.flow and not other_build:
+    if mine != streams.flow and not allow_encoder_change:
         raise JobError(
             f"the dataset's flow was computed by OpenCV {streams.flow.opencv} on {streams.flow.machine},"
             f" but this machine has {here.opencv} on {here.machine}",
-            hint="install that version, or allow this one with --other-build",
+            hint="install that version, or allow this one with --allow-encoder-change",
         )
     return replace(streams, flow=mine)
 

@@ -21,8 +21,28 @@ from fastvid.storage import Storage
 _ID_DIGITS = 32
 
 
-def commit_job(storage: Storage, identity: Mapping[str, Any], found: SourceList, parts: Sequence[Part]) -> pa.Table:
-    """Writes the ledger and commits the dataset. Returns the ledger.
+def commit_job(
+    storage: Storage,
+    identity: Mapping[str, Any],
+    found: SourceList,
+    parts: Sequence[Part],
+    *,
+    profile: Mapping[str, Any],
+    labels: Mapping[str, int] | None = None,
+    extras: Mapping[str, Any] | None = None,
+    note: str = "fastvid shard",
+) -> pa.Table:
+    """Write the ledger, commit the first generation, and return the ledger.
+
+    Args:
+        storage: The dataset's folder, which contains the shards.
+        identity: What decides the job's outcome; names the dataset.
+        found: The job's sources.
+        parts: What is known of the shards, in order.
+        profile: How the shards were encoded.
+        labels: Numbers of the sources' labels; by default their places in the classes.
+        extras: What is stored beside pictures.
+        note: What made the generation.
 
     Raises:
         JobError: There is not a single sample; the ledger is there and says why.
@@ -30,8 +50,7 @@ def commit_job(storage: Storage, identity: Mapping[str, Any], found: SourceList,
     rows = [row for part in parts for row in part.rows]
     rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
     ledger = write_ledger(storage, rows, identity)
-    records = [_record(part, identity) for part in parts]
-    shards = tuple(record for record in records if record is not None)
+    shards = shard_records(parts, profile)
     if not shards:
         reasons = Counter(ledger["reason"].to_pylist()).most_common()
         raise JobError(
@@ -40,25 +59,31 @@ def commit_job(storage: Storage, identity: Mapping[str, Any], found: SourceList,
             file=storage.url,
             hint=f"{LEDGER} says why for each",
         )
-    labels = {name: number for number, name in enumerate(found.classes)}
-    by_id = {encode_name(source.id): source for source in found.sources}
-    samples = [sample for part in parts for sample in part.samples]
-    table = annotation_table([_annotation(sample, by_id[sample.source_id], labels) for sample in samples])
-    extras = identity.get("streams", {})
-    names = ("rgb", "flow") if "flow" in extras else ("rgb",)
-    generation = Generation(1, shards, names, found.classes, note="fastvid shard", extras=extras)
+    if labels is None:
+        labels = {name: number for number, name in enumerate(found.classes)}
+    names = ("rgb", "flow") if extras and "flow" in extras else ("rgb",)
+    generation = Generation(1, shards, names, found.classes, note=note, extras=extras or {})
+    table = annotation_table(annotation_rows(parts, found, labels))
     commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
     return ledger
 
 
-def _record(part: Part, identity: Mapping[str, Any]) -> ShardRecord | None:
-    tar = part.digest
-    if tar is None:
-        return None
-    return ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, identity["profile"], part.encoder)
+def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:
+    """Return what a generation records of the shards of parts that have one."""
+    return tuple(
+        ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, profile, part.encoder)
+        for part in parts
+        if (tar := part.digest) is not None
+    )
 
 
-def _annotation(sample: PackedSample, source: Source, labels: Mapping[str, int]) -> dict[str, Any]:
+def annotation_rows(parts: Sequence[Part], found: SourceList, labels: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return one row of annotations for each sample of the parts, in order."""
+    sources = {encode_name(source.id): source for source in found.sources}
+    return [_row(sample, sources[sample.source_id], labels) for part in parts for sample in part.samples]
+
+
+def _row(sample: PackedSample, source: Source, labels: Mapping[str, int]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "key": sample.key,
         "source_id": sample.source_id,

@@ -6,7 +6,6 @@ build; the number of workers, the order in which they finish and how often the j
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fastvid.errors import JobError, UsageError
+from fastvid.errors import UsageError
 from fastvid.format.schema import DATASET_JSON, LEDGER
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
@@ -26,14 +25,11 @@ from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.encode.streams import PICTURES, choose_streams
 from fastvid.sharding.engines.engine import open_engine
 from fastvid.sharding.job.commit import commit_job
-from fastvid.sharding.job.identity import differences, job_identity
+from fastvid.sharding.job.identity import differences
 from fastvid.sharding.job.ledger import read_ledger, rows_table
 from fastvid.sharding.job.lock import alone
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, plan_shards
-from fastvid.sharding.job.run import Run
-from fastvid.sharding.job.scratch import remove_scratch, scratch_folder
-from fastvid.sharding.job.staging import Staging
-from fastvid.sharding.sources.annotations import read_annotations
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart
+from fastvid.sharding.job.run import Job
 from fastvid.sharding.sources.tar_sources import gather_sources
 from fastvid.sharding.work.messages import Settings
 from fastvid.storage import Storage, open_storage
@@ -89,7 +85,7 @@ def run_job(
     max_seconds: float = MAX_SECONDS,
     seed: int = 0,
     follow_links: bool = False,
-    other_build: bool = False,
+    allow_encoder_change: bool = False,
     part: JobPart | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
     limits: Limits | None = None,
@@ -118,7 +114,7 @@ def run_job(
         max_seconds: Longer videos are split into parts of equal length, none longer than this.
         seed: Of the order of samples in the shards.
         follow_links: Take symbolic links that lead out of their folder.
-        other_build: Go on although the job began with another build of ffmpeg; each shard records its own.
+        allow_encoder_change: Go on although the job began with another build of ffmpeg; each shard records its own.
         part: Do only every N-th shard, from the I-th, as ``I/N``, and commit nothing. Parts may run at once, on any
             machines that see `out`; when they have ended, the same call without `part` does what they left undone and
             makes the dataset.
@@ -137,10 +133,7 @@ def run_job(
         StorageError: `out` cannot be written, or is full; the job can go on later.
         WorkerError: Workers cannot be started, or the Ray cluster is gone; the job can go on later.
     """
-    if samples_per_shard < 1 or max_seconds <= 0 or (workers is not None and workers < 1):
-        raise UsageError(
-            f"{workers} workers, {samples_per_shard} samples a shard, {max_seconds} seconds: all must be positive"
-        )
+    check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     mine = JobPart.parse(part) if isinstance(part, str) else part
     chosen = get_profile(profile) if isinstance(profile, str) else profile
     build = find_ffmpeg()
@@ -153,57 +146,30 @@ def run_job(
         )
     settings = Settings(chosen, build, limits or Limits(), max_seconds, extras)
     place = open_engine(engine, settings, workers=workers, address=ray_address)
-    specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
-    rows = read_annotations(specs, class_names) if specs else None
-    roots = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    paths = [os.fspath(root) for root in roots]
-    found = gather_sources(paths, rows, class_names=class_names, follow_links=follow_links)
-    identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
+    found = gather_sources(sources, annotations, class_names=class_names, follow_links=follow_links)
     storage = open_storage(out)
     with alone(storage, mine) as check:
-        local = scratch_folder(storage, scratch)
-        staging = Staging(storage, local)
+        job = Job(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard, part=mine, scratch=scratch)
         if storage.exists(DATASET_JSON):
-            ledger = _finished(storage, identity)
-            staging.end()
-            remove_scratch(local)
-            return JobReport(storage.url, ledger, found.ignored)
-        tried = [source for source in found.sources if source.problem is None]
-        shards = plan_shards(tried, seed=seed, samples=samples_per_shard)
-        _begin(storage, staging, identity, whole=mine is None, other_build=other_build)
-        with contextlib.closing(place):
-            run = Run(storage, shards, identity["encoder"], extras.video, scratch=local, part=mine, check=check)
-            parts = run.finish(place)
-        if mine is not None:
-            return JobReport(storage.url, rows_table(row for part in parts for row in part.rows), found.ignored, mine)
-        ledger = commit_job(storage, identity, found, parts)
-        staging.end()
-        remove_scratch(local)
+            ledger = _finished(storage, job.identity)
+        else:
+            parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
+            if mine is not None:
+                rows = rows_table(row for part in parts for row in part.rows)
+                return JobReport(storage.url, rows, found.ignored, mine)
+            ledger = commit_job(
+                storage, job.identity, found, parts, profile=job.identity["profile"], extras=extras.to_json()
+            )
+        job.end()
     return JobReport(storage.url, ledger, found.ignored)
 
 
-def _begin(storage: Storage, staging: Staging, identity: Mapping[str, Any], *, whole: bool, other_build: bool) -> None:
-    """Records the job, or checks that it is the one that is unfinished here."""
-    before = staging.job() or staging.begin(identity)
-    if before is None:
-        return
-    changes = list(differences(before, identity))
-    builds_only = all(name.startswith("encoder.") for name, _, _ in changes)
-    if changes and not (builds_only and other_build):
-        name, old, new = changes[0]
-        raise JobError(
-            f"the unfinished job here has {name} {old!r}, this one {new!r}",
-            file=storage.url,
-            hint="go on with the same sources, arguments and ffmpeg, or choose another folder"
-            + ("; --other-build goes on with this ffmpeg" if builds_only else ""),
+def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: float) -> None:
+    """Raise a UsageError unless all of them are positive."""
+    if samples_per_shard < 1 or max_seconds <= 0 or (workers is not None and workers < 1):
+        raise UsageError(
+            f"{workers} workers, {samples_per_shard} samples a shard, {max_seconds} seconds: all must be positive"
         )
-    if changes:
-        _LOG.warning("going on with another build of ffmpeg; samples of unfinished shards are encoded anew")
-        # Other parts may still go on with the build that the job began with.
-        if whole:
-            staging.begin(identity, replace=True)
-    else:
-        _LOG.info("going on with the unfinished job in %s", storage.url)
 
 
 def _finished(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:

@@ -1,33 +1,37 @@
-"""One run of a job: takes up what earlier runs have left, encodes what is missing, packs complete shards."""
+"""A job: resumes what earlier runs have left, encodes what is missing, packs complete shards."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate, chain
-from typing import Any, Final
+from typing import Final
 
 from fastvid.errors import JobError
-from fastvid.format.schema import shard_stem
+from fastvid.format.schema import LEDGER_PARTS, shard_stem
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.runtime import faults
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.engines.engine import Engine
+from fastvid.sharding.job.identity import differences, job_identity
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
 from fastvid.sharding.job.outages import Trouble
-from fastvid.sharding.job.plan import JobPart
+from fastvid.sharding.job.plan import JobPart, plan_shards
+from fastvid.sharding.job.scratch import remove_scratch, scratch_folder
 from fastvid.sharding.job.staging import Staging
-from fastvid.sharding.sources.sources import Source, encode_name
-from fastvid.sharding.work.messages import Outcome, Task
+from fastvid.sharding.sources.sources import SourceList, encode_name
+from fastvid.sharding.work.messages import Outcome, Settings, Task
 from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
 
-# A source that was too slow among others gets this much more time when it is tried alone.
+# A source that was too slow among others gets this much more time when it is retried alone.
 _PATIENCE: Final = 4.0
 # Parts of the ledger that are read at the same time: each costs three round trips to an object store.
 _READERS: Final = 16
@@ -35,50 +39,103 @@ _READERS: Final = 16
 Members = tuple[str, Mapping[str, bytes]]
 
 
-class Run:
-    """Brings every shard of a plan to disk.
+def retry_alone(engine: Engine, task: Task) -> Outcome:
+    """Retry a task whose outcome was transient, with nothing beside it, and return its final outcome."""
+    (outcome,) = engine.run([replace(task, patience=_PATIENCE)])
+    return replace(outcome, transient=False)
+
+
+class Job:
+    """Sources that become shards in a folder: what `run_job` and `fastvid.sharding.change.add` have in common.
 
     Args:
-        storage: Folder of the dataset.
-        shards: Sources by shard and slot.
-        encoder: Build of the encoder, recorded with each shard.
-        streams: Video streams of every sample.
-        scratch: Local folder where samples wait and shards are made, instead of the dataset's.
+        storage: Folder of the shards, and of the record that tells other commands that they are unfinished.
+        found: The sources.
+        settings: How they are encoded.
+        seed: Of the order of samples in the shards.
+        samples_per_shard: Most sources in a shard.
         part: Which of the shards are to be done; None for all.
-        check: Called before each shard is written; raises when the folder is no longer ours.
+        scratch: See `scratch_folder`.
+        added_to: The dataset that the shards are added to afterwards; None when they become one.
     """
 
     def __init__(
         self,
         storage: Storage,
-        shards: Sequence[Sequence[Source]],
-        encoder: Mapping[str, Any],
-        streams: tuple[str, ...] = ("rgb",),
+        found: SourceList,
+        settings: Settings,
         *,
-        scratch: LocalStorage | None = None,
+        seed: int,
+        samples_per_shard: int,
         part: JobPart | None = None,
-        check: Callable[[], None] | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        added_to: Storage | None = None,
     ) -> None:
-        self.storage, self.shards, self.encoder, self.streams = storage, shards, encoder, streams
-        self.scratch, self.check = scratch, check
-        self.staging = Staging(storage, scratch, encoder)
+        self.identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
+        self.storage, self.streams, self.encoder = storage, settings.streams.video, self.identity["encoder"]
+        self.scratch = scratch_folder(storage, scratch)
+        self.staging = Staging(storage, self.scratch, self.encoder)
         self.trouble = Trouble()
         self.parts: dict[int, Part] = {}
-        self._whole = part is None
-        self._mine = [number for number in range(len(shards)) if part is None or part.has(number)]
-        self.progress = Progress(sum(len(shards[number]) for number in self._mine))
-        self._first = list(accumulate(map(len, shards), initial=0))
+        self._added_to, self._whole = added_to, part is None
+        tried = [source for source in found.sources if source.problem is None]
+        self.shards = plan_shards(tried, seed=seed, samples=samples_per_shard)
+        self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
+        self.progress = Progress(sum(len(self.shards[number]) for number in self._mine))
+        self._first = list(accumulate(map(len, self.shards), initial=0))
         self._missing: Counter[int] = Counter()
         self._again: list[tuple[int, int]] = []
         self._packing: list[Future[None]] = []
 
-    def finish(self, engine: Engine) -> list[Part]:
-        """Encodes and packs what is missing; gives the parts of the shards, in order.
+    def run(self, engine: Engine, check: Callable[[], None], *, allow_encoder_change: bool = False) -> list[Part]:
+        """Encode and pack what is missing; return what is known of the shards, in order. Closes the engine.
+
+        Args:
+            engine: Where to encode.
+            check: Called before each shard is written; raises when the folder is no longer ours.
+            allow_encoder_change: Resume a job that began with another build of ffmpeg.
 
         Raises:
+            JobError: The unfinished job in the folder is another one.
             StorageError: The folder cannot be written, or is full.
             WorkerError: Workers cannot be started.
         """
+        self._check = check
+        self._begin(allow_encoder_change=allow_encoder_change)
+        with contextlib.closing(engine):
+            return self._finish(engine)
+
+    def end(self) -> None:
+        """Delete everything that an unfinished job leaves behind."""
+        self.staging.end()
+        remove_scratch(self.scratch)
+
+    def _begin(self, *, allow_encoder_change: bool) -> None:
+        """Record the job, or check that it is the one that is unfinished here."""
+        before = self.staging.job() or self.staging.begin(self.identity)
+        if before is None:
+            return
+        what, where = ("job", self.storage) if self._added_to is None else ("addition", self._added_to)
+        changes = list(differences(before, self.identity))
+        builds_only = all(name.startswith("encoder.") for name, _, _ in changes)
+        if changes and not (builds_only and allow_encoder_change):
+            name, old, new = changes[0]
+            way_out = "choose another folder" if what == "job" else f"delete {LEDGER_PARTS}/add to give it up"
+            raise JobError(
+                f"the unfinished {what} here has {name} {old!r}, this one {new!r}",
+                file=where.url,
+                hint=f"go on with the same sources, arguments and ffmpeg, or {way_out}"
+                + ("; --allow-encoder-change goes on with this ffmpeg" if builds_only else ""),
+            )
+        if changes:
+            _LOG.warning("going on with another build of ffmpeg; samples of unfinished shards are encoded anew")
+            # Other parts may still resume with the build that the job began with.
+            if self._whole:
+                self.staging.begin(self.identity, replace=True)
+        else:
+            _LOG.info("going on with the unfinished %s in %s", what, where.url)
+
+    def _finish(self, engine: Engine) -> list[Part]:
         todo = list(self._take_stock())
         # Hashing, checksums and disk writes leave the interpreter's lock alone, so workers are fed while a shard is
         # written.
@@ -99,9 +156,9 @@ class Run:
                 if self._again:
                     _LOG.info("%d sources failed in a way that may pass: trying each alone", len(self._again))
                 for shard, slot in self._again:
-                    for outcome in engine.run([replace(self._task(shard, slot), patience=_PATIENCE)]):
-                        self.trouble.judge(self.shards[shard][slot], outcome)
-                        self._keep(shard, slot, replace(outcome, transient=False), packer)
+                    outcome = retry_alone(engine, self._task(shard, slot))
+                    self.trouble.judge(self.shards[shard][slot], outcome)
+                    self._keep(shard, slot, outcome, packer)
                 for future in self._packing:
                     future.result()
             finally:
@@ -190,8 +247,7 @@ class Run:
 
     def _pack(self, shard: int) -> None:
         """Writes a complete shard and its part of the ledger. Done twice, it writes the same bytes."""
-        if self.check is not None:
-            self.check()
+        self._check()
         stem = shard_stem(shard)
         rows: list[Row] = []
         packed: list[PackedSample] = []

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, Annotations
+from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, read_annotations
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources
 from fastvid.sharding.sources.tars import TarSample, find_tars, missing_video, read_tar, sample_keys
 from fastvid.storage import open_storage
 
 
 def gather_sources(
-    roots: Sequence[str],
-    annotations: Annotations | None = None,
+    roots: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    annotations: Sequence[str] | str | None = None,
     *,
     class_names: Sequence[str] = (),
     follow_links: bool = False,
@@ -24,23 +24,27 @@ def gather_sources(
     """Return the sources of a job, from folders or from tars.
 
     Args:
-        roots: Folders, single video files, tars, or folders that contain tars and no video.
-        annotations: Result of `read_annotations`; not for tars, which contain their own labels and columns.
-        class_names: Names for integer labels of tars.
+        roots: Folders, single video files, tars, or folders that contain tars and no video; one or several.
+        annotations: ``format:path``, one or several; not for tars, which contain their own labels and columns.
+        class_names: Names for integer labels.
         follow_links: See `find_sources`.
 
     Raises:
-        UsageError: See `find_sources`; also if annotations are given for tars, or tars are mixed with other sources.
+        UsageError: See `read_annotations` and `find_sources`; also if annotations are given for tars, or tars are mixed
+            with other sources.
     """
-    tars = [root for root in roots if _is_tar(root)]
+    specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
+    rows = read_annotations(specs, class_names) if specs else None
+    paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
+    tars = [path for path in paths if _is_tar(path)]
     if not tars:
-        return find_sources(roots, annotations, follow_links=follow_links)
-    if len(tars) < len(roots):
-        other = next(root for root in roots if root not in tars)
+        return find_sources(paths, rows, follow_links=follow_links)
+    if len(tars) < len(paths):
+        other = next(path for path in paths if path not in tars)
         raise UsageError(
             "tars and other sources cannot be in one job", file=other, hint="add the rest with `fastvid add`"
         )
-    if annotations is not None:
+    if rows is not None:
         raise UsageError(
             "annotations cannot be used with tars", hint="omit them: labels and columns are read from the tars' members"
         )

@@ -2,91 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from fastvid.errors import FastvidError
-from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import StreamFlag
 from fastvid.format.shard import Shard
-from fastvid.format.tar import read_members, wds2idx
+from fastvid.format.tar import read_members
 from fastvid.media.check_sample import check_packets
 from fastvid.media.limits import Limits
 from fastvid.media.prove import index_video
-from fastvid.runtime.hashing import sha256
-from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask
-from fastvid.storage import open_storage
-
-FOREIGN: Final = "foreign"
-"""Name of the profile that a generation records for a shard of another tool."""
+from fastvid.sharding.verify.check_shard import Findings, ShardAudit, ShardTask, index_row
 
 
 def check_foreign(task: ShardTask) -> Findings:
-    """Does a task on a shard that `fastvid index` made of a foreign tar. Whatever is wrong is in the findings."""
-    findings = Findings()
-    try:
-        _check(task, findings)
-    except FastvidError as error:
-        findings.problems.append(Problem("tar", error.message, task.record.name))
-    return findings
+    """Do a task on a shard that `fastvid index` made of a foreign tar. Whatever is wrong is in the findings."""
+    return _ForeignAudit(task).run()
 
 
-def _check(task: ShardTask, findings: Findings) -> None:
-    record = task.record
-    storage = open_storage(task.url)
-    view = storage.map(f"{record.name}.tar")
+class _ForeignAudit(ShardAudit):
+    def look(self, view: memoryview) -> None:
+        """Check what is in the tar."""
+        task, samples = self.task, self.task.record.samples
+        if task.files:
+            self.tar_index(list(read_members(view)))
+        shard, facts = self.sidecar(samples), self.facts()
+        self.findings.checked["parquet"] += task.files or task.alone
+        if facts is not None and facts.num_rows != samples:
+            self.note("parquet", f"facts have {facts.num_rows} rows, the generation {samples}")
+        elif shard is not None and facts is not None:
+            rows = facts.to_pylist()
+            for row in task.rows:
+                self._sample(view, shard, rows[row], row)
 
-    def note(check: str, message: str, key: str = "") -> None:
-        findings.problems.append(Problem(check, message, record.name, key, "rgb" if key else ""))
-
-    if task.files:
-        findings.checked.update(("tar", "idx"))
-        if (len(view), sha256(view)) != (record.bytes, record.sha256):
-            note("tar", "tar differs from its size or its SHA-256")
-        try:
-            listed = bytes(storage.read(f"{record.name}.idx"))
-        except FastvidError as error:
-            note("idx", error.message)
-        else:
-            if listed != wds2idx(read_members(view)):
-                note("idx", "tar index differs from the tar")
-    findings.checked.update(("pkt", "parquet"))
-    try:
-        shard = Shard(storage, record.name)
-        shard.check()
-        facts = from_parquet(storage.read(f"{record.name}.parquet"), file=f"{record.name}.parquet").to_pylist()
-    except FastvidError as error:
-        note("pkt", f"sidecars cannot be read: {error}")
-        return
-    if not shard.num_samples == len(facts) == record.samples:
-        note("pkt", f"sidecars hold {shard.num_samples} and {len(facts)} samples, the generation {record.samples}")
-        return
-    for row in task.rows:
-        fact = facts[row]
+    def _sample(self, view: memoryview, shard: Shard, fact: Mapping[str, Any], row: int) -> None:
         key, (offset, size) = fact["key"], shard.member(row)
-        findings.facts[row] = (key, fact["source_id"], fact["num_frames"])
-        findings.samples += 1
-        findings.checked.update(("index", "packets", "decode", "plan"))
-        try:
-            info, table = shard.info(row), shard.table(row)
-        except (FastvidError, ValueError, ZeroDivisionError) as error:
-            note("index", f"index row is broken: {error}", key)
-            continue
+        self.findings.facts[row] = (key, fact["source_id"], fact["num_frames"])
+        self.findings.samples += 1
+        self.findings.checked.update(("index", "packets", "decode", "plan"))
+        stored = index_row(shard, row, "rgb")
+        if isinstance(stored, str):
+            self.note("index", f"index row is broken: {stored}", key, "rgb")
+            return
+        info, table = stored.info, stored.table
         if (fact["member_offset"], fact["member_size"], fact["num_frames"]) != (offset, size, info.num_frames):
-            note("parquet", "facts and index row differ", key)
+            self.note("parquet", "facts and index row differ", key, "rgb")
         data = view[offset : offset + size]
         broken = list(check_packets(data, table))
-        for check, message in broken:
-            note(check, message, key)
+        self.note_all(broken, key, "rgb")
         if broken:
-            continue
+            return
         try:
             found = index_video(bytes(data), Limits())
         except FastvidError as error:
-            note("decode", error.message, key)
-            continue
+            self.note("decode", error.message, key, "rgb")
+            return
         if found.info != info or not np.array_equal(found.records, table.records):
-            note("index", "the video gives another index", key)
+            self.note("index", "the video gives another index", key, "rgb")
         if found.info.flags & StreamFlag.WHOLE and not info.flags & StreamFlag.WHOLE:
-            note("plan", "a part of the stream cannot be decoded alone", key)
+            self.note("plan", "a part of the stream cannot be decoded alone", key, "rgb")

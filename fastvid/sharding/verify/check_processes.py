@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from fastvid.errors import FormatError, error_from_json, error_to_json
 from fastvid.format.generations import ShardRecord
+from fastvid.format.schema import FOREIGN
 from fastvid.runtime import faults
 from fastvid.runtime.messages import pack
 from fastvid.sharding.engines.child import Child, Parent
-from fastvid.sharding.verify.check_foreign import FOREIGN, check_foreign
+from fastvid.sharding.verify.check_foreign import check_foreign
 from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask, check_shard
 
 _MODULE: Final = "fastvid.sharding.verify.check_processes"

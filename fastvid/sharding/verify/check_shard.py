@@ -20,7 +20,8 @@ from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import MEMBER_SUFFIX, PACKET_DTYPE, StreamFlag
 from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import TarMember, read_members, wds2idx
-from fastvid.media.check_sample import Finding, Indexed, SampleChecker, check_packets
+from fastvid.media.check_sample import Indexed, SampleChecker, check_packets
+from fastvid.media.promises import Finding
 from fastvid.runtime.hashing import sha256
 from fastvid.sharding.encode.audio import count_samples
 from fastvid.storage import Storage, open_storage
@@ -86,51 +87,59 @@ class Findings:
 
 
 def check_shard(task: ShardTask) -> Findings:
-    """Does a task. Whatever is wrong is in the findings; only a storage that cannot be opened raises."""
-    audit = _Audit(task)
-    try:
-        audit.run()
-    except FastvidError as error:
-        # Each check catches what it is about; what is left is that the tar cannot be read.
-        audit.note("tar", error.message)
-    return audit.findings
+    """Do a task on a shard that fastvid wrote. Whatever is wrong is in the findings."""
+    return ShardAudit(task).run()
 
 
-class _Audit:
+class ShardAudit:
+    """Checks the shard of one task. What a shard of another tool must keep, a subclass says in `look`."""
+
     def __init__(self, task: ShardTask) -> None:
         self.task, self.stem = task, task.record.name
         self.storage = open_storage(task.url)
         self.findings = Findings()
 
     def note(self, check: str, message: str, key: str = "", stream: str = "") -> None:
+        """Add a problem."""
         self.findings.problems.append(Problem(check, message, self.stem, key, stream))
 
     def note_all(self, findings: Iterable[Finding], key: str, stream: str) -> None:
+        """Add what is wrong with a stream."""
         for check, message in findings:
             self.note(check, message, key, stream)
 
-    def run(self) -> None:
+    def run(self) -> Findings:
+        """Return what is wrong; only a storage that cannot be opened raises."""
         task, record = self.task, self.task.record
-        view = self.storage.map(f"{self.stem}.tar")
-        self.findings.checked["tar"] += task.files
-        if len(view) != record.bytes:
-            self.note("tar", f"tar has {len(view)} bytes, the generation says {record.bytes}")
-        elif task.files and sha256(view) != record.sha256:
-            self.note("tar", "tar differs from its SHA-256")
+        try:
+            view = self.storage.map(f"{self.stem}.tar")
+            self.findings.checked["tar"] += task.files
+            if len(view) != record.bytes:
+                self.note("tar", f"tar has {len(view)} bytes, the generation says {record.bytes}")
+            elif task.files and sha256(view) != record.sha256:
+                self.note("tar", "tar differs from its SHA-256")
+            self.look(view)
+        except FastvidError as error:
+            # Each check catches what it is about; what is left is that the tar cannot be read.
+            self.note("tar", error.message)
+        return self.findings
+
+    def look(self, view: memoryview) -> None:
+        """Check what is in the tar."""
         members = list(read_members(view))
         groups = [(key, list(group)) for key, group in groupby(members, key=lambda member: member.key)]
-        if len(groups) != record.samples:
-            self.note("tar", f"tar holds {len(groups)} samples, the generation says {record.samples}")
-        shard = self._sidecar(len(groups))
-        if task.files:
-            self._tar_index(members)
+        if len(groups) != self.task.record.samples:
+            self.note("tar", f"tar holds {len(groups)} samples, the generation says {self.task.record.samples}")
+        shard = self.sidecar(len(groups))
+        if self.task.files:
+            self.tar_index(members)
             self._index(view, groups, shard, range(len(groups)))
-        elif task.alone:
-            self._index(view, groups, shard, [row for row in task.rows if row < len(groups)])
+        elif self.task.alone:
+            self._index(view, groups, shard, [row for row in self.task.rows if row < len(groups)])
         self._samples(view, groups, shard)
 
-    def _sidecar(self, samples: int) -> Shard | None:
-        """The packet sidecar, or None where it cannot be used."""
+    def sidecar(self, samples: int) -> Shard | None:
+        """Return the packet sidecar, or None where it cannot be used."""
         self.findings.checked["pkt"] += self.task.files or self.task.alone
         try:
             shard = Shard(self.storage, self.stem)
@@ -147,8 +156,17 @@ class _Audit:
             return None
         return shard
 
-    def _tar_index(self, members: list[TarMember]) -> None:
-        """Holds `.idx` against the tar."""
+    def facts(self) -> pa.Table | None:
+        """Return the facts, or None where they cannot be read."""
+        name = f"{self.stem}.parquet"
+        try:
+            return from_parquet(self.storage.read(name), file=name)
+        except FastvidError as error:
+            self.note("parquet", error.message)
+            return None
+
+    def tar_index(self, members: list[TarMember]) -> None:
+        """Hold `.idx` against the tar."""
         self.findings.checked["idx"] += 1
         try:
             found = bytes(self.storage.read(f"{self.stem}.idx")).splitlines()
@@ -161,13 +179,10 @@ class _Audit:
             line = next((n for n, (a, b) in pairs if a != b), min(len(found), len(expected)) + 1)
             self.note("idx", f"tar index differs from the tar at line {line}")
 
-    def _facts(self, expected: pa.Table) -> None:
+    def _compare_facts(self, expected: pa.Table) -> None:
         """Holds `.parquet` against what the tar gives."""
-        name = f"{self.stem}.parquet"
-        try:
-            found = from_parquet(self.storage.read(name), file=name)
-        except FastvidError as error:
-            self.note("parquet", error.message)
+        found = self.facts()
+        if found is None:
             return
         if found.num_rows != expected.num_rows:
             self.note("parquet", f"facts have {found.num_rows} rows, the tar gives {expected.num_rows}")
@@ -193,7 +208,7 @@ class _Audit:
             self.findings.checked["parquet"] += 1
             try:
                 fresh = self._recompute(view)
-                self._facts(fresh[1])
+                self._compare_facts(fresh[1])
             except FastvidError:
                 # One broken sample stops the whole shard from being indexed; alone, each says what it has.
                 self.note("parquet", "facts cannot be compared: a sample of the tar cannot be indexed")
@@ -244,7 +259,7 @@ class _Audit:
                 member = by_suffix.get(MEMBER_SUFFIX[stream])
                 if member is None:
                     continue  # the index check has said so
-                found = _row(shard, row, stream) if shard is not None else ""
+                found = index_row(shard, row, stream) if shard is not None else ""
                 indexed = None if isinstance(found, str) else found  # the index check has said so
                 data = view[member.offset : member.offset + member.size]
                 self.note_all(checker.check(key, stream, data, indexed), key, stream)
@@ -252,8 +267,7 @@ class _Audit:
                 if indexed is not None:
                     self.findings.checked["plan"] += 1
                     if indexed.info.flags & StreamFlag.CONFORMS:
-                        self.findings.checked.update(("timing", "shape"))
-                        self.findings.checked["colour"] += stream == "rgb"
+                        self.findings.checked.update(("timing", "shape", "colour"))
             self.findings.samples += 1
 
 
@@ -277,8 +291,8 @@ def _piece(view: memoryview, groups: list[tuple[str, list[TarMember]]], row: int
     return memoryview(bytes(view[start : _end(groups[row][1][-1])]) + bytes(2 * BLOCKSIZE))
 
 
-def _row(shard: Shard, row: int, stream: str) -> Indexed | str:
-    """A stream's index row, or what is wrong with it."""
+def index_row(shard: Shard, row: int, stream: str) -> Indexed | str:
+    """Return a stream's index row, or what is wrong with it."""
     try:
         return Indexed(shard.info(row, stream), shard.table(row, stream))
     except FastvidError as error:
@@ -291,7 +305,7 @@ def _compare(
     view: memoryview, member: TarMember, stored: tuple[Shard, int], expected: tuple[Shard, int], stream: str
 ) -> Iterator[Finding]:
     """Holds a stream's index row against the tar."""
-    old, new = _row(*stored, stream), _row(*expected, stream)
+    old, new = index_row(*stored, stream), index_row(*expected, stream)
     if isinstance(old, str) or isinstance(new, str):
         yield "index", f"index row is broken: {old if isinstance(old, str) else new}"
         return

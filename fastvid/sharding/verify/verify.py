@@ -15,11 +15,10 @@ import pyarrow as pa
 
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
-from fastvid.format.schema import annotations_file
+from fastvid.format.schema import FOREIGN, annotations_file
 from fastvid.format.shard import index_shard
 from fastvid.runtime.cores import available_cores
 from fastvid.runtime.hashing import sha256
-from fastvid.sharding.verify.check_foreign import FOREIGN
 from fastvid.sharding.verify.check_processes import check, check_all
 from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask
 from fastvid.storage import Storage, open_storage
@@ -33,8 +32,8 @@ CHECKS: Final = {
     "packets": "every packet matches its checksum",
     "index": "every index row is what the sample's bytes give",
     "timing": "frames of profiles lie on a constant grid from zero",
-    "shape": "frames of profiles have sides of multiples of 16 and square pixels, all frames the indexed size",
-    "colour": "frames of profiles are 8-bit 4:2:0, BT.601 limited, tagged in container and stream",
+    "shape": "frames of profiles are upright with square pixels and sides of multiples of 16, all of the indexed size",
+    "colour": "frames of profiles are 8-bit 4:2:0, BT.601 limited (JPEG, flow: full), tagged in container and stream",
     "decode": "every sample decodes to the frames it promises",
     "audio": "the sound of every sample decodes",
     "plan": "frames decoded from planned packets are those a player shows",
@@ -158,7 +157,7 @@ def repair_sidecars(url: str, report: Report) -> tuple[str, ...]:
         them would make the damage look right.
     """
     # Half of the package stands behind it, and only repairs need it.
-    from fastvid.sharding.verify.index import rebuild
+    from fastvid.sharding.job.index import rebuild
 
     storage = open_storage(url)
     _, generation = read_generation(storage, report.generation)

@@ -21,10 +21,10 @@ from fastvid.errors import FormatError, SourceError
 from fastvid.format.demux import index_mp4, read_track
 from fastvid.format.schema import StreamFlag
 from fastvid.format.shard import proved_info
-from fastvid.media.check_sample import broken_promises
 from fastvid.media.limits import Limits
 from fastvid.media.playback import ENCODE_HINT, play
 from fastvid.media.probe import OpenSource
+from fastvid.media.promises import Promised, broken_tables
 from fastvid.media.prove import Found, disproof, index_video, number_packets
 from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
@@ -156,7 +156,7 @@ def _proved(found: Found) -> dict[str, Any]:
 
 
 def _conforms(video: bytes, found: Found) -> bool:
-    return not found.notes and not list(broken_promises(read_track(memoryview(video)), found.info))
+    return not found.notes and not list(broken_tables(Promised.of(read_track(memoryview(video)), found.info)))
 
 
 def _contents(source: OpenSource) -> bytes:

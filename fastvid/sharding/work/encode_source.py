@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -19,12 +18,10 @@ from fastvid.sharding.encode.flow_encode import encode_flow, flow_seconds
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import written_timing
 from fastvid.sharding.encode.transcode import decode_fully, transcode
+from fastvid.sharding.work.attempt import Report, attempt
 from fastvid.sharding.work.copy_source import copy_video
 from fastvid.sharding.work.download import open_task
 from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
-
-Report = Callable[[str, float], None]
-"""Called when a phase begins, with its name and the seconds it may take."""
 
 # Frames that resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2
@@ -35,25 +32,7 @@ _COPY_DECODES: Final = 15
 
 def encode_source(task: Task, settings: Settings, report: Report) -> Outcome:
     """Probes, encodes and verifies one source. Never raises for what a source does."""
-    started = time.monotonic()
-    try:
-        samples, warnings, size = _encode(task, settings, report)
-    except SourceError as error:
-        return Outcome(
-            index=task.index,
-            reason=Reason(error.reason),
-            message=error.message,
-            transient=error.transient,
-            seconds=time.monotonic() - started,
-        )
-    except MemoryError:
-        return Outcome(
-            index=task.index,
-            reason=Reason.MEMORY,
-            message="the worker ran out of memory",
-            seconds=time.monotonic() - started,
-        )
-    return Outcome(task.index, samples, seconds=time.monotonic() - started, warnings=warnings, bytes_in=size)
+    return attempt(task, lambda: _encode(task, settings, report))
 
 
 def plan_parts(
@@ -82,14 +61,15 @@ def plan_parts(
     return list(pairwise(cuts))
 
 
-def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[EncodedSample, ...], tuple[str, ...], int]:
+def _encode(task: Task, settings: Settings, report: Report) -> Outcome:
     limits, profile = settings.limits, settings.profile
     with open_task(task, limits, report) as source:
         size = source.size
         digest = sha256_of_file(source.descriptor)
         info = probe(source, limits)
         if profile.copies:
-            return *_copy(task, settings, source, info, digest, report), size
+            samples, warnings = _copy(task, settings, source, info, digest, report)
+            return Outcome(task.index, samples, warnings=warnings, bytes_in=size)
         written = replace(info, timing=written_timing(info.timing, profile))
         parts = plan_parts(written, task.start, task.end, settings.max_seconds)
         seconds = limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
@@ -98,9 +78,9 @@ def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[Encod
         result = transcode(settings.build, profile, source, info, parts, limits, patience=task.patience)
         sound = _sound(source, settings, written, parts, task, report)
     report("verify", task.patience * (limits.seconds + seconds))
-    samples = []
+    made = []
     for number, (part, video) in enumerate(zip(parts, result.videos, strict=True)):
-        verified = verify(video, profile, frames=_expected(written, part))
+        verified = verify(video, profile, frames=_expected(written, part), rate=written.timing.rate)
         meta = _meta(task, written, verified, digest, full_range=profile.full_range)
         key = task.key
         if part is not None:
@@ -118,8 +98,9 @@ def _encode(task: Task, settings: Settings, report: Report) -> tuple[tuple[Encod
                 "channels": heard.channels,
                 "copied": sound.copied,
             }
-        samples.append(EncodedSample(key, meta, streams))
-    return tuple(samples), (*_changes(info, profile), *sound.warnings), size
+        made.append(EncodedSample(key, meta, streams))
+    warnings = (*_changes(info, profile), *sound.warnings)
+    return Outcome(task.index, tuple(made), warnings=warnings, bytes_in=size)
 
 
 def _sound(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
@@ -15,7 +14,7 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
 from fastvid.media.prove import Found, index_video
 from fastvid.media.reasons import Reason
-from fastvid.sharding.work.encode_source import Report
+from fastvid.sharding.work.attempt import Report, attempt
 from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
 
 # Decodes of a whole video that the proof costs: one as a player, one without the container, one by groups of pictures,
@@ -27,28 +26,15 @@ _PACKET_BYTES = 1000
 
 def index_member(task: Task, settings: Settings, report: Report) -> Outcome:
     """Indexes the video at `task.member`. Never raises for what the video does."""
-    started = time.monotonic()
     limits = settings.limits
     seconds = limits.transcode_seconds(frames=task.size // _PACKET_BYTES, pixels=0)
     report("index", task.patience * _DECODES * seconds)
-    try:
+
+    def index() -> Outcome:
         found = index_video(_read(task, limits.output_bytes), limits)
-    except SourceError as error:
-        return Outcome(
-            index=task.index,
-            reason=Reason(error.reason),
-            message=error.message,
-            transient=error.transient,
-            seconds=time.monotonic() - started,
-        )
-    except MemoryError:
-        return Outcome(
-            index=task.index,
-            reason=Reason.MEMORY,
-            message="the worker ran out of memory",
-            seconds=time.monotonic() - started,
-        )
-    return Outcome(task.index, (pack_found(task.key, found),), seconds=time.monotonic() - started, warnings=found.notes)
+        return Outcome(task.index, (pack_found(task.key, found),), warnings=found.notes)
+
+    return attempt(task, index)
 
 
 def pack_found(key: str, found: Found) -> EncodedSample:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from fastvid.cli.main import main
 from fastvid.errors import JobError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation, read_head
@@ -22,6 +23,7 @@ from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests.datasets import REPOSITORY, make_clip
+from tests.sharding.shardtools import other_build
 
 
 def make(path, frames):
@@ -99,12 +101,14 @@ def test_what_was_taken_out_does_not_come_back(place):
     assert ids(store) == ["jump/c.mp4", "run/b.mp4"]
 
 
-def test_rejected_sources_are_tried_again_when_asked_for(place):
+def test_rejected_sources_are_tried_again_when_asked_for(place, capsys):
     store = LocalStorage(place / "data")
     shutil.copy(place / "videos/run/b.mp4", place / "videos/run/broken.mp4")
     assert add_sources(store.url, str(place / "videos"), workers=1).known == 3
-    done = add_sources(store.url, str(place / "videos"), workers=1, again=True)
-    assert (done.known, done.report.packed) == (2, 1)
+    assert main(["add", store.url, str(place / "videos"), "--workers", "1", "--retry-rejected"]) == 0
+    said = capsys.readouterr().out
+    assert "2 known already" in said
+    assert "1 packed" in said
     assert "run/broken.mp4" in ids(store)
     rows = {row["source_id"]: row["status"] for row in read_ledger(store)[0].to_pylist()}
     assert rows == {"jump/a.mp4": "packed", "run/b.mp4": "packed", "run/broken.mp4": "packed"}
@@ -175,8 +179,43 @@ def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, monkeypat
     monkeypatch.setattr(add, "find_ffmpeg", lambda: other)
     with pytest.raises(JobError, match=r"another build of ffmpeg: version was .* and is '99\.0'"):
         add_sources(store.url, str(place / "videos"), workers=1)
-    add_sources(store.url, str(place / "videos"), workers=1, other_build=True)
+    add_sources(store.url, str(place / "videos"), workers=1, allow_encoder_change=True)
     assert [shard.encoder["version"] for shard in read_generation(store)[1].shards] == [find_ffmpeg().version, "99.0"]
+
+
+def test_an_unfinished_addition_goes_on_with_another_build_when_allowed(place, tmp_path):
+    store = LocalStorage(place / "data")
+    make(place / "videos/jump/c.mp4", 11)
+    make(place / "videos/run/d.mp4", 12)
+    version = find_ffmpeg().version
+
+    def run(*options, **variables):
+        arguments = ["add", store.url, str(place / "videos"), "--workers", "1", "--samples-per-shard", "1", *options]
+        done = subprocess.run(
+            [sys.executable, "-m", "fastvid", *arguments],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stderr
+
+    assert run(FASTVID_FAULT="ledger:2")[0] == -9
+    other = other_build(tmp_path / "ffmpeg")
+    code, said = run("--allow-encoder-change", "--seed", "1", FASTVID_FFMPEG=other)
+    assert code == 1
+    assert "the unfinished addition here has encoder." in said
+    assert "delete ledger-parts/add to give it up" in said
+    code, said = run("--allow-encoder-change", FASTVID_FFMPEG=other)
+    assert code == 0, said
+    versions = [shard.encoder["version"] for shard in read_generation(store)[1].shards]
+    assert versions == [version, version, f"other-{version}"]
+    assert ids(store) == ["jump/a.mp4", "jump/c.mp4", "run/b.mp4", "run/d.mp4"]
+
+
+@pytest.mark.parametrize("amounts", [{"workers": 0}, {"samples_per_shard": 0}, {"max_seconds": 0.0}])
+def test_amounts_that_are_not_positive_are_refused(place, amounts):
+    with pytest.raises(UsageError, match="all must be positive"):
+        add_sources(str(place / "data"), str(place / "videos"), **amounts)
 
 
 def test_killed_anywhere_it_goes_on(place, tmp_path):

@@ -187,14 +187,14 @@ def test_another_source_list_or_build_is_refused_by_name(folder, unfinished, tmp
     done = command(folder, "--out", unfinished, *OPTIONS, **other)
     assert done.returncode == 1
     assert "the unfinished job here has encoder." in done.stderr
-    assert "--other-build" in done.stderr
+    assert "--allow-encoder-change" in done.stderr
 
 
 def test_another_build_goes_on_when_allowed_and_is_recorded_per_shard(folder, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="ledger:2").returncode == -9
     other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
-    done = command(folder, "--out", out, *OPTIONS, "--other-build", **other)
+    done = command(folder, "--out", out, *OPTIONS, "--allow-encoder-change", **other)
     assert done.returncode == 3, done.stderr
     generation = json.loads((out / "generations" / "000001.json").read_text())
     assert len({shard["encoder"]["version"] for shard in generation["shards"]}) == 2

@@ -25,12 +25,12 @@ from fastvid.sharding.change.compact import collect_garbage, compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job import lock
+from fastvid.sharding.job.index import rebuild
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.job.lock import alone
 from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
-from fastvid.sharding.verify.index import rebuild
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.encode_source import encode_source
 from fastvid.sharding.work.messages import Settings, Task

@@ -28,6 +28,7 @@ from fastvid.sharding.verify import verify
 from fastvid.sharding.verify.verify import CHECKS, repair_sidecars, verify_dataset
 from tests.datasets import COMPACT, make_clip, pack, recommit
 from tests.makers import TAGS
+from tests.sharding.shardtools import turn
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +292,18 @@ class TestPromises:
         arguments = f"{COMPACT} -bsf:v h264_metadata=matrix_coefficients=1"
         problems = self.check(tmp_path, clips, make_clip(folder / "stream.mp4", arguments=arguments))
         assert problems == {"colour": "frame 0 is tagged limited range, bt709 matrix"}
+
+    def test_full_range_in_the_stream_only(self, tmp_path, folder, clips):
+        arguments = f"{COMPACT} -bsf:v h264_metadata=video_full_range_flag=1"
+        problems = self.check(tmp_path, clips, make_clip(folder / "full.mp4", arguments=arguments))
+        assert problems == {"colour": "frame 0 is tagged full range, smpte170m matrix"}
+
+    def test_pictures_that_players_turn(self, tmp_path, folder, clips):
+        plain = folder / "plain.mp4"
+        make_clip(plain)
+        problems = self.check(tmp_path, clips, turn(plain, folder / "turned.mp4").read_bytes())
+        assert set(problems) == {"shape"}
+        assert problems["shape"].startswith("frame 0 is to be turned by ")
 
     def test_another_pixel_format(self, tmp_path, folder, clips):
         arguments = f"{COMPACT} -pix_fmt yuv422p"

@@ -16,8 +16,8 @@ from fastvid.decode.request import Box, ClipRequest, Planes
 from fastvid.errors import JobError, UsageError
 from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.index import rebuild
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.verify.index import rebuild
 from fastvid.sharding.verify.verify import verify_dataset
 from tests.makers import opened
 from tests.sharding.shardtools import ffmpeg, ledger, make

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from fastvid.errors import FormatError, JobError, StorageError, UsageError
-from fastvid.format.dataset import annotation_table
-from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_annotations, read_generation
+from fastvid.errors import FormatError, StorageError, UsageError
+from fastvid.format.generations import read_annotations, read_generation
 from fastvid.format.indexed import IndexedSample, IndexedStream
 from fastvid.format.parquet import from_parquet
-from fastvid.format.schema import DATASET_JSON, LEDGER, shard_stem
+from fastvid.format.schema import DATASET_JSON, FOREIGN, shard_stem
 from fastvid.format.shard import index_shard
-from fastvid.format.tar import TarMember
+from fastvid.format.tar import TarDigest, TarMember
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
@@ -29,12 +27,12 @@ from fastvid.runtime.progress import Progress
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.engines.engine import Engine
 from fastvid.sharding.engines.local_engine import LocalEngine
-from fastvid.sharding.job.identity import digest
+from fastvid.sharding.job.commit import commit_job, shard_records
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport
-from fastvid.sharding.job.ledger import Row, ledger_row, write_ledger
-from fastvid.sharding.sources.sources import Source, encode_name
+from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, problem_row
+from fastvid.sharding.job.run import retry_alone
+from fastvid.sharding.sources.sources import Source, SourceList, encode_name
 from fastvid.sharding.sources.tars import TarSample, find_tars, missing_video, read_tar, sample_keys
-from fastvid.sharding.verify.check_foreign import FOREIGN
 from fastvid.sharding.work.index_source import unpack_found
 from fastvid.sharding.work.messages import Outcome, Settings, Task
 from fastvid.storage import LocalStorage, Storage, open_storage
@@ -92,18 +90,17 @@ def index_tars(
         else:
             _link(path, storage, stem)
         tars.append(_open_tar(storage, stem, path))
+    work = _Work(storage, tars)
     with contextlib.closing(_engine(workers, limits)) as engine:
-        work = _Work(storage, tars, engine)
-        records = [record for tar in tars if (record := work.index(tar)) is not None]
+        parts = [work.index(tar, engine) for tar in tars]
         work.progress.finish()
-    identity = {"tars": [[record.name, record.bytes, record.sha256] for record in records], "profile": FOREIGN}
-    ledger = write_ledger(storage, work.rows, identity)
-    if not records:
-        reasons = ", ".join(f"{count} {name}" for name, count in Counter(ledger["reason"].to_pylist()).most_common())
-        raise JobError(f"not one video could be indexed: {reasons}", file=storage.url, hint=f"{LEDGER} says why")
-    classes = _set_labels(work.annotations, class_names)
-    generation = Generation(1, tuple(records), ("rgb",), classes, note="fastvid index")
-    commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, annotation_table(work.annotations))
+    profile = {"name": FOREIGN}
+    shards = [[record.name, record.bytes, record.sha256] for record in shard_records(parts, profile)]
+    identity = {"tars": shards, "profile": FOREIGN}
+    packed = {sample.source_id for part in parts for sample in part.samples}
+    classes, labels = _number_labels([label for name, label in work.labels.items() if name in packed], class_names)
+    found = SourceList(tuple(work.sources.values()), classes, {})
+    ledger = commit_job(storage, identity, found, parts, profile=profile, labels=labels, note="fastvid index")
     return JobReport(storage.url, ledger, {})
 
 
@@ -142,55 +139,64 @@ def rebuild(
             wanted[record.name] = keys[start : start + record.samples]
             start += record.samples
         tars = [_open_tar(storage, stem, str(storage.path(f"{stem}.tar"))) for stem in foreign]
+        # Keys tell samples of all tars apart, whichever are indexed now.
+        work = _Work(storage, tars)
+        tars = [tar for tar in tars if tar.stem in chosen]
+        work.progress = Progress(sum(len(tar.samples) for tar in tars))
         with contextlib.closing(_engine(workers, limits)) as engine:
-            # Keys tell samples of all tars apart, whichever are indexed now.
-            work = _Work(storage, tars, engine, wanted)
-            tars = [tar for tar in tars if tar.stem in chosen]
-            work.progress = Progress(sum(len(tar.samples) for tar in tars))
             for tar in tars:
                 if tar.problem:
                     raise FormatError(tar.problem, shard=tar.stem)
-                work.index(tar)
+                work.index(tar, engine, wanted[tar.stem])
             work.progress.finish()
     return tuple(chosen)
 
 
 class _Work:
-    """Indexes tars one after the other; collects ledger rows and annotations."""
+    """Indexes tars one after the other."""
 
-    def __init__(
-        self, storage: LocalStorage, tars: Sequence[_Tar], engine: Engine, wanted: Mapping[str, list[str]] | None = None
-    ) -> None:
-        self.storage, self.engine, self.wanted = storage, engine, wanted
-        self.keys = sample_keys({tar.stem: tar.samples for tar in tars})
-        self.rows: list[Row] = []
-        self.annotations: list[dict[str, Any]] = []
-        self.progress = Progress(sum(len(tar.samples) for tar in tars))
+    def __init__(self, storage: LocalStorage, tars: Sequence[_Tar]) -> None:
+        self.storage = storage
+        keys = sample_keys({tar.stem: tar.samples for tar in tars})
+        self.sources: dict[tuple[str, int], Source] = {}
+        self.labels: dict[str, str | int] = {}
+        for tar in tars:
+            for sample in tar.samples:
+                source = _source(tar, sample, *keys[tar.stem, sample.first])
+                self.sources[tar.stem, sample.first] = source
+                if sample.label is not None:
+                    self.labels[encode_name(source.id)] = sample.label
+        self.progress = Progress(len(self.sources))
 
-    def index(self, tar: _Tar) -> ShardRecord | None:
-        """Writes the sidecars of a tar; None when there is nothing to index in it."""
+    def index(self, tar: _Tar, engine: Engine, wanted: Sequence[str] | None = None) -> Part:
+        """Write the sidecars of a tar; its part has no digest where there is nothing to index.
+
+        Raises:
+            FormatError: The tar's samples are not those of the keys that are wanted.
+        """
         if tar.problem:
-            self.rows.append(_row(tar, os.path.basename(tar.path), "", None, tar.problem))
-            return None
-        outcomes = self._outcomes(tar)
+            broken = Source(os.path.basename(tar.path), tar.path)
+            row = problem_row(broken, Reason.BROKEN_CONTAINER, f"the tar is broken: {tar.problem}")
+            return Part(tar.stem, [row], (), None)
+        outcomes = self._outcomes(tar, engine)
+        rows: list[Row] = []
+        packed: list[PackedSample] = []
         found: dict[int, IndexedSample] = {}
         for number, sample in enumerate(tar.samples):
-            name, key = self.keys[tar.stem, sample.first]
-            outcome = outcomes[number]
-            self.rows.append(_row(tar, name, key, outcome, "", sample))
+            source, outcome = self.sources[tar.stem, sample.first], outcomes[number]
+            row = ledger_row(source, outcome, tar.stem)
+            # The video stays what it is; the blobs of an outcome are its index.
+            row["bytes_out"] = source.size if outcome.reason is None else None
+            row["warnings"] = [*outcome.warnings, *sample.notes]
+            rows.append(row)
             if outcome.reason is None:
-                found[sample.first] = _indexed(sample, encode_name(name), key, outcome)
-        if self.wanted is not None:
-            listed = [sample.key for sample in found.values()]
-            if listed != self.wanted[tar.stem]:
-                lost = sorted(set(self.wanted[tar.stem]) - set(listed))
-                raise FormatError(
-                    f"the tar gives {len(listed)} samples, the dataset lists {len(self.wanted[tar.stem])}"
-                    + (f"; {lost[0]!r} cannot be indexed any more" if lost else ""),
-                    shard=tar.stem,
-                )
+                indexed = found[sample.first] = _indexed(sample, source, outcome)
+                frames = indexed.streams[0].info.num_frames
+                packed.append(PackedSample(encode_name(source.id), source.key, frames))
+        if wanted is not None:
+            _check_keys(tar, [sample.key for sample in packed], wanted)
         if not found:
-            return None
+            return Part(tar.stem, rows, (), None)
 
         def indexer(
             _view: memoryview, _name: str, members: Sequence[TarMember], _streams: tuple[str, ...]
@@ -198,43 +204,35 @@ class _Work:
             return found.get(members[0].offset)
 
         samples = index_shard(self.storage, tar.stem, indexer=indexer)
-        by_first = {sample.first: sample for sample in tar.samples}
-        for first, indexed in found.items():
-            self.annotations.append(_annotation(by_first[first], indexed))
         view = self.storage.map(f"{tar.stem}.tar")
-        return ShardRecord(tar.stem, len(view), sha256(view), len(samples), {"name": FOREIGN}, {})
+        return Part(tar.stem, rows, packed, TarDigest(len(view), sha256(view), len(samples)))
 
-    def _outcomes(self, tar: _Tar) -> dict[int, Outcome]:
+    def _outcomes(self, tar: _Tar, engine: Engine) -> dict[int, Outcome]:
         """What became of each sample, by its number in the tar."""
         outcomes: dict[int, Outcome] = {}
-        tasks = []
+        tasks: dict[int, Task] = {}
+        path = str(self.storage.path(f"{tar.stem}.tar"))
+
+        def keep(outcome: Outcome) -> None:
+            outcomes[outcome.index] = outcome
+            self.progress.advance(rejected=outcome.reason is not None)
+
         for number, sample in enumerate(tar.samples):
-            problem = missing_video(sample)
-            if problem is not None or sample.video is None:
-                reason, message = problem or (Reason.NO_VIDEO_STREAM, "")
-                outcomes[number] = Outcome(number, reason=reason, message=message)
-                self.progress.advance(rejected=True)
+            source, problem = self.sources[tar.stem, sample.first], missing_video(sample)
+            if problem is not None:
+                keep(Outcome(number, reason=problem[0], message=problem[1]))
                 continue
-            name, key = self.keys[tar.stem, sample.first]
-            place = (sample.video.offset, sample.video.size)
-            size = sample.video.size
-            tasks.append(Task(number, encode_name(name), self._path(tar), key, size=size, member=place, indexes=True))
+            name, place = encode_name(source.id), source.member
+            tasks[number] = Task(number, name, path, source.key, size=source.size, member=place, indexes=True)
         again = []
-        for outcome in self.engine.run(tasks):
+        for outcome in engine.run(tasks.values()):
             if outcome.transient:
                 again.append(outcome.index)
             else:
-                outcomes[outcome.index] = outcome
-                self.progress.advance(rejected=outcome.reason is not None)
+                keep(outcome)
         for number in again:
-            task = next(task for task in tasks if task.index == number)
-            for outcome in self.engine.run([replace(task, patience=_PATIENCE)]):
-                outcomes[number] = replace(outcome, transient=False)
-                self.progress.advance(rejected=outcome.reason is not None)
+            keep(retry_alone(engine, tasks[number]))
         return outcomes
-
-    def _path(self, tar: _Tar) -> str:
-        return str(self.storage.path(f"{tar.stem}.tar"))
 
 
 def _engine(workers: int | None, limits: Limits | None) -> LocalEngine:
@@ -284,53 +282,46 @@ def _link(path: str, storage: LocalStorage, stem: str) -> None:
         raise StorageError(f"tar cannot be linked: {error.strerror}", file=str(target)) from error
 
 
-def _indexed(sample: TarSample, name: str, key: str, outcome: Outcome) -> IndexedSample:
+def _source(tar: _Tar, sample: TarSample, name: str, key: str) -> Source:
+    """A sample as the ledger and the annotations name it."""
+    label, video = None if sample.label is None else str(sample.label), sample.video
+    if video is None:
+        return Source(name, tar.path, 0, label, sample.columns, key=key)
+    place = (video.offset, video.size)
+    return Source(name, f"{tar.path}/{video.name}", video.size, label, sample.columns, member=place, key=key)
+
+
+def _indexed(sample: TarSample, source: Source, outcome: Outcome) -> IndexedSample:
     assert sample.video is not None
     info, records, facts = unpack_found(outcome.samples[0])
-    meta = {"source_id": name, "pix_fmt": facts["pix_fmt"]}
-    return IndexedSample(key, meta, (IndexedStream("rgb", sample.video, info, records),))
+    meta = {"source_id": encode_name(source.id), "pix_fmt": facts["pix_fmt"]}
+    return IndexedSample(source.key, meta, (IndexedStream("rgb", sample.video, info, records),))
 
 
-def _annotation(sample: TarSample, indexed: IndexedSample) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "key": indexed.key,
-        "source_id": indexed.meta["source_id"],
-        "label": sample.label,
-        "num_frames": indexed.streams[0].info.num_frames,
-        "removed": False,
-    }
-    # A table may have a column of our names for something else, such as its own count of frames.
-    return row | {f"source_{name}" if name in row else name: value for name, value in sample.columns.items()}
+def _check_keys(tar: _Tar, keys: Sequence[str], wanted: Sequence[str]) -> None:
+    if keys != wanted:
+        lost = sorted(set(wanted) - set(keys))
+        raise FormatError(
+            f"the tar gives {len(keys)} samples, the dataset lists {len(wanted)}"
+            + (f"; {lost[0]!r} cannot be indexed any more" if lost else ""),
+            shard=tar.stem,
+        )
 
 
-def _set_labels(rows: Sequence[dict[str, Any]], class_names: Sequence[str]) -> tuple[str, ...]:
-    """Turns class names in rows into numbers; gives the classes.
+def _number_labels(labels: Sequence[str | int], class_names: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The classes, and the number of each label by its text.
 
     Raises:
-        UsageError: A number has no name among those given.
+        UsageError: A number has no name among those given, or a name is not among them.
     """
-    labels = [row["label"] for row in rows if row["label"] is not None]
-    if all(isinstance(label, int) for label in labels):
-        if class_names and labels and max(labels) >= len(class_names):
-            raise UsageError(f"label {max(labels)} has no name: {len(class_names)} are given")
-        return tuple(class_names)
-    classes = tuple(class_names) or tuple(sorted({str(label) for label in labels}))
-    numbers = {name: number for number, name in enumerate(classes)}
-    for row in rows:
-        if row["label"] is not None:
-            if str(row["label"]) not in numbers:
-                raise UsageError(f"label {row['label']!r} is none of the {len(classes)} class names")
-            row["label"] = numbers[str(row["label"])]
-    return classes
-
-
-def _row(tar: _Tar, name: str, key: str, outcome: Outcome | None, problem: str, sample: TarSample | None = None) -> Row:
-    video = sample.video if sample is not None else None
-    path = tar.path if video is None else f"{tar.path}/{video.name}"
-    source = Source(name, path, 0 if video is None else video.size, key=key)
-    outcome = outcome or Outcome(-1, reason=Reason.BROKEN_CONTAINER, message=f"the tar is broken: {problem}")
-    row = ledger_row(source, outcome, tar.stem)
-    # The video stays what it is; the blobs of an outcome are its index.
-    row["bytes_out"] = source.size if outcome.reason is None else None
-    row["warnings"] = [*outcome.warnings, *(sample.notes if sample is not None else ())]
-    return row
+    numbers = [label for label in labels if isinstance(label, int)]
+    if len(numbers) == len(labels):
+        if class_names and numbers and max(numbers) >= len(class_names):
+            raise UsageError(f"label {max(numbers)} has no name: {len(class_names)} are given")
+        return tuple(class_names), {str(number): number for number in numbers}
+    names = [str(label) for label in labels]
+    classes = tuple(class_names) or tuple(sorted(set(names)))
+    unknown = next((label for label in labels if str(label) not in classes), None)
+    if unknown is not None:
+        raise UsageError(f"label {unknown!r} is none of the {len(classes)} class names")
+    return classes, {name: number for number, name in enumerate(classes)}

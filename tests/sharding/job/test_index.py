@@ -26,7 +26,7 @@ from fastvid.media import prove
 from fastvid.media.limits import Limits
 from fastvid.media.prove import index_video
 from fastvid.media.reasons import Reason
-from fastvid.sharding.verify.index import index_tars, rebuild
+from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.verify.verify import verify_dataset
 from tests.makers import opened
 from tests.sharding.shardtools import ffmpeg, ledger, make

@@ -1,0 +1,139 @@
+"""What a stream of a profile promises: each promise once, by name, in order, with what is said where it is broken.
+
+A stream is checked when it is written (`fastvid.sharding.encode.check_encoded`) and when its dataset is verified
+(`fastvid.media.check_sample`). One that was taken over conforms when its tables keep their promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import av
+import numpy as np
+
+from fastvid.errors import FastvidError
+from fastvid.format.demux import Track
+from fastvid.format.packets import StreamInfo
+from fastvid.format.schema import Codec, Matrix, Range, StreamFlag
+from fastvid.media.demuxer import fraction, open_demuxer
+
+Finding = tuple[str, str]
+"""The name of a promise or check, and how it is broken."""
+
+FORMATS_420: Final = ("yuv420p", "yuvj420p")
+MULTIPLE: Final = 16
+"""Both sides of the streams of built-in profiles are multiples of it, in pixels."""
+
+# Both numbers stand for BT.601 luma; VP9 has one code for the two.
+_BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)
+_AV_RANGE: Final = {0: Range.UNKNOWN, 1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """A stream that is held against its promises.
+
+    Attributes:
+        track: What its MP4's tables say.
+        info: What is promised of it: its size, rate, number of frames, and with StreamFlag.CONFORMS all that is listed
+            here.
+        full_range: Whether its samples run from 0 to 255.
+        multiple: Both sides are multiples of it, in pixels.
+    """
+
+    track: Track
+    info: StreamInfo
+    full_range: bool
+    multiple: int = MULTIPLE
+
+    @classmethod
+    def of(cls, track: Track, info: StreamInfo, name: str = "rgb") -> Promised:
+        """Return a stream of a dataset by its name: JPEG is full range by definition (JFIF 1.02), flow by ours."""
+        return cls(track, info, full_range=name == "flow" or info.codec is Codec.MJPEG)
+
+    @property
+    def conforms(self) -> bool:
+        """Whether it promises what is listed here."""
+        return bool(self.info.flags & StreamFlag.CONFORMS)
+
+
+def broken_tables(stream: Promised) -> Iterator[Finding]:
+    """Yield what an MP4's tables say against the promises of a stream that conforms."""
+    track, info = stream.track, stream.info
+    pts = np.sort(track.pts[track.shown])
+    if len(pts) and pts[0]:
+        yield "timing", f"the first frame is shown {int(pts[0])} ticks after the start"
+    steps = np.diff(pts)
+    if len(steps) and (steps != steps[0]).any():
+        frame = int(np.argmax(steps != steps[0])) + 1
+        yield "timing", f"the frame rate is not constant: frame {frame} stays for {steps[frame - 1]} ticks"
+    elif len(steps) and int(steps[0]) * info.fps != track.timescale:
+        yield "timing", f"{track.timescale}/{int(steps[0])} frames a second, promised are {info.fps}"
+    if info.width % stream.multiple or info.height % stream.multiple:
+        yield "shape", f"{info.width}x{info.height} pixels are no multiples of {stream.multiple}"
+    if wrong := _wrong_tags(stream, track.range, track.matrix):
+        yield "colour", f"the container {wrong}"
+
+
+def play_stream(
+    data: bytes | memoryview, stream: Promised | None = None, look: Callable[[int, Any], None] | None = None
+) -> Iterator[Finding]:
+    """Decode a stream as a player does, and yield what its frames break: of each promise what is seen first.
+
+    Args:
+        data: The MP4.
+        stream: What is promised; None where nothing is known, and it must only decode.
+        look: Called with the number of every decoded frame and the frame.
+    """
+    found: dict[str, str] = {}
+    count = 0
+    try:
+        with open_demuxer(data, "mov") as container:
+            video = container.streams.video[0]
+            video.codec_context.thread_count = 1
+            aspect = fraction(video.sample_aspect_ratio)
+            if stream is not None and stream.conforms and aspect not in (None, 1):
+                found["shape"] = f"pixels are {aspect} times as wide as high"
+            for frame in container.decode(video):
+                if frame.is_corrupt:
+                    yield "decode", f"frame {count} decodes with errors"
+                    return
+                for name, message in _broken_frame(stream, frame) if stream is not None else ():
+                    found.setdefault(name, f"frame {count} {message}")
+                if look is not None:
+                    look(count, frame)
+                count += 1
+    except (av.FFmpegError, FastvidError) as error:
+        yield "decode", f"decoding fails after {count} frames: {error}"
+        return
+    if stream is not None and count != stream.info.num_frames:
+        yield "decode", f"{count} frames decode, {stream.info.num_frames} are promised"
+    yield from found.items()
+
+
+def _broken_frame(stream: Promised, frame: Any) -> Iterator[Finding]:
+    """Yield what a decoded frame breaks; of a stream that does not conform, only its size is promised."""
+    info = stream.info
+    if (frame.width, frame.height) != (info.width, info.height):
+        yield "shape", f"has {frame.width}x{frame.height} pixels, the index {info.width}x{info.height}"
+    if not stream.conforms:
+        return
+    if frame.rotation:
+        yield "shape", f"is to be turned by {frame.rotation} degrees"
+    number = int(frame.colorspace)
+    matrix = Matrix(number) if number in Matrix.__members__.values() else Matrix.UNKNOWN
+    if wrong := _wrong_tags(stream, _AV_RANGE.get(int(frame.color_range), Range.UNKNOWN), matrix):
+        yield "colour", wrong
+    elif frame.format.name not in FORMATS_420:
+        yield "colour", f"is {frame.format.name}"
+
+
+def _wrong_tags(stream: Promised, sample_range: Range, matrix: Matrix) -> str:
+    wanted = Range.FULL if stream.full_range else Range.LIMITED
+    # JPEG is BT.601 by definition (JFIF 1.02) and has no field to say so.
+    matrices = (*_BT601, Matrix.UNKNOWN) if stream.info.codec is Codec.MJPEG else _BT601
+    if sample_range is wanted and matrix in matrices:
+        return ""
+    return f"is tagged {sample_range.name.lower()} range, {matrix.name.lower()} matrix"
