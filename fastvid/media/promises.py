@@ -121,7 +121,7 @@ def _broken_frame(stream: Promised, frame: Any) -> Iterator[Finding]:
     if not stream.conforms:
         return
     if frame.rotation:
-        yield "shape", f"is to be turned by {frame.rotation} degrees"
+        yield "shape", f"has a display rotation of {frame.rotation} degrees"
     number = int(frame.colorspace)
     matrix = Matrix(number) if number in Matrix.__members__.values() else Matrix.UNKNOWN
     if wrong := _wrong_tags(stream, _AV_RANGE.get(int(frame.color_range), Range.UNKNOWN), matrix):

@@ -128,7 +128,7 @@ def test_the_template_model_can_be_predicted():
         ("workload.global_batch", "64", "set exactly one of them above 0"),
         ("topology.intra", "{points = [[2, 1, 1], [2, 2, 1.5]], latency_seconds = 1}", "points and also"),
         ("topology.inter", "{latency_seconds = 1}", "needs bytes_per_second or points"),
-        ("predict.algorithms", '["star"]', r"predict.algorithms has unknown \['star'\]\n.*use auto"),
+        ("predict.algorithms", '["star"]', r"predict.algorithms has unknown \['star'\].*\n.*use auto"),
         ("predict.gpus", "[]", "must not be empty"),
         ("compute.step_seconds", "1e-5", "shorter than"),
         ("workload.epochs", "[", "not valid TOML"),

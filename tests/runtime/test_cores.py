@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from contextlib import closing
 
+import psutil
 import pytest
 
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -15,6 +15,8 @@ from fastvid.sharding.engines.local_engine import LocalEngine
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.messages import Settings, Task
 from tests.datasets import make_clip, pack
+
+CHECKER = "fastvid.sharding.verify.check_processes"
 
 
 @pytest.fixture
@@ -61,8 +63,11 @@ def test_verify_starts_a_process_for_each_core_of_its_container(machine, tmp_pat
     store = pack(tmp_path / "dataset", [[(f"c/{number}", clip, 0)] for number in range(6)])
     machine(4)
     started = set()
-    report = verify_dataset(
-        store.url, progress=lambda *_: started.update(child.pid for child in multiprocessing.active_children())
-    )
+
+    def note(*_):
+        children = psutil.Process().children()
+        started.update(child.pid for child in children if CHECKER in child.cmdline())
+
+    report = verify_dataset(store.url, progress=note)
     assert (report.samples, report.problems) == (6, [])
     assert len(started) == 4

@@ -113,7 +113,7 @@ def test_a_replaced_shard_is_no_wrong_clip():
     start, _ = other.shard(0).members[0]
     data[start : start + 4] = struct.pack("<I", 99)
     dataset.storage.files[tar] = data
-    with pytest.raises(ChecksumError, match=r"packet has checksum [0-9a-f]{8}, indexed was [0-9a-f]{8}"):
+    with pytest.raises(ChecksumError, match=r"packet has checksum [0-9a-f]{8}, the index says [0-9a-f]{8}"):
         get(dataset, 0, [0])
 
 

@@ -107,7 +107,7 @@ def test_rejected_sources_are_tried_again_when_asked_for(place, capsys):
     assert add_sources(store.url, str(place / "videos"), workers=1).known == 3
     assert main(["add", store.url, str(place / "videos"), "--workers", "1", "--retry-rejected"]) == 0
     said = capsys.readouterr().out
-    assert "2 known already" in said
+    assert "2 already known" in said
     assert "1 packed" in said
     assert "run/broken.mp4" in ids(store)
     rows = {row["source_id"]: row["status"] for row in read_ledger(store)[0].to_pylist()}

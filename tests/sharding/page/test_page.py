@@ -148,7 +148,7 @@ class TestSummary:
         assert "7 in 2 shards, 1 removed and hidden" in out
         assert "and 2 more; --top N lists N" in out
         assert "11: 8 packed, 3 rejected" in out
-        assert "truncated: the data ends before the header says" in out
+        assert "truncated: the data ends earlier than the header says" in out
         assert main(["inspect", store.url, "--json"]) == 0
         numbers = json.loads(capsys.readouterr().out)
         assert (numbers["samples"], numbers["rejected"]["truncated"]) == (7, 2)

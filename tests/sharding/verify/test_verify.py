@@ -303,7 +303,7 @@ class TestPromises:
         make_clip(plain)
         problems = self.check(tmp_path, clips, turn(plain, folder / "turned.mp4").read_bytes())
         assert set(problems) == {"shape"}
-        assert problems["shape"].startswith("frame 0 is to be turned by ")
+        assert problems["shape"].startswith("frame 0 has a display rotation of ")
 
     def test_another_pixel_format(self, tmp_path, folder, clips):
         arguments = f"{COMPACT} -pix_fmt yuv422p"

@@ -12,7 +12,7 @@ import torch
 
 from bench.common.ports import reserved_port
 from fastvid.errors import StateError, UsageError
-from fastvid.models.pipeline import spread
+from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
@@ -70,7 +70,7 @@ def test_one_rank_trains_as_ddp_does(tmp_path: Path, optim: dict[str, Any]) -> N
 
 
 def in_a_row(made: Trainer) -> None:
-    spread(made.replica.model, [torch.device("cpu")] * 2, 2)
+    place_on_devices(made.replica.model, [torch.device("cpu")] * 2, 2)
 
 
 def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
