@@ -18,6 +18,7 @@ import pytest
 import fastvid
 import fastvid.train
 from fastvid import errors
+from fastvid.load.clips import augment, sampling
 from fastvid.train.strategies import BUILT_IN
 from tests.conftest import LONG
 
@@ -184,6 +185,14 @@ def test_no_file_outside_the_strategies_names_one():
     found = [path for path in ROOT.rglob("*.py") if names.search(path.read_text())]
     assert len(found) > len(BUILT_IN)
     assert not [str(path) for path in found if folder not in path.parents]
+
+
+def test_recipes_can_import_every_sampler_and_transform():
+    for module in (sampling, augment):
+        named = {name: getattr(getattr(fastvid, name), "__module__", "") for name in fastvid.__all__}
+        public = {name for name, home in named.items() if home == module.__name__}
+        assert public
+        assert public <= set(fastvid.train.__all__)
 
 
 def test_only_the_storage_layer_opens_files_of_a_dataset():

@@ -84,12 +84,13 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class _Broken(Backend):
-    """An invalid plug-in; `why` explains what is wrong."""
+    """An invalid plug-in; `entry` is the name of its entry point, `why` explains what is wrong."""
 
+    entry: str = ""
     why: str = ""
 
     def load(self) -> Any:
-        raise MissingDependency(self.why, hint="uninstall the package that registers it, or install another version")
+        raise MissingDependency(self.why, hint="repair or uninstall the package that registers it")
 
 
 _BUILT_IN = (
@@ -156,7 +157,7 @@ def _registered(point: metadata.EntryPoint) -> Backend:
 
 def _broken(point: metadata.EntryPoint, why: str) -> Backend:
     message = f"entry point {point.value!r} of group {ENTRY_POINTS}: {why}"
-    return _Broken(point.value, "", "cpu", frozenset(), "", message)
+    return _Broken(point.value, "", "cpu", frozenset(), "", point.name, message)
 
 
 def _is_absent(error: BaseException | None) -> bool:
@@ -203,12 +204,14 @@ def _reason(error: BaseException) -> str:
 
 
 def backend(name: str) -> Backend:
-    """Return the back-end with a name.
+    """Return the back-end with a name; an invalid plug-in also answers to the name of its entry point.
 
     Raises:
         UsageError: If no back-end has the name.
     """
-    try:
-        return backends()[name]
-    except KeyError:
-        raise UsageError(f"unknown decoder {name!r}", hint=f"use one of {', '.join(backends())}") from None
+    known = backends()
+    invalid = {one.entry: one for one in known.values() if isinstance(one, _Broken)}
+    one = known.get(name) or invalid.get(name)
+    if one is None:
+        raise UsageError(f"unknown decoder {name!r}", hint=f"use one of {', '.join(known)}")
+    return one

@@ -131,7 +131,7 @@ def test_backend_is_unavailable_when_its_check_raises_any_exception(failing):
 class Point:
     """Register the entry point of a third-party package."""
 
-    value = "package:thing"
+    name, value = "theirs", "package:thing"
 
     def __init__(self, thing):
         self.thing = thing
@@ -167,5 +167,6 @@ def test_invalid_registration_is_rejected_and_does_not_affect_others(registered,
     registered(thing)
     assert backend("pyav").load() is PyAvDecoder
     assert why in backend("package:thing").why_unavailable()
-    with pytest.raises(MissingDependency, match=ENTRY_POINTS):
-        backend("package:thing").open()
+    for name in ("package:thing", "theirs"):
+        with pytest.raises(MissingDependency, match=ENTRY_POINTS):
+            backend(name).open()
