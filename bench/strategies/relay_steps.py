@@ -27,13 +27,13 @@ def travel(spec: RunSpec, member: Any) -> dict[str, Any]:
     from fastvid.train.strategies.relay.hub import Hub
     from fastvid.train.strategies.relay.scheduler import Scheduler
     from fastvid.train.strategies.relay.stage import serve
-    from fastvid.train.strategies.relay.state_store import Shelf
+    from fastvid.train.strategies.relay.state_store import TokenStore
     from fastvid.train.strategies.shared.link import shared_store
 
     world, store = member.world, shared_store(member, TIMEOUT_S)
     work = SweepStage(spec, member)
     scheduler = Scheduler(len(RATES), world.size, EPOCHS)
-    hub = Hub(scheduler, store, Shelf(len(RATES)), timeout_s=TIMEOUT_S) if world.rank == 0 else None
+    hub = Hub(scheduler, store, TokenStore(len(RATES)), timeout_s=TIMEOUT_S) if world.rank == 0 else None
     dist.barrier()
     before, began = received(), time.perf_counter()
     with SlowNetwork(spec.link, world.size, far=world.rank > 0) as slow:
@@ -65,7 +65,7 @@ class SweepStage:
         self.spec, self.member = spec, member
         self._task = ToyTask(spec.seed)
 
-    def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:  # noqa: ARG002
+    def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:  # noqa: ARG002
         """Do nothing: all clips are in memory already."""
         return {}
 
@@ -86,7 +86,7 @@ class SweepStage:
         from fastvid.train.parts.optim import make_optimizer
         from fastvid.train.parts.replica import Replica
         from fastvid.train.parts.schedule import Schedule
-        from fastvid.train.strategies.relay.visit import Trainee
+        from fastvid.train.strategies.relay.visit import SweepModel
 
         spec = self.spec
         optim = optim_of(spec)
@@ -114,7 +114,7 @@ class SweepStage:
             # Higher is better.
             return Score(loss, -loss, 0.0, 1, 1)
 
-        return Trainee(config, replica, self._batches, score)
+        return SweepModel(config, replica, self._batches, score)
 
     @contextlib.contextmanager
     def _batches(self, unit: Any) -> Iterator[Any]:

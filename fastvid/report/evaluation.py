@@ -27,7 +27,7 @@ _STYLE: Final = """
 
 
 class Evaluated(Protocol):
-    """What is drawn; see `fastvid.train.run.scoring.Report`."""
+    """What is drawn; see `fastvid.train.run.scoring.EvalReport`."""
 
     @property
     def score(self) -> Any: ...

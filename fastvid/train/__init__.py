@@ -1,7 +1,7 @@
-"""The trainer: configuration, loop, schedule, checkpoints, elasticity, evaluation; and strategies of replicas.
+"""The trainer: configuration, loop, checkpoints, elasticity, evaluation and strategies.
 
-All that a recipe names comes from here, such as ``from fastvid.train import Config, DataConfig, Segments``, and what a
-strategy of one's own is made of. Names are imported on first use.
+Recipes and user-defined strategies import every name they need from here, for example
+``from fastvid.train import Config, DataConfig, Segments``. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ __all__ = [
     "Uniform",
 ]
 
-if not TYPE_CHECKING:  # type checkers then see names that are not there
+if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not exist
     __getattr__ = importer(__name__, _HOMES)
 
 

@@ -17,11 +17,11 @@ from fastvid.train.run.launch import start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains a recipe. Returns 0, 1 for an error, 2 for wrong usage, 128 and a signal's number for an early end."""
+    """Train a recipe; return 0, 1 (error), 2 (wrong usage), or 128 + number of the signal received."""
     parser = argparse.ArgumentParser(prog="python -m fastvid.train", description=__doc__)
-    parser.add_argument("recipe", metavar="RECIPE", help=f"{', '.join(recipes.names())}; or the path of a file")
-    parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or run.epochs=10")
-    parser.add_argument("--dry-run", action="store_true", help="check files, steps and memory, and train nothing")
+    parser.add_argument("recipe", metavar="RECIPE", help=f"{', '.join(recipes.names())}; or a Python file")
+    parser.add_argument("changes", nargs="*", metavar="key=value", help="for example optim.base_lr=0.02")
+    parser.add_argument("--dry-run", action="store_true", help="check files, steps and memory without training")
     args = parse(parser, sys.argv[1:] if argv is None else argv)
     logging.basicConfig(
         stream=sys.stderr,
@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dry_run(config: Config) -> int:
-    """Every rank checks what it sees of the files; the first prints."""
+    """Check the run on every rank, because nodes may see different files; rank 0 prints the result."""
     from fastvid.train.run import dry_run
 
-    found = dry_run.check(config, int(os.environ.get("WORLD_SIZE", "1")))
+    result = dry_run.check(config, int(os.environ.get("WORLD_SIZE", "1")))
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(found, indent=1))  # noqa: T201
+        print(json.dumps(result, indent=1))  # noqa: T201
     return 0
 
 

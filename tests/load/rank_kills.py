@@ -89,7 +89,7 @@ class StepwiseTrainer(Trainer):
 
     after = 0
 
-    def _wishes(self):
+    def _requests(self):
         return torch.tensor([0, int((self._steps + 1) % STEPS == self.after)])
 
 

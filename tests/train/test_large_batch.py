@@ -1,4 +1,4 @@
-"""The large-batch recipe: one global batch gives one model in worlds of 1, 2, 3 and 5, with all its parts."""
+"""The large-batch recipe, with all its parts, trains the same model in worlds of 1, 2, 3 and 5 ranks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", ["plain", "ghost", "recipe"])
-def test_200_steps_in_any_world_end_at_the_same_weights(
+def test_weights_after_200_steps_do_not_depend_on_the_world(
     outcomes: dict[tuple[int, str], dict[str, Any]], name: str, world: int
 ) -> None:
     one, other = outcomes[1, name], outcomes[world, name]
     assert one["samples"] == other["samples"] >= 200 * toy_large.BATCH
-    # Running statistics of ghost norms are among the compared values.
+    # The compared values include the running statistics of ghost norms.
     assert difference(one, other) < 1e-9
     assert one["lineage"] == other["lineage"]
     assert other["score"]["loss"] == pytest.approx(one["score"]["loss"], abs=1e-9)
@@ -50,16 +50,16 @@ def test_plain_batch_norm_depends_on_the_world(outcomes: dict[tuple[int, str], d
     assert difference(outcomes[1, "norm"], outcomes[world, "norm"]) > 1e-4
 
 
-def test_lamb_in_two_worlds(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
+def test_lamb_does_not_depend_on_the_world(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
     assert difference(outcomes[1, "lamb"], outcomes[2, "lamb"]) < 1e-9
 
 
-def test_groups_are_not_cut_by_micro_batches(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
+def test_micro_batches_do_not_split_groups(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
     for world in (1, 2):
         assert difference(outcomes[1, "ghost"], outcomes[world, "micro"]) < 1e-9
 
 
-def test_the_average_is_the_same_in_any_world_and_is_what_is_scored(
+def test_ema_does_not_depend_on_the_world_and_is_evaluated(
     outcomes: dict[tuple[int, str], dict[str, Any]],
 ) -> None:
     one = outcomes[1, "recipe"]
@@ -77,14 +77,14 @@ def test_the_average_is_the_same_in_any_world_and_is_what_is_scored(
     assert abs(losses[0] - losses[1]) > 1e-4
 
 
-def test_gradients_in_half_precision_come_near(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
+def test_half_precision_gradients_are_close_to_full_precision(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
     apart = difference(outcomes[2, "plain"], outcomes[2, "half"])
-    # Half precision has 11 bits: something was rounded, and little.
+    # Half precision has 11 bits: the difference is not zero, but small.
     assert 1e-9 < apart < 0.05
     assert difference(outcomes[1, "plain"], outcomes[1, "half"]) == 0
 
 
-def test_every_part_learns(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
+def test_the_large_batch_recipe_learns(outcomes: dict[tuple[int, str], dict[str, Any]]) -> None:
     untrained = toy.score(ALONE, bad=())
     for name in toy_large.NAMES:
         assert outcomes[1, name]["score"]["loss"] < 0.9 * untrained.loss, name
@@ -93,5 +93,5 @@ def test_every_part_learns(outcomes: dict[tuple[int, str], dict[str, Any]]) -> N
 def test_bf16_gradients_are_refused_where_gloo_would_fail() -> None:
     with pytest.raises(UsageError, match="gloo"):
         build_strategy("ddp", ALONE, {"gradients": "bf16"})
-    with pytest.raises(UsageError, match="known are fp32, fp16, bf16"):
+    with pytest.raises(UsageError, match="choose from fp32, fp16, bf16"):
         build_strategy("ddp", ALONE, {"gradients": "fp8"})

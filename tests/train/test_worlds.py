@@ -1,4 +1,4 @@
-"""The same run in worlds of 1, 2 and 3 processes, stopped, killed and gone on."""
+"""The same run in worlds of 1, 2 and 3 processes, also stopped or killed and resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KILLED_AFTER = 30
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """Outcomes of all scenarios, by world size and name, one entry a rank."""
+    """Results of all scenarios by world size and name, one entry per rank."""
     folder = tmp_path_factory.mktemp("worlds")
     codes = toy.spawn(1, folder, "resumed", FASTVID_FAULT=f"step:{KILLED_AFTER}")
     assert codes == [-signal.SIGKILL]
@@ -62,7 +62,7 @@ def folder_of(outcomes: Outcomes) -> Path:
 
 
 def test_the_toy_learns(outcomes: Outcomes) -> None:
-    # Otherwise equality of weights would say little.
+    # Otherwise equality of weights would prove little.
     untrained, trained = toy.score(ALONE, bad=()), outcomes[1, "plain"][0]["score"]
     assert trained["loss"] < 0.6 * untrained.loss
     assert trained["top1_percent"] > 60
@@ -72,7 +72,7 @@ def test_weights_do_not_depend_on_the_world(outcomes: Outcomes) -> None:
     one = outcomes[1, "plain"][0]
     steps = one["samples"] // toy.BATCH
     assert steps >= 50
-    # Two ranks hold equal shares; of three ranks one holds 2 clips and two hold 3.
+    # Two ranks have equal shares; of three ranks, one has 2 clips and two have 3.
     assert difference(one, outcomes[2, "plain"][0]) < 1e-12
     assert difference(one, outcomes[3, "plain"][0]) < 1e-9
     for world in (2, 3):
@@ -80,8 +80,8 @@ def test_weights_do_not_depend_on_the_world(outcomes: Outcomes) -> None:
             assert difference(outcomes[world, "plain"][0], other) == 0
 
 
-def test_uneven_shares_need_their_weights(outcomes: Outcomes) -> None:
-    # The mean of the ranks' means is another gradient, so the test above can fail.
+def test_uneven_shares_without_weights_change_the_result(outcomes: Outcomes) -> None:
+    # The mean of the ranks' means is a different gradient, so the test above can fail.
     assert difference(outcomes[1, "plain"][0], outcomes[3, "naive"][0]) > 1e-4
 
 
@@ -91,20 +91,20 @@ def test_accumulation_gives_the_same_updates(outcomes: Outcomes) -> None:
         assert difference(outcomes[1, "plain"][0], outcomes[world, "micro"][0]) < 1e-12
 
 
-def test_masked_and_skipped_rows_teach_nothing_in_any_world(outcomes: Outcomes) -> None:
+def test_masked_and_skipped_rows_do_not_affect_training_in_any_world(outcomes: Outcomes) -> None:
     one, three = outcomes[1, "masked"][0], outcomes[3, "masked"][0]
     assert one["samples"] == toy.EPOCHS * toy.NUM_SAMPLES
     assert difference(one, three) < 1e-9
     assert one["lineage"] == three["lineage"]
 
 
-def test_lineage_names_every_sample_of_an_epoch_whatever_the_world(outcomes: Outcomes) -> None:
+def test_lineage_covers_every_sample_of_an_epoch_in_any_world(outcomes: Outcomes) -> None:
     one = outcomes[1, "plain"][0]["lineage"]
     for world in (2, 3):
         for rank in outcomes[world, "plain"]:
             assert rank["lineage"] == one
     assert [entry["samples"] for entry in one] == [88] * toy.EPOCHS
-    # Other orders have other digests.
+    # Different orders have different digests.
     assert len({entry["digest"] for entry in one}) == toy.EPOCHS
 
 
@@ -121,7 +121,7 @@ def test_evaluation_counts_each_sample_once(outcomes: Outcomes) -> None:
             assert rank["score"]["scored"] == rank["score"]["total"] == toy.NUM_SAMPLES
             assert rank["score"]["top1_percent"] == pytest.approx(100 * hits / toy.NUM_SAMPLES, abs=1e-12)
             assert rank["score"]["loss"] == pytest.approx(loss, abs=1e-12)
-            # Two samples do not decode: they are missing, not replaced.
+            # Two samples fail to decode: they are missing, not replaced.
             assert rank["some"]["scored"] == toy.NUM_SAMPLES - 2
             assert rank["some"]["total"] == toy.NUM_SAMPLES
 
@@ -129,7 +129,7 @@ def test_evaluation_counts_each_sample_once(outcomes: Outcomes) -> None:
 def test_running_statistics_are_the_mean_of_the_ranks(outcomes: Outcomes) -> None:
     first, second = outcomes[2, "norm"]
     assert difference(first, second) == 0
-    # With momentum 0.1 a statistic that a rank never updated would still be near its start.
+    # With momentum 0.1, a statistic that a rank never updated would still be near its initial value.
     assert float(first["weights"]["1.running_mean"].abs().max()) > 0
     saved = Checkpoints(str(folder_of(outcomes) / "world2" / "norm" / "checkpoints")).newest()
     assert saved is not None
@@ -139,7 +139,7 @@ def test_running_statistics_are_the_mean_of_the_ranks(outcomes: Outcomes) -> Non
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_killed_run_goes_on_in_another_world_as_if_nothing_had_happened(outcomes: Outcomes, world: int) -> None:
+def test_a_killed_run_resumed_in_another_world_equals_an_uninterrupted_run(outcomes: Outcomes, world: int) -> None:
     undisturbed, resumed = outcomes[1, "plain"][0], outcomes[world, "resumed"][0]
     assert resumed["samples"] == undisturbed["samples"]
     assert resumed["lineage"] == undisturbed["lineage"]
@@ -149,7 +149,7 @@ def test_killed_run_goes_on_in_another_world_as_if_nothing_had_happened(outcomes
     whole = metrics.curve(metrics.read(folder / "world1" / "plain" / metrics.METRICS_FILE))
     pieces = metrics.read(folder / f"world{world}" / "resumed" / metrics.METRICS_FILE)
     starts = [(row["samples"], row["world_size"]) for row in pieces if row["kind"] == "start"]
-    # The kill came before the checkpoint of its step was begun, and perhaps while the one before was written.
+    # The kill came before the checkpoint of this step was started, perhaps while the previous one was being written.
     again_from = starts[1][0] // toy.BATCH
     assert starts == [(0, 1), (again_from * toy.BATCH, world)]
     assert again_from in (KILLED_AFTER - 2, KILLED_AFTER - 1)

@@ -210,7 +210,7 @@ def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
     if name == "resumed":
         return fit(trainer(toy_config(folder / name, checkpoint_every_s=0.0), member), member)
     if name == "stopped":
-        # Only the last rank hears of it.
+        # Only the last rank receives the signal.
         stop = StopAfter(6) if member.world.rank == member.world.size - 1 else None
         return fit(trainer(config, member, stop=stop), member)
     if name == "score":
@@ -244,7 +244,7 @@ def main() -> None:
         for name in sys.argv[2:]:
             result = scenario(name, folder, member)
             torch.save(result, folder / f"{name}-{member.world.rank}.pt")
-    # A gloo thread that is still there may abort the process while the interpreter ends.
+    # A gloo thread that still runs may abort the process during interpreter exit.
     tasks = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     assert not [task for task in tasks if "gloo" in task], tasks
 

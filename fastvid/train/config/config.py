@@ -1,7 +1,7 @@
-"""The configuration of a run: frozen dataclasses that check themselves, one for each part of the path.
+"""The configuration of a run: frozen dataclasses that validate themselves, one per section.
 
-A recipe is a Python file with a function ``recipe() -> Config``; see `fastvid.train.config.recipes`. Single values are
-changed on the command line by ``key=value``; see `fastvid.train.config.overrides`.
+A recipe is a Python file with a function ``recipe() -> Config``; see `fastvid.train.config.recipes`. On the command
+line, ``key=value`` overrides a single value; see `fastvid.train.config.overrides`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Amp = Literal["off", "bf16", "fp16"]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardConfig:
-    """How the dataset is made: the arguments of ``fastvid shard``.
+    """How the dataset is created: the arguments of ``fastvid shard``.
 
     Attributes:
         sources: Folders or files of raw videos.
-        annotations: ``format:path`` of the labels each; none where the folder of a video is its class.
+        annotations: Label files, each as ``format:path``; empty where the folder of a video is its class.
         profile: Encode profile.
-        options: Further options of the command, without their dashes.
+        options: Further options of the command, without the leading dashes.
     """
 
     sources: tuple[str, ...]
@@ -42,7 +42,7 @@ class ShardConfig:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, out: str) -> str:
-        """The shell command that makes the dataset at `out`."""
+        """Return the shell command that creates the dataset at `out`."""
         words = ["fastvid", "shard", *self.sources, "--out", out]
         for source in self.annotations:
             words += ["--annotations", source]
@@ -54,31 +54,32 @@ class ShardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read and how it is cut into clips.
+    """The dataset, and how its videos are sampled, cropped and batched.
 
     Attributes:
         path: Folder or URL of the dataset.
         split: Split to train on; None for all samples.
         eval_split: Split to evaluate on; None for no evaluation.
         where: Filter over the annotations' columns, for both splits.
-        label: Column that holds the class, a number from 0.
-        frames: Which frames make a clip.
+        label: Column that contains the class, an integer from 0.
+        frames: Sampler of the frames of a clip.
         eval_frames: The same for evaluation.
         spatial: Crop, resize and flip.
         eval_spatial: The same for evaluation.
         streams: Streams of each sample that the model takes: "rgb", "flow" or both.
-        flow_stack: Flows for each frame.
-        global_batch_size: Clips of a step, over all ranks; does not change with the world.
-        eval_batch_size: Clips that all ranks together evaluate at once.
+        flow_stack: Flow fields per frame.
+        global_batch_size: Clips per step over all ranks, whatever the world size.
+        eval_batch_size: Clips per evaluation batch over all ranks.
         last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.ClipLoader`.
-        generation: Of the dataset; None pins the current one when the run begins.
-        decoder: Back-end, or "auto".
-        num_threads: Decode threads of a rank, or processes; None takes the cores it may use.
-        workers: "thread", or "process", which leaves the interpreter to the step, see `fastvid.ClipLoader`.
-        prefetch: Batches made ahead.
-        group_size: Neighbouring clips of a global batch that one rank always gets together, so that what looks at
-            several clips, ghost batch norm and mixing, is the same in any world. Shares are whole groups then.
-        on_error: What a clip that does not decode does: "raise" stops the run; "skip" leaves it out of the loss and
+        generation: Generation of the dataset; None pins the current one when the run starts.
+        decoder: Decoder backend, or "auto".
+        num_threads: Decode threads or worker processes per rank; None uses all cores available to the rank.
+        workers: "thread", or "process", which keeps decoding off the GIL of the step, see `fastvid.ClipLoader`.
+        prefetch: Batches to prefetch.
+        group_size: Consecutive clips of a global batch that always go to the same rank, so that operations over
+            several clips (ghost batch norm, mixing) give the same result for any world size. Each rank's share then
+            consists of whole groups.
+        on_error: What to do when a clip fails to decode: "raise" stops the run; "skip" masks it in the loss and
             counts it. It is never replaced by another clip.
     """
 
@@ -111,28 +112,28 @@ class DataConfig:
         _one_of(self, "workers", Workers)
         if self.frames.num_frames != self.eval_frames.num_frames:
             raise UsageError(
-                f"data.frames gives clips of {self.frames.num_frames} frames, "
-                f"data.eval_frames of {self.eval_frames.num_frames}",
-                hint="a model has one number of frames",
+                f"data.frames samples {self.frames.num_frames} frames per clip, "
+                f"data.eval_frames {self.eval_frames.num_frames}",
+                hint="set both to the number of frames that the model takes",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What is trained.
+    """The model to train.
 
     Attributes:
-        name: A name of `fastvid.models.zoo`, or ``module:callable``.
-        num_classes: Width of the last layer; None takes the dataset's classes.
-        channels_last: Keep channels innermost in memory; faster on most devices, the same numbers up to rounding.
-        weights: File of the weights that training starts from, see `fastvid.models.weights`; None starts afresh. Nets
-            of two streams take one for both, or SPATIAL,TEMPORAL.
-        ghost_norm: Batch norm over groups of `data.group_size` clips instead of over what a rank holds.
+        name: A name from `fastvid.models.zoo`, or ``module:callable``.
+        num_classes: Width of the last layer; None uses the number of classes in the dataset.
+        channels_last: Use the channels-last memory format; faster on most devices, equal up to rounding.
+        weights: File of initial weights, see `fastvid.models.weights`; None uses random initialization. Two-stream
+            networks take one file for both streams, or SPATIAL,TEMPORAL.
+        ghost_norm: Compute batch norm over groups of `data.group_size` clips instead of over a rank's micro-batch.
         compile: Run the model through ``torch.compile``; the first steps take longer.
-        pipeline: Devices of a machine that one replica spans, its blocks in a row, see `fastvid.models.pipeline`. Start
-            as many ranks as there are devices, divided by this.
-        pipeline_batches: Micro-batches that follow each other through the row; norm layers see one at a time.
-        options: Options of the model, such as ``{"dropout": 0.8}``; None leaves one to the model.
+        pipeline: Devices of one machine that a replica is spread over, see `fastvid.models.pipeline`. Start one rank
+            per `pipeline` devices.
+        pipeline_batches: Micro-batches in the pipeline; norm layers see one at a time.
+        options: Keyword arguments of the model, for example ``{"dropout": 0.8}``; None keeps the model's default.
     """
 
     name: str
@@ -148,48 +149,51 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _at_least(1, self, "num_classes", "pipeline", "pipeline_batches")
         if self.pipeline > 1 and self.compile:
-            raise UsageError("model.compile does not go with model.pipeline")
+            raise UsageError(
+                "model.compile cannot be combined with model.pipeline",
+                hint="set model.compile=false or model.pipeline=1",
+            )
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The options that are given."""
+        """The options that are not None."""
         return {name: value for name, value in self.options.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """The optimiser, its parameter groups and its learning rate as a function of the samples seen.
+    """The optimizer, its parameter groups and its learning rate as a function of the samples seen.
 
     The rate is ``base_lr * global_batch_size / base_batch_size``, the linear scaling rule of Goyal et al. 2017, times
-    the factor of warm-up and decay. Epochs are counted in samples, so the schedule does not depend on the world.
+    the factor of warm-up and decay. Epochs are counted in samples, so the schedule is independent of the world size.
 
     Attributes:
         base_lr: Learning rate at `base_batch_size`.
-        base_batch_size: Global batch that `base_lr` was tuned for, in clips.
-        name: "sgd", "adam" (weight decay is added to the gradient), "adamw" (it is not), "adagrad", "lars" (SGD with
-            a rate for each layer) or "lamb" (AdamW with one), see `fastvid.train.parts.optim_large`.
-        momentum: Of SGD and LARS.
-        nesterov: Nesterov's momentum, of SGD.
-        trust: Of LARS: share of a layer's weights that a step at rate 1 moves.
-        beta1: Decay of Adam's first moment.
-        beta2: Decay of Adam's second moment.
-        eps: Of Adam and AdaGrad, added to the root of the second moment.
-        weight_decay: Of convolution and linear weights.
-        groups: "plain" leaves biases and norm layers undecayed; "tsm" has TSM's multipliers as well.
-        warmup_epochs: Epochs of linear warm-up; need not be whole.
-        warmup_start: Share of the rate at which warm-up starts.
-        decay: What follows: "constant", "step" or "cosine".
+        base_batch_size: Global batch size, in clips, that `base_lr` was tuned for.
+        name: "sgd", "adam" (L2 regularization), "adamw" (decoupled weight decay), "adagrad", "lars" (SGD with
+            layer-wise rates) or "lamb" (AdamW with layer-wise rates), see `fastvid.train.parts.optim_large`.
+        momentum: Momentum of SGD and LARS.
+        nesterov: Whether SGD uses Nesterov momentum.
+        trust: Trust coefficient of LARS: fraction of a layer's weight norm that a step at rate 1 moves.
+        beta1: Decay rate of Adam's first moment.
+        beta2: Decay rate of Adam's second moment.
+        eps: Added to the square root of the second moment in Adam and AdaGrad.
+        weight_decay: Weight decay of convolution and linear weights.
+        groups: "plain" applies no weight decay to biases and norm layers; "tsm" adds TSM's rate multipliers.
+        warmup_epochs: Epochs of linear warm-up; may be fractional.
+        warmup_start: Fraction of the rate at which warm-up starts.
+        decay: Schedule after warm-up: "constant", "step" or "cosine".
         milestones: Epochs at which "step" multiplies the rate by `gamma`.
         gamma: Factor of "step".
-        final: Share of the rate at which "cosine" ends.
-        clip_norm: Largest norm of the whole gradient; None does not clip.
-        label_smoothing: Of the cross-entropy.
-        mixup: alpha of mixup inside groups of `data.group_size` clips; 0 is off. See `fastvid.train.parts.mixup`.
-        cutmix: alpha of CutMix; 0 is off.
-        ema_decay: Of a moving average of the weights, each step at `base_batch_size`; a step of a larger batch has the
-            effect of several. The average is what is evaluated. None keeps none.
-        head_lr_mult: Factor of the last layer's rate, besides those of `groups`.
-        freeze: Parts that do not move, ``PREFIX`` for ever or ``PREFIX:EPOCHS``; see `fastvid.train.parts.freeze`.
+        final: Fraction of the rate at which "cosine" ends.
+        clip_norm: Maximum norm of the whole gradient; None disables clipping.
+        label_smoothing: Label smoothing of the cross-entropy, 0 <= x < 1.
+        mixup: Mixup alpha within groups of `data.group_size` clips; 0 disables it. See `fastvid.train.parts.mixup`.
+        cutmix: CutMix alpha; 0 disables it.
+        ema_decay: Decay of an exponential moving average of the weights for each step of `base_batch_size` clips; a
+            larger batch counts as several such steps. Evaluation uses the average. None disables it.
+        head_lr_mult: Multiplier of the last layer's rate, in addition to those of `groups`.
+        freeze: Frozen parts: ``PREFIX`` for the whole run, or ``PREFIX:EPOCHS``; see `fastvid.train.parts.freeze`.
     """
 
     base_lr: float
@@ -236,25 +240,25 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How long, where to, and how a process does its part.
+    """Length, output, checkpoints and precision of a run.
 
     Attributes:
         out: Local folder of the run: config.json, metrics.jsonl, summary.json and checkpoints/.
-        checkpoints: Folder or URL of the checkpoints, such as s3://bucket/run; None takes the one in `out`. Of several
-            nodes' folders, the one with the newest checkpoint is read.
+        checkpoints: Folder or URL of the checkpoints, for example s3://bucket/run; None uses ``out/checkpoints``. If
+            each node has its own folder, the newest checkpoint of all nodes is loaded.
         epochs: Passes over the training split.
-        seed: Of the order, the augmentation, fresh weights and dropout.
-        micro_batch_size: Most clips that a rank computes at once; larger shares are accumulated, so that a smaller
-            world keeps the global batch. None computes a share at once.
-        amp: Automatic mixed precision; "fp16" needs CUDA.
-        log_every_steps: Steps between two lines of metrics.
+        seed: Seed of the sample order, augmentation, weight initialization and dropout.
+        micro_batch_size: Maximum clips per forward pass of a rank; a larger share accumulates gradients, so that a
+            smaller world keeps the global batch size. None computes the whole share in one pass.
+        amp: Automatic mixed precision: "off", "bf16" or "fp16", which requires CUDA.
+        log_every_steps: Steps between two rows of metrics.
         eval_every_epochs: Epochs between two evaluations; the last epoch is always evaluated.
-        checkpoint_every_s: Seconds between two checkpoints inside an epoch; the end of an epoch always makes one.
-        keep_checkpoints: How many of the newest to keep, besides the one that scored best.
-        resume: Go on from the newest checkpoint in `out`; False refuses a folder that has one.
-        timeout_s: How long to wait for a peer before it counts as dead.
-        tensorboard: Write metrics for TensorBoard as well, into `out`/tensorboard.
-        peak_tflops: Of one device, which MFU is relative to; None looks up the device's 16-bit peak.
+        checkpoint_every_s: Seconds between two checkpoints inside an epoch; every epoch also ends with one.
+        keep_checkpoints: How many of the newest checkpoints to keep, in addition to the best one.
+        resume: Resume from the newest checkpoint; if False, a folder that has one is an error.
+        timeout_s: Seconds to wait for a peer before it is considered dead.
+        tensorboard: Also write metrics for TensorBoard, to `out`/tensorboard.
+        peak_tflops: Peak of one device, the denominator of MFU; None looks up the device's 16-bit peak.
     """
 
     out: str
@@ -282,22 +286,22 @@ class RunConfig:
 
 
 def _default_sync() -> str:
-    # Imported by name: the strategies are built on the configuration, so it cannot import them.
+    # Imported by name because the strategies import this module.
     return str(importlib.import_module("fastvid.train.strategies").DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The whole path of a run.
+    """The complete configuration of a run.
 
     Attributes:
         data: Dataset, decoding and loading.
-        model: What is trained.
-        optim: How weights move.
-        run: How long and where to.
-        shard: How the dataset is made; None when a recipe does not say.
-        sync: How replicas agree: a name of `fastvid.train.strategies`, where the default is too, or ``module:class``
-            of your own.
+        model: The model.
+        optim: Optimizer and learning rate schedule.
+        run: Length, output, checkpoints and precision.
+        shard: How the dataset is created; None if the recipe does not say.
+        sync: Synchronization strategy: a name from `fastvid.train.strategies`, which also defines the default, or
+            ``module:class``.
         sync_options: Options of that strategy.
     """
 
@@ -315,16 +319,16 @@ class Config:
         if (mixes or self.model.ghost_norm) and size < 2:
             raise UsageError(
                 f"{'mixing' if mixes else 'model.ghost_norm'} needs groups of clips, data.group_size is {size}",
-                hint="set data.group_size, such as 8; it divides data.global_batch_size",
+                hint="set data.group_size to a divisor of data.global_batch_size, for example 8",
             )
         if self.model.ghost_norm and self.run.micro_batch_size is not None and self.run.micro_batch_size % size:
             raise UsageError(
-                f"run.micro_batch_size is {self.run.micro_batch_size}, no multiple of data.group_size {size}"
+                f"run.micro_batch_size is {self.run.micro_batch_size}, not a multiple of data.group_size {size}"
             )
 
 
 def to_json(value: Any) -> Any:
-    """A configuration as dicts, lists and scalars; classes that a field may choose between are named by ``type``."""
+    """Return a configuration as JSON values; samplers and transforms get a key ``type``."""
     if is_dataclass(value) and not isinstance(value, type):
         inner = {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
         return inner if type(value).__module__ == __name__ else {"type": type(value).__name__, **inner}
@@ -336,7 +340,7 @@ def to_json(value: Any) -> Any:
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A configuration's JSON as dotted keys, to compare two of them."""
+    """Return a configuration's JSON with dotted keys, for comparing two of them."""
     flat: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping) and value:

@@ -1,7 +1,7 @@
-"""``key=value`` on the command line: dotted keys into a configuration, values read by the field's type.
+"""``key=value`` overrides on the command line: dotted keys, values parsed by the type of the field.
 
-Every key is checked against what exists, and the changed configuration is built once, from all overrides together, so
-that two values that only fit each other can be given at once.
+Every key must exist. The new configuration is built once, from all overrides together, so that values that are only
+valid together can be set together.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _NONE = "none"
 
 
 def apply(config: Root, overrides: Sequence[str]) -> Root:
-    """A configuration with some values changed.
+    """Return a configuration with some values changed.
 
     Args:
         config: A frozen dataclass of dataclasses, mappings and values.
-        overrides: ``key=value`` each; the key is dotted, such as ``optim.base_lr=0.02``. Tuples are written with
-            commas, and ``none`` is None where the field allows it. Entries of a mapping may be new; fields may not.
+        overrides: ``key=value`` strings with dotted keys, for example ``optim.base_lr=0.02``. Tuples are written with
+            commas, and ``none`` is None where the field allows it. Mappings accept new entries.
 
     Raises:
-        UsageError: A key is unknown or given twice, or a value does not fit its type.
+        UsageError: If a key is unknown or given twice, or a value does not match its type.
     """
     tree: Tree = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UsageError(f"{text!r} is not key=value")
-        _plant(tree, key, value)
+        _insert(tree, key, value)
     return _rebuilt(config, tree, "")  # type: ignore[no-any-return]
 
 
 def keys(config: object, prefix: str = "") -> list[str]:
-    """The dotted keys that `apply` accepts, in the order of the fields."""
+    """Return the dotted keys that `apply` accepts, in the order of the fields."""
     found: list[str] = []
     if not is_dataclass(config):
         return found
@@ -61,15 +61,15 @@ def keys(config: object, prefix: str = "") -> list[str]:
 
 
 def parse(text: str, kind: Any, key: str) -> Any:
-    """A value of a type from text.
+    """Parse a value of a type.
 
     Args:
-        text: What was typed.
+        text: The text from the command line.
         kind: bool, int, float, str, a Literal, ``X | None`` or ``tuple[X, ...]``.
-        key: For the message.
+        key: Key named in the error message.
 
     Raises:
-        UsageError: The text is no such value, or the type has no spelling on the command line.
+        UsageError: If the text is not a value of the type, or the type cannot be written on the command line.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -99,13 +99,13 @@ def parse(text: str, kind: Any, key: str) -> Any:
     return _refuse(key)
 
 
-def _plant(tree: Tree, key: str, value: str) -> None:
+def _insert(tree: Tree, key: str, value: str) -> None:
     *path, leaf = key.split(".")
     branch = tree
     for name in path:
         inner = branch.setdefault(name, {})
         if isinstance(inner, str):
-            raise UsageError(f"{key!r} lies inside a key that is given a value as well")
+            raise UsageError(f"{key!r} is inside a key that is also given a value")
         branch = inner
     if leaf in branch:
         raise UsageError(f"{key!r} is given twice")
@@ -124,13 +124,13 @@ def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
         if is_dataclass(current) or isinstance(current, Mapping):
             if isinstance(value, str):
                 inside = keys(current, f"{key}.") if is_dataclass(current) else [f"{key}.NAME"]
-                raise UsageError(f"{key} holds several values", hint=f"set one of {', '.join(inside)}")
+                raise UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
             build: Callable[[Any, Tree, str], Any] = _rebuilt if is_dataclass(current) else _merged
             changes[name] = build(current, value, f"{key}.")
         elif isinstance(value, str):
             changes[name] = parse(value, hints[name], key)
         else:
-            raise UsageError(f"{key} is one value and has no {next(iter(value))!r} inside")
+            raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
     return replace(config, **changes)
 
 
@@ -138,13 +138,13 @@ def _merged(current: Mapping[str, Any], tree: Tree, prefix: str) -> dict[str, An
     merged = dict(current)
     for name, value in tree.items():
         if not isinstance(value, str):
-            raise UsageError(f"{prefix}{name} is one value and has no {next(iter(value))!r} inside")
+            raise UsageError(f"{prefix}{name} is a single value and does not contain {next(iter(value))!r}")
         merged[name] = _scalar(value)
     return merged
 
 
 def _scalar(text: str) -> Any:
-    """A value whose type nobody declares: true, false, none, a number, or text."""
+    """Parse a value without a declared type: true, false, none, a number, or else text."""
     if text.lower() in _BOOLS:
         return _BOOLS[text.lower()]
     if text.lower() == _NONE:

@@ -1,7 +1,9 @@
-"""Recipes: Python files with a function ``recipe() -> Config``, found by name or path. Those of sweeps have a function
-``sweep() -> list[Config]`` as well, or instead: one entry a model, for a strategy that trains several.
+"""Recipes: Python files with a function ``recipe() -> Config``, found by name or path.
 
-Names are those of the files in ``pipelines/``, beside the package in a checkout and inside it when installed.
+A sweep has a function ``sweep() -> list[Config]`` as well, or instead: one entry per model, for a strategy that trains
+several.
+
+Names refer to files in ``pipelines/``, which is next to the package in a checkout and inside it when installed.
 """
 
 from __future__ import annotations
@@ -20,25 +22,25 @@ _SUFFIX = ".py"
 
 
 def names() -> list[str]:
-    """The recipes that come with fastvid, sorted."""
+    """Return the names of the recipes that come with fastvid, sorted."""
     return sorted(path.stem for path in _folder().glob(f"*{_SUFFIX}"))
 
 
 def load(recipe: str, changes: Sequence[str] = ()) -> Config:
-    """The configuration of a recipe.
+    """Return the configuration of a recipe.
 
     Args:
-        recipe: A name of `names`, or the path of a Python file. The file is executed.
+        recipe: A name from `names`, or the path of a Python file. The file is executed.
         changes: ``key=value`` overrides, see `fastvid.train.config.overrides`.
 
     Raises:
-        UsageError: There is no such recipe, it does not return a Config, or an override is wrong. What the file itself
-            raises is not caught.
+        UsageError: If the recipe does not exist or does not return a Config, or an override is wrong. Exceptions raised
+            by the file itself are not caught.
     """
     path = find(recipe)
     make = getattr(_module(path), "recipe", None)
     if not callable(make):
-        raise UsageError("recipe has no function recipe()", file=path, hint="def recipe() -> Config: ...")
+        raise UsageError("recipe has no function recipe()", file=path, hint="define recipe() -> Config in the file")
     config = make()
     if not isinstance(config, Config):
         raise UsageError(f"recipe() returned {type(config).__name__}, not fastvid.train.Config", file=path)
@@ -46,14 +48,14 @@ def load(recipe: str, changes: Sequence[str] = ()) -> Config:
 
 
 def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
-    """The configurations of all models of a recipe: those of ``sweep()`` where it has one, else the one of `load`.
+    """Return the configurations of all models: from ``sweep()`` if defined, else that of `load`.
 
     Args:
         recipe: As in `load`.
-        changes: Overrides of every one.
+        changes: Overrides, applied to every configuration.
 
     Raises:
-        UsageError: As in `load`, or ``sweep()`` does not return a list of Config with at least one entry.
+        UsageError: As in `load`, or if ``sweep()`` does not return a non-empty list of Config.
     """
     path = find(recipe)
     make = getattr(_module(path), "sweep", None)
@@ -75,10 +77,10 @@ def _module(path: Path) -> ModuleType:
 
 
 def find(recipe: str) -> Path:
-    """The file of a recipe.
+    """Return the file of a recipe.
 
     Raises:
-        UsageError: There is no such recipe.
+        UsageError: If the recipe does not exist.
     """
     path = Path(recipe)
     if path.suffix == _SUFFIX or path.name != recipe:
@@ -87,7 +89,7 @@ def find(recipe: str) -> Path:
         raise UsageError("recipe does not exist", file=recipe)
     path = _folder() / f"{recipe}{_SUFFIX}"
     if not path.is_file():
-        raise UsageError(f"no recipe {recipe!r}", hint=f"known are {', '.join(names())}; or give a file's path")
+        raise UsageError(f"unknown recipe {recipe!r}", hint=f"choose one of {', '.join(names())}; or a file's path")
     return path
 
 

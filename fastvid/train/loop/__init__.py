@@ -1,1 +1,1 @@
-"""The training loop, its step, and what it asks of a strategy."""
+"""The training loop, its step, and the strategy interface."""

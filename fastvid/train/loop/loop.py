@@ -1,4 +1,4 @@
-"""The training loop. It knows neither how replicas agree (`fastvid.train.loop.strategy`) nor how clips are made."""
+"""The training loop, independent of the strategy and of how clips are decoded."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EvalData:
-    """What is evaluated.
+    """The evaluation split.
 
     Attributes:
-        loader: Gives every sample of the split once an epoch, over all ranks.
-        total: Samples of the split.
+        loader: Delivers every sample of the split once per epoch, over all ranks.
+        total: Number of samples in the split.
     """
 
     loader: Loader
@@ -45,23 +45,24 @@ class EvalData:
 
 
 class Trainer:
-    """One process' part of a run.
+    """Trains the replica of one process.
 
     Args:
-        config: The run.
+        config: Configuration of the run.
         member: This process.
-        replica: Model, optimiser and schedule before the first step.
+        replica: Model, optimizer and schedule before the first step.
         loader: Training batches of this rank.
-        strategy: How replicas agree.
-        eval_data: None for no evaluation.
-        checkpoints: Where state goes; None keeps none.
-        recorder: Where metrics go.
-        stop: Says when to end early.
+        strategy: How replicas are synchronized.
+        eval_data: Evaluation split; None disables evaluation.
+        checkpoints: Where to save checkpoints; None saves none.
+        recorder: Where to write metrics.
+        stop: Requests an early stop.
 
     Attributes:
         lineage: The samples that the weights have seen.
-        score: Of the last evaluation.
-        clips_per_s: Speed of this process' whole training over all replicas, without evaluations and checkpoints.
+        score: Score of the last evaluation.
+        clips_per_s: Mean clips per second of this process since it started, over all replicas, excluding evaluations
+            and checkpoints.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class Trainer:
         self.checkpoints, self.recorder = checkpoints, recorder or Recorder(None)
         self.stop = stop or StopSignal()
         self.lineage = Lineage()
-        self._own = Lineage()  # of this rank, since the lineage was last added up
+        self._own = Lineage()  # of this rank, since the lineage was last summed over the ranks
         self.score: Score | None = None
         self.clips_per_s = 0.0
         self._steps = self._logged = 0
         self._may_write = self._writes = member.leads and checkpoints is not None
-        self._given = 0  # clips of this rank's batches since the last line of metrics, over the ranks that share them
-        self._seen = 0  # samples of all replicas when the last step was booked
+        self._delivered = 0  # clips of the global batches since the last row of metrics
+        self._seen = 0  # samples of all replicas after the last step
         self._position = loader.state_dict()
         self._sums = torch.zeros(4, dtype=torch.float64, device=member.device)
         self._watch, self._whole = Stopwatch(), Stopwatch()
@@ -98,16 +99,16 @@ class Trainer:
         self._saved_samples = 0
 
     def fit(self) -> bool:
-        """Trains until the epochs are over or a stop is asked for.
+        """Train until the last epoch is finished or a stop is requested.
 
         Returns:
-            Whether the run is over; False when it was stopped, with a checkpoint of where it stands.
+            Whether the run is finished; False if it was stopped early, after saving a checkpoint.
         """
         devices = [self.member.device] if self.member.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            over = self._fit()
+            finished = self._fit()
         self.clips_per_s = self._whole.numbers()["clips_per_s"]
-        return over
+        return finished
 
     def _fit(self) -> bool:
         config, run = self.config, self.config.run
@@ -123,30 +124,30 @@ class Trainer:
                 replica = part.replica
                 self._seen, self._writes = replica.samples, self._may_write and part.kept
                 for batch in self._watch.timed(part.batches):
-                    agreed = self.strategy.agree(self._wishes())
+                    agreed = self.strategy.agree(self._requests())
                     sums, norm = stepper.step(replica, batch)
                     self._sums += sums
-                    wishes = agreed()
+                    requests = agreed()
                     self._advance(replica, part.epoch, batch)
                     faults.reach("step")
-                    if wishes is None:
+                    if requests is None:
                         continue
                     if self._steps // run.log_every_steps > self._logged:
                         self._log(replica, part.epoch, norm)
-                    stopping, saving = wishes.tolist()
+                    stopping, saving = requests.tolist()
                     if (stopping or saving) and self._save(replica) and stopping:
-                        self._written()
+                        self._wait_for_checkpoint()
                         return False
                 self._save(replica)
                 done = part.epoch + 1
                 due = part.kept and (done % run.eval_every_epochs == 0 or done == run.epochs)
                 if self.eval_data is not None and due:
                     self._evaluate(replica, self.eval_data, part.epoch)
-        self._written()
+        self._wait_for_checkpoint()
         return True
 
     def state_dict(self, replica: Replica) -> dict[str, Any]:
-        """What a checkpoint holds: enough to go on in a world of any size."""
+        """Return the contents of a checkpoint, from which a run can resume with any world size."""
         return {
             "config": to_json(self.config),
             "replica": replica.state_dict(),
@@ -158,14 +159,14 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a checkpoint over; before `fit`, and the same on every rank.
+        """Restore a checkpoint; call it before `fit`, with the same state on every rank.
 
         Raises:
-            StateError: It belongs to another model, loader or strategy.
+            StateError: If it belongs to another model, loader or strategy.
         """
         if state["strategy"]["name"] != self.config.sync:
             raise StateError(
-                f"checkpoint was written with sync={state['strategy']['name']}, this run has sync={self.config.sync}"
+                f"checkpoint was written with sync={state['strategy']['name']}, this run uses sync={self.config.sync}"
             )
         self.replica.load_state_dict(state["replica"])
         self.loader.load_state_dict(state["loader"])
@@ -178,20 +179,20 @@ class Trainer:
         self._logged = self._steps // self.config.run.log_every_steps
         self._saved_samples = self.replica.samples
 
-    def _wishes(self) -> Tensor:
-        """What this rank wishes, int64 [stop, save]; the others are told, so that all save, or end, after one step."""
+    def _requests(self) -> Tensor:
+        """Return this rank's requests, int64 [stop, save]; their sum makes all ranks act after the same step."""
         late = time.monotonic() - self._saved_at >= self.config.run.checkpoint_every_s
         return torch.tensor([int(self.stop.requested), int(late and self._writes)])
 
     def _advance(self, replica: Replica, epoch: int, batch: Batch) -> None:
-        """Books a step that is done, over all ranks that share the batch."""
+        """Count a finished step over all ranks that share the batch."""
         samples = batch.stop - batch.start
         replica.samples += samples
         self._own.add(epoch, *Lineage.of(batch))
         self._position = self.loader.state_dict()
         self._steps += 1
-        self._given += samples
-        # Others may have trained meanwhile, on batches that this rank does not share.
+        self._delivered += samples
+        # Other replicas may have trained in the meantime, on batches that this rank does not share.
         seen, self._seen = self._seen, replica.samples
         self._watch.count(replica.samples - seen)
         self._whole.count(replica.samples - seen)
@@ -210,13 +211,13 @@ class Trainer:
             "top1_percent": 100 * top1 / max(1.0, clips),
             "lr": replica.lr,
             "grad_norm": float(norm),
-            "skipped": self._given - int(clips),
+            "skipped": self._delivered - int(clips),
             **speed,
             **self._telemetry.numbers(speed, seconds, self._exposure.take() if self._exposure is not None else 0.0),
             **self.strategy.numbers(),
         }
         self._sums.zero_()
-        self._given = 0
+        self._delivered = 0
         self._watch.start()
         self._logged = self._steps // self.config.run.log_every_steps
         self.recorder.write("train", **row)
@@ -247,13 +248,13 @@ class Trainer:
             if self.checkpoints is not None:
                 self.checkpoints.note(replica.samples, self.score.top1_percent)
 
-    def _written(self) -> None:
-        """Waits for the checkpoint that is being written."""
+    def _wait_for_checkpoint(self) -> None:
+        """Wait until the pending checkpoint is written."""
         if self.checkpoints is not None:
             self.checkpoints.wait()
 
     def _save(self, replica: Replica) -> bool:
-        """Writes a checkpoint of what is not saved yet. False when the ranks hold no common model now."""
+        """Save a checkpoint if the state is new. Return False if the ranks have no common model now."""
         with self._watch.paused(), self._whole.paused():
             if not self.strategy.settle(replica):
                 return False
@@ -265,7 +266,7 @@ class Trainer:
             return True
 
     def _gather_lineage(self) -> None:
-        """Adds up over the ranks what each was given since the last time."""
+        """Add the samples that the ranks trained on since the last call to the lineage."""
         own, self._own = self._own, Lineage()
         kept = self.strategy.lineage()
         if kept is not None:

@@ -1,4 +1,4 @@
-"""One step of one replica on one batch: micro-batches forward and backward, clipping, the optimiser."""
+"""One step of a replica on a batch: forward and backward of micro-batches, clipping, update."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Stepper:
-    """How a replica steps.
+    """Runs training steps.
 
     Attributes:
         optim: Clipping, label smoothing and mixing.
-        run: Precision, micro-batch and seed.
+        run: Precision, micro-batch size and seed.
         member: This process.
-        strategy: How replicas agree.
-        group_size: Clips of a batch that stay together.
+        strategy: How replicas are synchronized.
+        group_size: Consecutive clips of a batch that are never split over micro-batches.
         ghost_norm: Whether the model has ghost batch norms.
-        exposure: Counts time that is lost to communication; None counts nothing.
+        exposure: Measures exposed communication time; None measures nothing.
     """
 
     optim: OptimConfig
@@ -49,26 +49,26 @@ class Stepper:
 
     @classmethod
     def of(cls, config: Config, member: Member, strategy: Strategy, exposure: Exposure | None = None) -> Stepper:
-        """The stepper of a configuration."""
+        """Return the stepper of a configuration."""
         groups, ghosts = config.data.group_size, config.model.ghost_norm
         return cls(config.optim, config.run, member, strategy, groups, ghosts, exposure)
 
     def step(self, replica: Replica, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Moves a replica by this rank's share of a batch.
+        """Train a replica on this rank's share of a batch.
 
-        The loss is the sum of the clips' cross-entropies, each times its weight, times what the strategy says. It does
-        not depend on how the share is cut into micro-batches, up to rounding, as long as no layer looks at several
-        clips at once, as batch norm does.
+        The loss is the weighted sum of the clips' cross-entropies, times `Strategy.loss_scale`. Up to rounding it does
+        not depend on how the share is split into micro-batches, unless a layer such as batch norm combines several
+        clips.
 
         Returns:
             Sums over the share's valid rows, see `fastvid.train.parts.evaluate.count`; and the norm of the gradient
-            before clipping, None when nothing is clipped.
+            before clipping, or None without clipping.
         """
         device = self.member.device
         _seed(step_seed(self.run.seed, replica.samples, self.member.world.rank), device)
         replica.set_lr()
         replica.optimizer.zero_grad(set_to_none=True)
-        # The batch's own weights, not rounded to float32.
+        # Computed from `valid`, because `batch.weight` is rounded to float32.
         weight = batch.valid.double() / (batch.stop - batch.start)
         scale = self.strategy.loss_scale(weight.sum())
         weight = weight * scale
@@ -76,7 +76,7 @@ class Stepper:
         if mixed is not None:
             clips = (mixed.video,)
         if replica.freezer is not None:
-            replica.freezer.still(replica.samples)
+            replica.freezer.freeze_norms(replica.samples)
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         slices = micro_batches(len(batch), self.run.micro_batch_size, self.group_size)
         for rows in slices:
@@ -121,9 +121,9 @@ class Stepper:
 
 
 def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
-    """The fewest slices of at most `limit` rows; all rows at once without one.
+    """Return the fewest slices of at most `limit` rows that cover all rows; one slice if `limit` is None.
 
-    Their sizes differ by one group of rows at most, and a group of `group` rows is never cut.
+    Their sizes differ by at most one group, and a group of `group` rows is never split.
     """
     groups, most = -(-rows // group), max(1, (limit or rows) // group)
     parts = -(-groups // most)
@@ -132,17 +132,20 @@ def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seeds the generators that dropout draws from. `torch.manual_seed` does more: where CUDA is not in use it queues a
-    call with a formatted stack each time, and never forgets it (torch 2.13)."""
+    """Seed the generators that dropout draws from.
+
+    `torch.manual_seed` is not used: without CUDA it queues a call with a formatted stack trace each time and never
+    frees it (torch 2.13).
+    """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
 def step_seed(seed: int, samples: int, rank: int) -> int:
-    """Seed of a step's dropout: a function of the run's seed, the samples seen and the rank.
+    """Return the dropout seed of a step, a function of the run's seed, the samples seen and the rank.
 
-    So a run that goes on from a checkpoint draws what it would have drawn, and the generator's state is not part of it.
+    A resumed run thus draws the same numbers, and checkpoints need no generator state.
     """
     text = f"{seed}:{samples}:{rank}".encode()
     # 63 bits: torch refuses larger seeds.

@@ -1,1 +1,1 @@
-"""What a step is made of: replica, optimiser, schedule, averages, mixing, evaluation."""
+"""Building blocks of training: replica, optimizer, schedule, EMA, mixing, freezing, evaluation."""

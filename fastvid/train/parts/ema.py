@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights, which is what is evaluated where there is one."""
+"""The exponential moving average (EMA) of a model's weights, used for evaluation if enabled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 class Average(AveragedModel):
-    """The average of a model's parameters and buffers, in `module`.
+    """The EMA of a model's parameters and buffers, in `module`.
 
-    All of it moves linearly, so the mean over ranks of averaged running statistics is the average of their mean.
+    The average is linear, so averaging running statistics over ranks before or after it gives the same result.
 
     Args:
-        model: Its values are the start.
-        decay: Share of the average that stays in a step, 0 <= decay < 1.
+        model: Its values are the initial average.
+        decay: Fraction of the average that a step keeps, 0 <= decay < 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -29,15 +29,15 @@ class Average(AveragedModel):
         self.restart(model)
 
     def restart(self, model: nn.Module) -> None:
-        """Start from the model's present values, as after a model was given its weights."""
+        """Reset the average to the model's current values, for example after weights were loaded."""
         self.n_averaged.zero_()
         self.update_parameters(model)
 
     @contextlib.contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
-        """Give the model the averaged values inside the block.
+        """Swap the averaged values into the model inside the block.
 
-        `module` itself is no substitute: a compiled or a spread model's ``forward`` is not copied with it.
+        `module` cannot be evaluated instead, because the copy lacks the ``forward`` of a compiled or pipelined model.
         """
         self._swap(model)
         try:

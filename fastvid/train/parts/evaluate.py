@@ -1,4 +1,4 @@
-"""Evaluation: every sample once over all ranks, counted exactly, none replaced by another."""
+"""Evaluation of every sample exactly once over all ranks, without padding or replacement."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
-        loss: Mean cross-entropy of the scored samples, in nats; nan when none was scored.
-        top1_percent: Scored samples whose label has the highest logit, in percent.
-        top5_percent: Scored samples whose label is among the five highest logits, in percent.
-        scored: Samples scored. Fewer than `total` only where clips did not decode and the loader was told to skip them.
-        total: Samples of the split.
+        loss: Mean cross-entropy of the scored samples, in nats; nan if none was scored.
+        top1_percent: Percentage of scored samples whose label has the highest logit.
+        top5_percent: Percentage of scored samples whose label is among the five highest logits.
+        scored: Samples scored; fewer than `total` only if clips failed to decode and the loader skips such clips.
+        total: Number of samples in the split.
     """
 
     loss: float
@@ -37,7 +37,7 @@ class Score:
     total: int
 
     def as_row(self) -> dict[str, Any]:
-        """The fields, for a metrics row."""
+        """Return the fields as a row of metrics."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Score:
 
 
 def autocast(device: torch.device, amp: Amp) -> torch.autocast:
-    """The autocast context of a precision; "off" gives one that does nothing."""
+    """Return the autocast context of a precision, disabled for "off"."""
     dtype = torch.float16 if amp == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=amp != "off")
 
@@ -63,18 +63,18 @@ def evaluate(
     amp: Amp = "off",
     add_up: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> Score:
-    """Scores one epoch of a loader.
+    """Score one epoch of a loader.
 
     Args:
-        model: Clips [b, C, T, H, W], one of each stream, to logits [b, classes]; left in the mode it was in.
-        loader: Stands at the start of an epoch and gives every sample once over all ranks (``last="keep"``).
-        total: Samples of the split.
-        device: Where clips are.
+        model: Maps clips [b, C, T, H, W], one tensor per stream, to logits [b, classes]. Its training mode is restored.
+        loader: At the start of an epoch; delivers every sample once over all ranks (``last="keep"``).
+        total: Number of samples in the split.
+        device: Device of the clips.
         amp: Precision.
         add_up: Sums a float64 CPU tensor over the ranks.
 
     Raises:
-        StateError: The ranks together were not given every sample once.
+        StateError: If the ranks together did not receive every sample once.
     """
     training = model.training
     model.eval()
@@ -92,29 +92,29 @@ def evaluate(
     loss, top1, top5, scored, seen = sums
     if int(seen) != total:
         raise StateError(
-            f"evaluation was given {int(seen)} samples of a split of {total}",
-            hint="the loader must start at an epoch's beginning and have last='keep'",
+            f"evaluation received {int(seen)} samples, the split has {total}",
+            hint="start the loader at the beginning of an epoch, with last='keep'",
         )
     if scored < total:
-        log.warning("%d of %d samples scored: the others did not decode", int(scored), total)
+        log.warning("only %d of %d samples were scored: the others failed to decode", int(scored), total)
     share = 100.0 / max(1.0, scored)
     return Score(loss / scored if scored else float("nan"), share * top1, share * top5, int(scored), total)
 
 
 def count(logits: Tensor, label: Tensor, valid: Tensor) -> Tensor:
-    """Sums over the rows of a batch that can be scored: cross-entropy, top-1 hits, top-5 hits, rows; float64 [4].
+    """Return float64 [4]: cross-entropy, top-1 hits, top-5 hits and rows, summed over scored rows.
 
-    A row is scored when it is valid and has a label. One whose logits are not finite is no hit.
+    A row is scored if it is valid and has a label. A row with non-finite logits is never a hit.
 
     Args:
         logits: [b, classes].
-        label: int64 [b]; below 0 for none.
+        label: int64 [b]; negative for no label.
         valid: bool [b].
     """
     valid = valid & (label >= 0)
     label = label.where(valid, 0)
     losses = functional.cross_entropy(logits.double(), label, reduction="none")
-    # A logit equal to the label's counts as above it: ties, as between constant logits, are never hits by luck.
+    # A logit equal to the label's counts as above it, so that ties (for example constant logits) are never hits.
     own = logits.gather(1, label[:, None])
     above = (logits >= own).sum(1) - 1
     finite = logits.isfinite().all(1)

@@ -1,7 +1,8 @@
-"""Parts of a model that do not move, for ever or for the first epochs: transfer learning.
+"""Freezing of parts of a model, for the whole run or for the first epochs (transfer learning).
 
-What never thaws needs no gradient, so its backward is not computed. What thaws later is computed all along and its
-gradient is thrown away before the step: DistributedDataParallel fixes the set of gradients when it is made.
+Parameters frozen for the whole run have requires_grad=False, so their backward is not computed. For parameters that
+are unfrozen later, the gradient is computed and discarded before the step, because DistributedDataParallel fixes its
+set of gradients on construction.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ ALL_BUT_HEAD = "all-but-head"
 
 
 class Freezer:
-    """Keeps parts of a model as they are.
+    """Freezes parts of a model.
 
-    Frozen batch norms use, and keep, their running statistics.
+    Frozen batch norms use their running statistics and do not update them.
 
     Args:
-        model: What is trained; its last linear layer is the head.
-        rules: ``PREFIX`` or ``PREFIX:EPOCHS`` each: parameters whose name begins with PREFIX, or all but the head with
-            "all-but-head", stay as they are for that many epochs, which need not be whole; without a number, for ever.
-        samples_per_epoch: Of the run.
+        model: The model to train; its last linear layer is the head.
+        rules: ``PREFIX`` or ``PREFIX:EPOCHS`` each. Freezes the parameters whose name begins with PREFIX, or all but
+            the head for "all-but-head", for that many epochs (may be fractional), or without a number for the whole
+            run.
+        samples_per_epoch: Samples per epoch of the run.
 
     Raises:
-        UsageError: A rule fits no parameter, has no number after its colon, or everything is frozen for ever.
+        UsageError: If a rule matches no parameter or has no number after its colon, or if the rules freeze the whole
+            model for the whole run.
     """
 
     def __init__(self, model: nn.Module, rules: Sequence[str], samples_per_epoch: int) -> None:
@@ -42,13 +45,16 @@ class Freezer:
             chosen = [name for name in names if _inside(name, prefix, head)]
             if not chosen:
                 raise UsageError(
-                    f"optim.freeze has {rule!r}, and no parameter of the model begins so",
-                    hint=f"parts are {', '.join(_parts(names))}; or {ALL_BUT_HEAD}",
+                    f"optim.freeze has {rule!r}, which matches no parameter of the model",
+                    hint=f"choose from {', '.join(_parts(names))}; or {ALL_BUT_HEAD}",
                 )
             for name in chosen:
                 until[name] = max(until.get(name, 0.0), samples)
         if until and len(until) == len(names) and all(math.isinf(samples) for samples in until.values()):
-            raise UsageError("optim.freeze freezes the whole model for ever")
+            raise UsageError(
+                "optim.freeze freezes the whole model for the whole run",
+                hint=f"leave a part trainable, for example with optim.freeze={ALL_BUT_HEAD}",
+            )
         self._thawing = []
         for name, parameter in model.named_parameters():
             if math.isinf(until.get(name, 0.0)):
@@ -62,13 +68,13 @@ class Freezer:
             if isinstance(module, _BatchNorm) and f"{name}.weight" in until
         ]
 
-    def still(self, samples: int) -> None:
-        """Before the forward of the step that starts after `samples` samples, on a model in training mode."""
+    def freeze_norms(self, samples: int) -> None:
+        """Freeze batch norms for the step that starts after `samples` samples; call before forward."""
         for norm, until in self._norms:
             norm.train(samples >= until)
 
     def drop_gradients(self, samples: int) -> None:
-        """After its backward, before the gradient is clipped."""
+        """Discard the gradients of frozen parameters; call it after backward, before clipping."""
         for parameter, until in self._thawing:
             if samples < until:
                 parameter.grad = None
@@ -96,5 +102,5 @@ def _epochs(rule: str, number: str) -> float:
 
 
 def _parts(names: Sequence[str]) -> list[str]:
-    """The first two words of the names, once each, in order."""
+    """Return the first two components of the dotted names, without duplicates, in order."""
     return list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))

@@ -1,4 +1,4 @@
-"""What the trainer asks of a loader, and the record of what it was given."""
+"""The loader interface of the trainer, and the lineage: a record of the samples it trained on."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from fastvid.load.batch.batch import Batch
 
 
 class Loader(Protocol):
-    """Batches of one rank, as `fastvid.ClipLoader` gives them."""
+    """Loads the batches of one rank, as `fastvid.ClipLoader` does."""
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, or the next one to begin."""
+        """The current epoch, or between epochs the next one."""
         ...
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a global batch."""
+        """Samples per global batch."""
         ...
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch; then the next one begins."""
+        """Yield the rest of the epoch, then move to the next one."""
         ...
 
     def __len__(self) -> int:
-        """Batches of the iteration under way, or else of the next."""
+        """Return the number of batches of the current iteration, or else of the next one."""
         ...
 
     def set_batch_size(self, global_batch_size: int) -> None:
-        """Takes another batch size from where the loader stands; an iteration under way ends."""
+        """Change the batch size from the current position on; ends a running iteration."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, after the batch that was given last."""
+        """Return the loader's position after the last delivered batch."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes where a state was taken."""
+        """Restore the position of a state."""
         ...
 
     def go(self, epoch: int, start: int, stop: int) -> None:
-        """Goes to positions [start, stop) of an epoch: one iteration gives them and no more."""
+        """Move to positions [start, stop) of an epoch: the next iteration delivers exactly these."""
         ...
 
 
 def inputs(batch: Batch) -> tuple[Tensor, ...]:
-    """What a model gets of a batch: one tensor for each stream, pictures before flow."""
+    """Return the model inputs of a batch: one tensor per stream, pictures before flow."""
     if batch.flow is None or batch.flow is batch.video:
         return (batch.video,)
     return (batch.video, batch.flow)
@@ -60,10 +60,10 @@ _MASK: Final = 2**64 - 1
 
 
 class Lineage:
-    """Which samples a run's weights have seen: for each epoch their number, and a digest of their keys and positions.
+    """The samples that a model was trained on: per epoch, their number and a digest.
 
-    The digest is the sum modulo 2**64 of a 64-bit hash of each sample's position and key, so it can be added up in any
-    order over steps and ranks: two runs with one digest trained on the same samples at the same places.
+    The digest is the sum modulo 2**64 of a 64-bit hash of each sample's position and key, so it can be summed in any
+    order over steps and ranks. Two runs with the same digest trained on the same samples at the same positions.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Lineage:
 
     @staticmethod
     def of(batch: Batch) -> tuple[int, int]:
-        """Number of samples of a batch, and their digest as a signed 64-bit integer."""
+        """Return the number of samples of a batch and their digest as a signed 64-bit integer."""
         count = digest = 0
         for position, key in zip(batch.position.tolist(), batch.key, strict=True):
             if position >= 0:
@@ -81,27 +81,27 @@ class Lineage:
         return count, _signed(digest)
 
     def add(self, epoch: int, count: int, digest: int) -> None:
-        """Adds samples of an epoch."""
+        """Add samples of an epoch."""
         samples, before = self.epochs.get(epoch, (0, 0))
         self.epochs[epoch] = samples + count, (before + digest) & _MASK
 
     def rows(self) -> list[tuple[int, int]]:
-        """Samples and digest of each epoch, ascending; the digest as a signed 64-bit integer, which tensors add up."""
+        """Return samples and digest of each epoch, ascending; digests as signed 64-bit integers."""
         return [(samples, _signed(digest)) for _, (samples, digest) in sorted(self.epochs.items())]
 
     def state_dict(self) -> list[dict[str, int | str]]:
-        """One entry an epoch, the digest in hexadecimal."""
+        """Return one entry per epoch, with the digest in hexadecimal."""
         return [
             {"epoch": epoch, "samples": samples, "digest": f"{digest:016x}"}
             for epoch, (samples, digest) in sorted(self.epochs.items())
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Takes a state over."""
+        """Restore a state."""
         self.epochs = {int(entry["epoch"]): (int(entry["samples"]), int(entry["digest"], 16)) for entry in state}
 
 
 def _signed(word: int) -> int:
-    """The two's complement of a word's low 64 bits, which is what int64 tensors add up."""
+    """Return a word's low 64 bits as a two's complement integer, as int64 tensors require."""
     word &= _MASK
     return word - 2**64 if word >= 2**63 else word

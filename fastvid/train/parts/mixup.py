@@ -1,7 +1,7 @@
-"""Mixup and CutMix of clips inside fixed groups of positions, so that a mixed batch is the same in any world.
+"""Mixup and CutMix within fixed groups of positions, so that the world size does not matter.
 
-A clip is mixed with the one at the mirrored place of its group: with groups of four, 0 with 3 and 1 with 2. All that
-is random is a function of the run's seed, the epoch and the group's place in the epoch.
+A clip is mixed with the one at the mirrored index of its group: in groups of four, 0 with 3 and 1 with 2. All random
+numbers are a function of the run's seed, the epoch and the group's position in the epoch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Mixed:
     """A batch after mixing.
 
     Attributes:
-        video: Like the batch's.
-        partner: int64 [B], label of what each clip was mixed with.
-        own: float64 [B], share of the clip's own label, 0 to 1.
+        video: Mixed clips, same shape and dtype as the batch's video.
+        partner: int64 [B], label of the clip that each clip was mixed with.
+        own: float64 [B], weight of the clip's own label, 0 to 1.
     """
 
     video: Tensor
@@ -35,15 +35,15 @@ class Mixed:
 class Mixer:
     """Mixes the clips of a batch.
 
-    Mixup (Zhang et al. 2017, arXiv 1710.09412) adds clips: share of its own, drawn from Beta(alpha, alpha). CutMix (Yun
-    et al. 2019, arXiv 1905.04899) puts a box of the partner into the clip, the same in all frames. Where both are on,
-    each group takes one of them with equal probability.
+    Mixup (Zhang et al. 2017, arXiv 1710.09412) adds clips; a clip's own weight is drawn from Beta(alpha, alpha). CutMix
+    (Yun et al. 2019, arXiv 1905.04899) pastes a box of the partner into the clip, the same in all frames. If both are
+    enabled, each group uses one of them with equal probability.
 
     Attributes:
-        mixup: alpha of mixup; 0 is off.
-        cutmix: alpha of CutMix; 0 is off.
-        group_size: Clips of a group, at least 2.
-        seed: Of the run.
+        mixup: Mixup alpha; 0 disables it.
+        cutmix: CutMix alpha; 0 disables it.
+        group_size: Clips per group, at least 2.
+        seed: Seed of the run.
     """
 
     mixup: float
@@ -52,7 +52,7 @@ class Mixer:
     seed: int
 
     def __call__(self, batch: Batch) -> Mixed:
-        """Mixes a batch whose rows are whole groups; a pair with a masked clip stays as it is."""
+        """Mix a batch of whole groups; a pair with a masked clip is left unchanged."""
         rows, size = len(batch), self.group_size
         assert rows % size == 0, (rows, size)
         video = batch.video
@@ -87,7 +87,10 @@ class Mixer:
 
 
 def _region(share: float, draws: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
-    """Corner and size of a box of ``1 - share`` of the area, cut off at the border, as in the paper's code."""
+    """Return top, left, height and width of a box of ``1 - share`` of the area, clipped at the border.
+
+    The same as in the paper's code.
+    """
     side = float(np.sqrt(1.0 - share))
     down, right = int(draws.integers(height)), int(draws.integers(width))
     half_h, half_w = int(height * side) // 2, int(width * side) // 2

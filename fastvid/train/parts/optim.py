@@ -1,4 +1,4 @@
-"""Optimisers and their parameter groups."""
+"""Optimizers and their parameter groups."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from fastvid.errors import UsageError
 from fastvid.train.config.config import Groups, OptimConfig
 from fastvid.train.parts.optim_large import Lamb, Lars
 
-# TSM's multipliers of the learning rate (mit-han-lab/temporal-shift-module ops/models.py, get_optim_policies, with
+# TSM's learning rate multipliers (mit-han-lab/temporal-shift-module ops/models.py, get_optim_policies, with
 # fc_lr5): biases of convolutions, weight and bias of the last layer.
 _TSM_BIAS = 2.0
 _TSM_HEAD_WEIGHT = 5.0
 _TSM_HEAD_BIAS = 10.0
 
-# Groups whose layers LARS and LAMB scale: those with weight decay.
+# Groups with weight decay: LARS and LAMB scale their layers.
 _ADAPTED = ("weight", "head_weight")
 
 
 def sgd(model: nn.Module, config: OptimConfig) -> SGD:
-    """SGD over the groups of a model. Each group has ``name`` and ``lr_mult``; the rate itself is set before each step.
+    """Return SGD over the parameter groups of a model.
+
+    Each group has ``name`` and ``lr_mult``; the rate itself is set before each step.
 
     Raises:
-        UsageError: The groups do not fit the model.
+        UsageError: If the groups do not fit the model.
     """
     groups = parameter_groups(model, config.groups, config.weight_decay, config.head_lr_mult)
     return SGD(groups, lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov)
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """The optimiser of a configuration, over the groups that `sgd` describes.
+    """Return the optimizer of a configuration, over the groups described at `sgd`.
 
     Raises:
-        UsageError: The groups do not fit the model.
+        UsageError: If the groups do not fit the model.
     """
     if config.name == "sgd":
         return sgd(model, config)
@@ -56,23 +58,25 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
 def parameter_groups(
     model: nn.Module, kind: Groups, weight_decay: float, head_lr_mult: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Every trainable parameter once, grouped by learning rate and weight decay; empty groups are left out.
+    """Return the trainable parameters in non-empty groups by learning rate and weight decay.
 
     Args:
         model: Its last linear layer is the head.
-        kind: "plain": weights decayed; biases and the parameters of norm layers not. "tsm": the same, and biases at
-            twice the rate, the head's weight at five times, the head's bias at ten times.
-        weight_decay: Of decayed groups.
-        head_lr_mult: Further factor of the head's rate.
+        kind: "plain" applies weight decay to weights, but not to biases and norm layers. "tsm" also multiplies the rate
+            of biases by 2, of the head's weight by 5 and of the head's bias by 10.
+        weight_decay: Weight decay of the groups that have it.
+        head_lr_mult: Additional factor of the head's rate.
 
     Raises:
-        UsageError: "tsm" or a factor for a model without a linear layer.
+        UsageError: If "tsm" or a head factor is given for a model without a linear layer.
     """
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     tsm = kind == "tsm"
     if (tsm or head_lr_mult != 1.0) and not linear:
         given = "optim.groups is 'tsm'" if tsm else f"optim.head_lr_mult is {head_lr_mult}"
-        raise UsageError(f"{given}, but the model has no linear layer", hint="use optim.groups=plain")
+        raise UsageError(
+            f"{given}, but the model has no linear layer", hint="set optim.groups=plain and optim.head_lr_mult=1"
+        )
     head = linear[-1] if tsm or head_lr_mult != 1.0 else None
     groups: dict[str, dict[str, Any]] = {
         "weight": {"lr_mult": 1.0, "weight_decay": weight_decay},
@@ -97,7 +101,7 @@ def _group(module: nn.Module, name: str, ndim: int, is_head: bool) -> str:
         return "head_bias" if bias else "head_weight"
     if bias and not _is_norm(module):
         return "bias"
-    # A vector that is no bias scales something, as a norm's weight does, whatever its module is called.
+    # Treat any other vector as a scale, like the weight of a norm, whatever the name of its module.
     return "norm" if _is_norm(module) or ndim < 2 else "weight"
 
 

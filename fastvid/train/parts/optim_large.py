@@ -1,6 +1,6 @@
-"""Optimisers for very large batches: the step of each layer is scaled by the ratio of its weights to its update.
+"""Optimizers for very large batches: each layer's step is scaled by weight norm / update norm.
 
-Parameters of groups without weight decay, that is biases and norms, take the plain step, as in the authors' code.
+Parameters of groups without weight decay (biases and norms) take the unscaled step, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch.optim import Optimizer
 
 
 class Lars(Optimizer):
-    """SGD with momentum and a rate for each layer: You, Gitman, Ginsburg 2017, arXiv 1708.03888, algorithm 1.
+    """LARS, SGD with layer-wise rates: You, Gitman, Ginsburg 2017, arXiv 1708.03888, algorithm 1.
 
     For a weight w with gradient g, decay b and rate r:
     ``v = momentum * v + r * trust * |w| / (|g| + b |w|) * (g + b w)`` and ``w = w - v``.
-    The rate stands inside the momentum, as there.
+    As in the paper, the rate is inside the momentum.
 
     Args:
-        params: Parameters or groups, as in torch; a group may have ``adapt``, whether its layers are scaled.
-        lr: Rate.
+        params: Parameters or groups, as in torch; ``adapt`` in a group says whether its layers are scaled.
+        lr: Learning rate.
         momentum: Decay of the velocity.
         weight_decay: b.
-        trust: Coefficient of the ratio; the paper uses 0.001.
+        trust: Trust coefficient; the paper uses 0.001.
     """
 
     def __init__(
@@ -64,15 +64,16 @@ class Lars(Optimizer):
 
 
 class Lamb(Optimizer):
-    """Adam with a rate for each layer: You et al. 2019, arXiv 1904.00962, algorithm 2, with Adam's bias correction.
+    """LAMB, Adam with layer-wise rates: You et al. 2019, arXiv 1904.00962, algorithm 2.
 
-    With Adam's direction ``r = m / (sqrt(v) + eps)`` and decay b: ``u = r + b w``, ``w = w - lr * |w| / |u| * u``.
+    With Adam's bias-corrected direction ``r = m / (sqrt(v) + eps)`` and decay b:
+    ``u = r + b w``, ``w = w - lr * |w| / |u| * u``.
 
     Args:
-        params: Parameters or groups, as in torch; a group may have ``adapt``, whether its layers are scaled.
-        lr: Rate.
-        betas: Decay of the moments.
-        eps: Added to the root of the second moment; the paper uses 1e-6.
+        params: Parameters or groups, as in torch; ``adapt`` in a group says whether its layers are scaled.
+        lr: Learning rate.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment; the paper uses 1e-6.
         weight_decay: b.
     """
 
@@ -114,6 +115,6 @@ class Lamb(Optimizer):
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Their ratio, and one where either is zero, as for a fresh bias. Stays on the device."""
+    """Return the ratio, or one where either is zero, without a device sync."""
     safe = torch.where(denominator > 0, denominator, 1)
     return torch.where((numerator > 0) & (denominator > 0), numerator / safe, 1.0)

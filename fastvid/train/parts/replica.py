@@ -1,4 +1,4 @@
-"""One model in training: what moves together when a checkpoint is written or a model changes its place."""
+"""A model in training, together with its optimizer, schedule and averaged weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fastvid.train.parts.schedule import Schedule
 
 
 class Replica:
-    """A model with its optimiser, its schedule and its position in it.
+    """A model with its optimizer and its position in the learning rate schedule.
 
     Attributes:
-        model: The bare module; its state dict has its own names.
-        forward: What is called in training: the model, or what a strategy has wrapped around it.
+        model: The unwrapped module, whose state dict is saved.
+        forward: The module to call in training: the model, or the wrapper of a strategy.
         optimizer: Has ``lr_mult`` in each group.
-        schedule: Learning rate by samples seen.
-        samples: Samples seen: the position in the schedule.
+        schedule: Learning rate as a function of the samples seen.
+        samples: Samples seen, the position in the schedule.
         lr: Learning rate of the last step.
-        lr_scale: Factor of the schedule's rate, where the batch size changes during the run.
+        lr_scale: Factor of the schedule's rate; not 1 after the batch size has changed during the run.
         scaler: Loss scaling for fp16; disabled otherwise.
-        average: Moving average of the weights, which is what is evaluated; None for none.
-        freezer: What does not move yet; None for nothing.
+        average: Moving average of the weights, used for evaluation; None if disabled.
+        freezer: Frozen parts; None for none.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Replica:
         self.freezer = freezer
 
     def set_lr(self) -> None:
-        """Gives every group the rate of the step that follows."""
+        """Set the learning rate of every group for the next step."""
         self.lr = self.schedule.lr(self.samples) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * group.get("lr_mult", 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, their average, optimiser, loss scale and schedule position."""
+        """Return weights, their average, optimizer state, loss scale and schedule position."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -69,23 +69,23 @@ class Replica:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state over.
+        """Restore a state.
 
         Raises:
-            StateError: It belongs to another model or optimiser.
+            StateError: If it belongs to another model or optimizer.
         """
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             if self.average is not None and state.get("average") is not None:
-                # The average of a checkpoint of 0.1 has no counts of batches.
+                # Checkpoints of fastvid 0.1 lack `num_batches_tracked` in the average.
                 self.average.module.load_state_dict({**state["model"], **state["average"]})
             elif self.average is not None:
                 self.average.restart(self.model)
         except (RuntimeError, ValueError, KeyError) as error:
             raise StateError(
                 f"checkpoint does not fit the model: {error}",
-                hint="it was written by another model or another grouping of parameters; use another run.out",
+                hint="use the model and optim.groups that wrote it, or another run.out",
             ) from error
         self.scaler.load_state_dict(dict(state["scaler"]))
         self.samples = int(state["samples"])

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the samples seen, so that it does not depend on the world or on restarts."""
+"""The learning rate as a pure function of the samples seen, independent of world size and restarts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fastvid.train.config.config import Decay, OptimConfig
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up, then decay.
+    """A learning rate schedule: linear warm-up, then decay.
 
     Attributes:
-        rate: Learning rate after warm-up: the base rate, scaled to the global batch.
+        rate: Learning rate after warm-up: the base rate scaled to the global batch size.
         total: Samples of the whole run.
         warmup: Samples of warm-up.
-        warmup_start: Share of the rate at sample 0.
+        warmup_start: Fraction of the rate at sample 0.
         decay: "constant", "step" or "cosine".
         milestones: Samples at which "step" multiplies the rate by `gamma`, ascending.
         gamma: Factor of "step".
-        final: Share of the rate at which "cosine" ends.
+        final: Fraction of the rate at which "cosine" ends.
     """
 
     rate: float
@@ -35,19 +35,23 @@ class Schedule:
 
     @classmethod
     def of(cls, optim: OptimConfig, *, epochs: int, samples_per_epoch: int, global_batch_size: int) -> Schedule:
-        """A configuration's schedule.
+        """Return the schedule of a configuration.
 
         Args:
-            optim: Rates and epochs.
-            epochs: Of the run.
-            samples_per_epoch: Samples that an epoch trains on.
-            global_batch_size: Clips of a step over all ranks; the base rate is scaled by it over its own base.
+            optim: Rates and milestones, in epochs.
+            epochs: Epochs of the run.
+            samples_per_epoch: Samples trained on per epoch.
+            global_batch_size: Clips per step over all ranks; the base rate is scaled by its ratio to
+                `optim.base_batch_size`.
 
         Raises:
-            UsageError: Warm-up is longer than the run.
+            UsageError: If warm-up is longer than the run.
         """
         if optim.warmup_epochs > epochs:
-            raise UsageError(f"optim.warmup_epochs is {optim.warmup_epochs}, the run has {epochs} epochs")
+            raise UsageError(
+                f"optim.warmup_epochs is {optim.warmup_epochs}, the run has {epochs} epochs",
+                hint="shorten optim.warmup_epochs or raise run.epochs",
+            )
         return cls(
             rate=optim.base_lr * global_batch_size / optim.base_batch_size,
             total=epochs * samples_per_epoch,
@@ -60,10 +64,10 @@ class Schedule:
         )
 
     def lr(self, samples: int) -> float:
-        """Learning rate of the step that starts after `samples` samples.
+        """Return the learning rate of the step that starts after `samples` samples.
 
         Warm-up rises linearly from ``warmup_start * rate`` at sample 0 to the full rate at sample `warmup`. "cosine"
-        falls from there to ``final * rate`` at sample `total` and stays.
+        decreases from there to ``final * rate`` at sample `total` and stays there.
         """
         factor = 1.0
         if samples < self.warmup:

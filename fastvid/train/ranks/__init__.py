@@ -1,1 +1,1 @@
-"""The processes of a job: joining, meeting again after a restart, ending together."""
+"""The processes of a job: joining the process group, rendezvous after a restart, stopping together."""

@@ -1,8 +1,9 @@
-"""A process's place in a torchrun job: joining the process group, noticing the end, telling the others.
+"""A process in a torchrun job: joining the process group, broadcasts, and stopping on a signal.
 
-Known trap of torch 2.13: when a node joins a running job of ``torchrun --nnodes MIN:MAX``, the old node does not
-publish its master address in the new round, and both agents die after 60 s, unless the agents do not share the
-rendezvous' store. torchrun reads the variable that says so before it starts the workers, so a worker can only refuse.
+Known bug of torch 2.13: when a node joins a running job of ``torchrun --nnodes MIN:MAX``, the old node does not publish
+its master address in the new round, and both agents fail after 60 s, unless the workers are told not to share the
+rendezvous store. torchrun reads that environment variable before it starts the workers, so a worker can only raise an
+error.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-# Its functions have the process group of the time of import as a default argument. Imported later, as DDP does, they
-# would hold our group, and its threads, until the interpreter ends.
+# The functions of this module have the process group at import time as a default argument. If DDP imported it later,
+# they would keep our group and its threads alive until the interpreter exits.
 import torch.distributed.nn
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
@@ -35,9 +36,9 @@ from fastvid.train.ranks.rendezvous import fresh_store
 log = logging.getLogger(__name__)
 
 UNSHARED_STORE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Variable of torchrun's environment, "1" keeps the rendezvous' store and the workers' apart."""
+"""Environment variable of torchrun; "1" gives the workers a store separate from the rendezvous store."""
 
-# What torchrun's agent tells its workers about the variable above (elastic/agent/server/local_elastic_agent.py).
+# Set by torchrun's agent for its workers, from the variable above (elastic/agent/server/local_elastic_agent.py).
 _STORE_IS_SHARED: Final = "TORCHELASTIC_USE_AGENT_STORE"
 _NNODES_FLAG: Final = "--nnodes"
 _NNODES_VARIABLE: Final = "PET_NNODES"
@@ -45,11 +46,11 @@ _NNODES_VARIABLE: Final = "PET_NNODES"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """This process in its job.
+    """The rank and device of this process in its job.
 
     Attributes:
-        world: Rank and number of processes.
-        device: Where it computes.
+        world: Rank and world size.
+        device: Device that it computes on.
     """
 
     world: World
@@ -57,22 +58,22 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this is rank 0, which writes files."""
         return self.world.rank == 0
 
 
 @contextlib.contextmanager
 def join(timeout_s: float) -> Iterator[Member]:
-    """Joins the process group that torchrun's environment describes; without one, a process stands alone.
+    """Join the process group described by torchrun's environment; without torchrun, the world size is 1.
 
-    CPU tensors travel by gloo, CUDA tensors by NCCL.
+    CPU tensors use gloo, CUDA tensors use NCCL.
 
     Args:
-        timeout_s: How long to wait for a peer, here and in every collective afterwards.
+        timeout_s: Seconds to wait for a peer, here and in every later collective.
 
     Raises:
-        UsageError: The job is elastic and would not survive a node that joins.
-        WorkerError: The group does not form in time.
+        UsageError: If the job is elastic and would fail when a node joins.
+        WorkerError: If the group does not form in time.
     """
     cuda = torch.cuda.is_available()
     if "RANK" not in os.environ:
@@ -93,41 +94,41 @@ def join(timeout_s: float) -> Iterator[Member]:
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
             f"the process group did not form within {timeout_s:g} s: {error}",
-            hint="are all nodes started, with one rendezvous endpoint that each can reach?",
+            hint="check that all nodes are started, with the same rendezvous endpoint, and can reach it",
             master=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
         ) from error
     yield Member(World(dist.get_rank(), dist.get_world_size()), device)
-    # Only after success: with a dead peer this would wait for it, and the process ends anyway. The group's threads end
-    # with the last reference to it, and what is left of the run in cycles holds some. A gloo thread that gives back a
-    # tensor while the interpreter ends aborts the process ("terminate called without an active exception").
+    # Only on success: with a dead peer this would block, and the process exits anyway. The group's threads end when the
+    # last reference is dropped, and reference cycles of the run may contain one, hence the collection. A gloo thread
+    # that releases a tensor at interpreter exit aborts the process ("terminate called without an active exception").
     gc.collect()
     dist.destroy_process_group()
 
 
 def check_rendezvous(environment: Mapping[str, str], command: Sequence[str]) -> None:
-    """Stops a worker of an elastic job whose agents share the rendezvous' store.
+    """Raise an error in a worker of an elastic job that shares the rendezvous store.
 
     Args:
-        environment: Of the worker.
-        command: Command line of the torchrun agent that started it; empty when unknown, which leaves the variable
-            ``PET_NNODES`` as the only source of the node range.
+        environment: Environment of the worker.
+        command: Command line of the torchrun agent that started it. If empty (unknown), only the variable
+            ``PET_NNODES`` gives the node range.
 
     Raises:
-        UsageError: The number of nodes may change and the variable is not set.
+        UsageError: If the number of nodes may change and the variable is not set.
     """
     nodes = _nnodes(command) or environment.get(_NNODES_VARIABLE, "")
     least, colon, most = nodes.partition(":")
     if not colon or least == most or environment.get(_STORE_IS_SHARED) != "True":
         return
     raise UsageError(
-        f"the job may change its nodes (--nnodes {nodes}), and with torch {torch.__version__} a node that joins "
-        "would end it after 60 s",
+        f"the number of nodes may change (--nnodes {nodes}), and with torch {torch.__version__} the job would fail "
+        "60 s after a node joins",
         hint=f"put this line before torchrun, on every node: export {UNSHARED_STORE}=1",
     )
 
 
 def agent_command() -> list[str]:
-    """Command line of the process that started this one; empty where the system does not tell."""
+    """Return the command line of the parent process; empty if the system does not provide it."""
     try:
         return Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -137,14 +138,14 @@ def agent_command() -> list[str]:
 def _nnodes(command: Sequence[str]) -> str:
     for index, word in enumerate(command):
         name, equals, value = word.partition("=")
-        # argparse accepts any unambiguous beginning of a flag; "--nn" is the shortest one.
+        # argparse accepts any unambiguous prefix of a flag; "--nn" is the shortest one.
         if len(name) >= len("--nn") and _NNODES_FLAG.startswith(name):
             return value if equals else next(iter(command[index + 1 :]), "")
     return ""
 
 
 def highest(value: int, member: Member) -> int:
-    """The rank with the highest value, the lowest such rank; the same on every rank."""
+    """Return the rank with the highest value, the lowest one on ties; the same on every rank."""
     if member.world.size == 1:
         return 0
     values = torch.zeros(member.world.size, dtype=torch.int64)
@@ -154,7 +155,7 @@ def highest(value: int, member: Member) -> int:
 
 
 def broadcast_bytes(data: bytes | None, member: Member, source: int = 0) -> bytes | None:
-    """What one rank has, on every rank. None stays None."""
+    """Broadcast bytes or None from the rank `source`, and return them on every rank."""
     if member.world.size == 1:
         return data
     size = torch.tensor([-1 if data is None else len(data)])
@@ -162,7 +163,7 @@ def broadcast_bytes(data: bytes | None, member: Member, source: int = 0) -> byte
     length = int(size)
     if length < 0:
         return None
-    # bytearray: torch refuses read-only memory without a warning.
+    # bytearray, because torch warns about read-only memory.
     buffer = torch.frombuffer(bytearray(data or length), dtype=torch.uint8) if length else torch.empty(0).byte()
     dist.broadcast(buffer, source)
     return buffer.numpy().tobytes()
@@ -170,21 +171,21 @@ def broadcast_bytes(data: bytes | None, member: Member, source: int = 0) -> byte
 
 @torch.no_grad()
 def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
-    """Give every rank the tensors of rank 0; one message for each type."""
+    """Broadcast the tensors of rank 0 to every rank, with one message per dtype."""
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-        message = torch.cat([tensor.reshape(-1) for tensor in alike])
+        same_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
+        message = torch.cat([tensor.reshape(-1) for tensor in same_dtype])
         dist.broadcast(message, 0)
-        parts = torch.split_with_sizes(message, [tensor.numel() for tensor in alike])
-        for tensor, part in zip(alike, parts, strict=True):
+        parts = torch.split_with_sizes(message, [tensor.numel() for tensor in same_dtype])
+        for tensor, part in zip(same_dtype, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
 
 
 class StopSignal:
-    """Remembers SIGTERM and SIGINT, so that a run ends at a step's boundary with a checkpoint.
+    """Records SIGTERM and SIGINT, so that a run stops after the current step with a checkpoint.
 
-    torchrun sends SIGTERM when its own end is asked for and when nodes join, and kills after 30 s. A second signal does
-    what it did before. Handlers are put back on exit.
+    torchrun sends SIGTERM when it is stopped itself and when nodes join, and kills the workers after 30 s. A second
+    signal has its original effect. The original handlers are restored on exit.
     """
 
     _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -205,7 +206,7 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal was received."""
         return self.received is not None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -1,17 +1,17 @@
-"""A place in torchrun's store that no process of an earlier attempt has written to.
+"""Rendezvous of the ranks of one attempt, under an unused key prefix of torchrun's store.
 
-torchrun's agent keeps one store over restarts, and torch 2.13 gives every attempt the same keys in it. Workers that
-are started again may then read the addresses of their dead predecessors: measured with two ranks on gloo, half of the
-restarts fail ("Connection refused") or hang. TORCHELASTIC_RESTART_COUNT does not tell attempts apart, because every
-node counts for itself (pytorch issue 135712). So the ranks of an attempt find each other by numbers made up on the
-spot.
+torchrun's agent keeps one store over restarts, and in torch 2.13 every attempt uses the same keys in it. Restarted
+workers may therefore read the addresses of their dead predecessors: measured with two ranks on gloo, half of the
+restarts fail ("Connection refused") or hang. TORCHELASTIC_RESTART_COUNT does not identify an attempt, because every
+node counts separately (pytorch issue 135712). The ranks of an attempt therefore identify each other by random numbers:
 
-    every rank  writes a fresh number at its place
-    rank 0      reads all places, makes a token of the numbers and leaves it where only their owners look
-    every rank  that finds a token acknowledges it
-    rank 0      says go when all have; when a place changes meanwhile, a dead rank had been read: a new token
+    every rank  writes a new random number under its rank
+    rank 0      reads the numbers of all ranks, hashes them to a token, and writes the token under each number
+    every rank  acknowledges the token that it finds under its number
+    rank 0      writes "go" once all ranks have acknowledged; if a number changes before that, the old one was of a dead
+                rank, and rank 0 makes a new token
 
-A dead rank never acknowledges, because every token is made of rank 0's fresh number too.
+A dead rank never acknowledges, because every token includes the new number of rank 0.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from fastvid.runtime.hashing import sha256
 from fastvid.runtime.world import World
 
 _PREFIX: Final = "fastvid"
-_PAUSE_S: Final = 0.02  # between two looks at the store; a start takes seconds anyway
+_PAUSE_S: Final = 0.02  # between two polls of the store; startup takes seconds anyway
 
 
 def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
-    """A prefix of `store` that the ranks of this attempt share, and that no other attempt has used.
+    """Return a prefix of `store` that the ranks of this attempt share and that no other attempt has used.
 
     Args:
-        store: Shared by all ranks, perhaps with what earlier attempts left in it.
-        world: This rank and the number of ranks.
-        timeout_s: How long to wait for the others.
+        store: Store shared by all ranks; may contain keys of earlier attempts.
+        world: This rank and the world size.
+        timeout_s: Seconds to wait for the other ranks.
 
     Raises:
-        WorkerError: They did not all come.
+        WorkerError: If not all ranks arrive in time.
     """
     number = uuid.uuid4().hex
     store.set(f"{_PREFIX}/place/{world.rank}", number)
     deadline = time.monotonic() + timeout_s
-    meet = _Lead(store, world) if world.rank == 0 else _Follow(store, number)
-    while (token := meet.step()) is None:
+    peer = _Leader(store, world) if world.rank == 0 else _Follower(store, number)
+    while (token := peer.poll()) is None:
         if time.monotonic() > deadline:
             raise WorkerError(
-                f"rank {world.rank} of {world.size} waited {timeout_s:g} s for the others",
-                hint="are all nodes started, with one rendezvous endpoint that each can reach?",
+                f"rank {world.rank} of {world.size} waited {timeout_s:g} s for the other ranks",
+                hint="check that all nodes are started, with the same rendezvous endpoint, and can reach it",
             )
         time.sleep(_PAUSE_S)
     return PrefixStore(f"{_PREFIX}/{token}", store)
 
 
-class _Lead:
-    """Rank 0."""
+class _Leader:
+    """Rank 0 of the rendezvous."""
 
     def __init__(self, store: Store, world: World) -> None:
         self.store, self.world = store, world
         self.places = [f"{_PREFIX}/place/{rank}" for rank in range(world.size)]
         self.token = ""
 
-    def step(self) -> str | None:
+    def poll(self) -> str | None:
         if not self.store.check(self.places):
             return None
         numbers = [number.decode() for number in self.store.multi_get(self.places)]
@@ -78,14 +78,14 @@ class _Lead:
         return token
 
 
-class _Follow:
-    """Every other rank."""
+class _Follower:
+    """Any other rank of the rendezvous."""
 
     def __init__(self, store: Store, number: str) -> None:
         self.store, self.seat = store, f"{_PREFIX}/seat/{number}"
         self.seen = ""
 
-    def step(self) -> str | None:
+    def poll(self) -> str | None:
         if not self.store.check([self.seat]):
             return None
         token = self.store.get(self.seat).decode()

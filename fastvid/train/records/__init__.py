@@ -1,1 +1,1 @@
-"""What a run leaves behind: checkpoints, metrics, speed."""
+"""The records that a run writes: checkpoints, metrics, speed."""

@@ -1,11 +1,11 @@
-"""Checkpoints: whole or absent, checked against their checksum, readable without unpickling, written beside training.
+"""Checkpoints: written atomically in the background, verified by checksum, loaded without unpickling.
 
-`torch.distributed.checkpoint` was not used: it unpickles its metadata (torch 2.13, filesystem.py), has no checksums,
-and needs a folder that all ranks see. What it is for, states too large for one process, does not occur here: replicas
-hold the same state, 200 MB for a ResNet-50 with momentum. So one rank writes one file, training goes on meanwhile, and
-any number of ranks may read it.
+`torch.distributed.checkpoint` is not used: it unpickles its metadata (torch 2.13, filesystem.py), has no checksums and
+needs a folder that all ranks can access. Its purpose, states too large for one process, does not arise here, because
+replicas have the same state (200 MB for a ResNet-50 with momentum). One rank writes one file while training continues,
+and any number of ranks can read it.
 
-A file is an ordinary ``torch.save`` and loads with ``torch.load(path, weights_only=True)``. Its name carries the
+A file is written with ``torch.save`` and loads with ``torch.load(path, weights_only=True)``. Its name contains the
 samples seen and the start of its SHA-256: ``checkpoint-000000012288-9f86d081884c7d65.pt``.
 """
 
@@ -31,18 +31,18 @@ from fastvid.storage import open_storage
 log = logging.getLogger(__name__)
 
 CHECKPOINT_VERSION: Final = 1
-"""Raised when a checkpoint of before cannot be read any more."""
+"""Version of the format; incremented when older checkpoints can no longer be read."""
 
 BEST: Final = "best.json"
-"""Names the checkpoint with the highest score, and the score."""
+"""File with the name and score of the checkpoint with the highest score."""
 
 _DIGITS: Final = 16
 _NAME: Final = re.compile(rf"checkpoint-(\d{{12}})-([0-9a-f]{{{_DIGITS}}})\.pt")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint that passed its check.
+class CheckpointFile:
+    """The bytes of a checkpoint that passed its checksum.
 
     Attributes:
         name: File name.
@@ -57,8 +57,8 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Args:
-        folder: Where they lie, a path or URL, an object store's too.
-        keep: How many of the newest stay, besides the best.
+        folder: Path or URL of the folder, for example in an object store.
+        keep: How many of the newest checkpoints to keep, in addition to the best.
     """
 
     def __init__(self, folder: str, keep: int = 3) -> None:
@@ -68,27 +68,27 @@ class Checkpoints:
         self._error: BaseException | None = None
 
     def names(self) -> list[str]:
-        """File names, oldest first."""
+        """Return the file names, oldest first."""
         return [name for name in self.storage.list("checkpoint-") if _NAME.fullmatch(name)]
 
     def newest_samples(self) -> int:
-        """Samples of the newest checkpoint, which need not be whole; -1 when there is none."""
+        """Return the samples of the newest checkpoint, which may be damaged; -1 if there is none."""
         names = self.names()
         return _samples(names[-1]) if names else -1
 
     def sweep(self) -> None:
-        """Removes what writers that were killed left behind; nobody may be writing."""
+        """Remove temporary files of killed writers; no process may be writing."""
         self.storage.sweep()
 
     def save(self, state: dict[str, Any], samples: int) -> str:
-        """Writes a checkpoint; a process killed meanwhile leaves those of before untouched.
+        """Write a checkpoint atomically: if the process is killed, earlier checkpoints stay intact.
 
         Args:
             state: Dicts, lists, scalars and tensors.
-            samples: Samples seen; orders the files.
+            samples: Samples seen; determines the order of the files.
 
         Returns:
-            Its file name.
+            The file name.
         """
         buffer = io.BytesIO()
         torch.save({"version": CHECKPOINT_VERSION, **state}, buffer)
@@ -99,7 +99,7 @@ class Checkpoints:
             file.flush()
             faults.reach("checkpoint")
             file.write(data[len(data) // 2 :])
-        # Another file of the same samples holds the same state, written before a restart.
+        # Another file of the same samples has the same state, written before a restart.
         others = [other for other in self.names() if other != name]
         stale = [other for other in others if _samples(other) == samples]
         kept = [other for other in others if other not in stale]
@@ -110,12 +110,12 @@ class Checkpoints:
         return name
 
     def begin(self, state: dict[str, Any], samples: int) -> None:
-        """Starts to write a checkpoint of `state` as it is now; training may change it at once.
+        """Start writing a checkpoint of a copy of `state`, which training may then modify.
 
-        One is written at a time: this waits for the one before.
+        Waits for the previous checkpoint, because one is written at a time.
 
         Raises:
-            StorageError: The one before could not be written.
+            StorageError: If the previous checkpoint could not be written.
         """
         self.wait()
         copied = _snapshot(state)
@@ -126,15 +126,15 @@ class Checkpoints:
             except BaseException as error:  # noqa: BLE001 - raised by `wait`
                 self._error = error
 
-        # No daemon: a run that fails while a checkpoint is written still has it.
+        # Not a daemon thread, so that a checkpoint is completed even if the run fails in the meantime.
         self._writer = threading.Thread(target=write, name="checkpoint")
         self._writer.start()
 
     def wait(self) -> None:
-        """Until nothing is being written.
+        """Wait until no checkpoint is being written.
 
         Raises:
-            StorageError: The checkpoint could not be written.
+            StorageError: If the checkpoint could not be written.
         """
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -144,21 +144,21 @@ class Checkpoints:
             raise error
 
     def best(self) -> tuple[str, float] | None:
-        """Name and score of the best checkpoint; None when no score was noted, or the file is gone."""
+        """Return name and score of the best checkpoint; None if no score is recorded or the file is gone."""
         if not self.storage.exists(BEST):
             return None
         try:
-            noted = json.loads(self.storage.read(BEST))
-            name, score = str(noted["name"]), float(noted["score"])
+            record = json.loads(self.storage.read(BEST))
+            name, score = str(record["name"]), float(record["score"])
         except (ValueError, KeyError, TypeError) as error:
-            raise FormatError(f"note of the best checkpoint cannot be read: {error}", file=BEST) from error
+            raise FormatError(f"record of the best checkpoint cannot be read: {error}", file=BEST) from error
         return (name, score) if self.storage.exists(name) else None
 
     def note(self, samples: int, score: float) -> bool:
-        """Notes what an evaluation of the checkpoint after `samples` samples gave; a higher one stays the best.
+        """Record the score of the checkpoint after `samples` samples if it is the best so far.
 
         Returns:
-            Whether it is the best now.
+            Whether it is now the best.
         """
         self.wait()
         best = self.best()
@@ -169,64 +169,64 @@ class Checkpoints:
         self.storage.write(BEST, (json.dumps(note) + "\n").encode())
         return True
 
-    def newest(self) -> Found | None:
-        """The newest checkpoint that is whole; those that are not are named in the log and passed over.
+    def newest(self) -> CheckpointFile | None:
+        """Return the newest intact checkpoint; damaged ones are skipped with a warning.
 
         Returns:
-            None when there is no checkpoint at all.
+            None if there is no checkpoint at all.
 
         Raises:
-            StateError: There are checkpoints, and none of them is whole.
+            StateError: If there are checkpoints but none is intact.
         """
         names = self.names()
         for name in reversed(names):
             try:
                 return self.read(name)
             except (FormatError, StorageError) as error:
-                log.warning("checkpoint refused: %s", error)
+                log.warning("checkpoint skipped: %s", error)
         if names:
             raise StateError(
-                f"none of {len(names)} checkpoints is whole",
+                f"none of {len(names)} checkpoints is intact",
                 file=self.storage.url,
-                hint="look at the disk; to start over, remove them or choose another run.out",
+                hint="check the disk; to start over, remove the checkpoints or choose another run.out",
             )
         return None
 
-    def read(self, name: str) -> Found:
-        """A checkpoint's bytes.
+    def read(self, name: str) -> CheckpointFile:
+        """Read a checkpoint and verify its checksum.
 
         Raises:
-            FormatError: They differ from what was written.
-            StorageError: They cannot be read.
+            FormatError: If the bytes differ from those written.
+            StorageError: If the file cannot be read.
         """
         match = _NAME.fullmatch(name)
         if match is None:
-            raise FormatError("name of a checkpoint is checkpoint-SAMPLES-SHA256.pt", file=name)
+            raise FormatError("file name is not checkpoint-SAMPLES-SHA256.pt", file=name)
         data = self.storage.read(name)
         if sha256(data)[:_DIGITS] != match[2]:
-            raise FormatError("checkpoint differs from what was written", file=f"{self.storage.url}/{name}")
-        return Found(name, data)
+            raise FormatError("checkpoint does not match its checksum", file=f"{self.storage.url}/{name}")
+        return CheckpointFile(name, data)
 
 
 def decode(data: bytes, name: str) -> dict[str, Any]:
-    """What a checkpoint holds, its tensors on the CPU.
+    """Return the state in a checkpoint, with its tensors on the CPU.
 
     Raises:
-        VersionError: It was written by a newer fastvid.
-        FormatError: It is no checkpoint.
+        VersionError: If it was written by a newer fastvid.
+        FormatError: If it is not a checkpoint.
     """
     try:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         version = state["version"]
     except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError) as error:
-        raise FormatError(f"file is no checkpoint of fastvid: {error}", file=name) from error
+        raise FormatError(f"file is not a fastvid checkpoint: {error}", file=name) from error
     if version != CHECKPOINT_VERSION:
         raise VersionError(f"checkpoint has version {version}, this fastvid reads {CHECKPOINT_VERSION}", file=name)
     return dict(state)
 
 
 def _snapshot(value: Any) -> Any:
-    """A copy on the CPU that shares no memory with the state."""
+    """Return a copy on the CPU that shares no memory with the state."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Seconds that a rank stands still for the others: communication that no computation hides.
+"""Exposed communication: the seconds that a rank waits for communication not hidden by computation.
 
-The gradient of a model's first parameter is the last that backward computes; what backward still waits for after it is
-the all-reduce of buckets that were not done by then. Strategies that average weights wait where they sync.
+Backward computes the gradient of the model's first parameter last. The time from then to the end of backward is spent
+waiting for the all-reduce of the remaining buckets. Strategies that average weights wait in `maybe_sync`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 
 class Exposure:
-    """Adds up exposed communication. On CUDA it is the device's time, read when asked for.
+    """Sums up exposed communication time; on CUDA it is measured with events, which `take` reads.
 
     Args:
-        model: What is trained.
-        device: Where it computes.
+        model: The model to train.
+        device: Device that it computes on.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -42,14 +42,14 @@ class Exposure:
         return event
 
     def backward_ended(self) -> None:
-        """Right after a backward whose gradients were agreed on."""
+        """Record the end of a backward whose gradients were reduced."""
         if self._computed is not None:
             self._add(self._computed)
             self._computed = None
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around communication that nothing runs beside."""
+        """Measure the block as exposed communication."""
         began = self._now()
         yield
         self._add(began)
@@ -62,7 +62,7 @@ class Exposure:
             self._pairs.append((began, now))
 
     def take(self) -> float:
-        """Seconds since the last call; waits for the device."""
+        """Return the seconds since the last call; waits for the device."""
         for began, ended in self._pairs:
             ended.synchronize()
             self._seconds += began.elapsed_time(ended) / 1000.0

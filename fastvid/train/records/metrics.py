@@ -1,4 +1,4 @@
-"""What a run writes about itself: JSON lines with units in the keys, and one console line for people."""
+"""Metrics of a run: a JSON lines file with units in the keys, and a console line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Item = TypeVar("Item")
 
 
 class Recorder:
-    """Appends rows to a file; each row is one JSON object on one line, written at once.
+    """Appends rows to a file, each as a JSON object on one line, flushed immediately.
 
-    Rows have ``kind``: "train" every few steps, "eval", and "start" whenever a process group begins or goes on. Work
-    after the last checkpoint of a killed run is done again, so its rows come twice; `curve` leaves out the lost ones.
+    Rows have ``kind``: "train" every few steps, "eval", and "start" whenever a process group starts or resumes. A
+    resumed run repeats the work after the last checkpoint, so its rows occur twice; `curve` drops the lost ones.
 
     Args:
-        path: The file; None writes nothing, as on all ranks but the first.
-        board: Gets the rows as well.
+        path: The file; None writes nothing, as on all ranks but rank 0.
+        board: TensorBoard writer that also receives the rows.
     """
 
     def __init__(self, path: Path | None, board: Board | None = None) -> None:
@@ -39,11 +39,11 @@ class Recorder:
             torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
             self._file = path.open("a", encoding="utf-8")
             if torn:
-                # The last writer was killed inside a line; `read` skips what it left.
+                # The last writer was killed in the middle of a line; `read` skips the incomplete line.
                 self._file.write("\n")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Appends a row. Values that are no numbers (nan, inf) become null, which every JSON reader accepts."""
+        """Append a row. Non-finite values (nan, inf) become null, which every JSON reader accepts."""
         if self._file is None:
             return
         row = {
@@ -59,7 +59,7 @@ class Recorder:
             self._board.write(kind, row)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
         if self._board is not None:
@@ -67,7 +67,7 @@ class Recorder:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All rows of a metrics file, in the order written; a line cut short by a kill is left out."""
+    """Return all rows of a metrics file, in the order written, without a line truncated by a kill."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -80,7 +80,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def curve(rows: list[dict[str, Any]], kind: str = "train") -> list[dict[str, Any]]:
-    """The rows of one kind that belong to the weights the run ended with, by samples; no lost work."""
+    """Return the rows of one kind that led to the final weights, sorted by samples, without lost work."""
     kept: dict[int, dict[str, Any]] = {}
     for row in rows:
         if row["kind"] == "start":
@@ -91,7 +91,7 @@ def curve(rows: list[dict[str, Any]], kind: str = "train") -> list[dict[str, Any
 
 
 class Stopwatch:
-    """Where the time of some steps went.
+    """Measures the speed of a range of steps and the time spent waiting for batches.
 
     Attributes:
         clips: Clips trained on, over all ranks.
@@ -103,18 +103,18 @@ class Stopwatch:
         self.start()
 
     def start(self) -> None:
-        """Begins a new stretch of steps."""
+        """Start a new range of steps."""
         self._began = time.perf_counter()
         self.clips = self.steps = 0
         self.wait_s = 0.0
 
     def count(self, clips: int) -> None:
-        """A step is done."""
+        """Count a finished step."""
         self.clips += clips
         self.steps += 1
 
     def timed(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """The same batches; waiting for each is timed."""
+        """Yield the same batches, measuring the time spent waiting for each."""
         iterator = iter(batches)
         while True:
             asked = time.perf_counter()
@@ -124,23 +124,23 @@ class Stopwatch:
                 return
             self.wait_s += time.perf_counter() - asked
             yield batch
-            # Held no longer than the step, so that its memory can be used again.
+            # Drop the reference right after the step, so that the memory can be reused.
             del batch
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[float]:
-        """Leaves out the time of what is done inside, such as an evaluation. Gives the time of its beginning."""
+        """Exclude the time of the block, for example an evaluation; yields its start time."""
         began = time.perf_counter()
         yield began
         self._began += time.perf_counter() - began
 
     @property
     def seconds(self) -> float:
-        """Since the stretch began."""
+        """Seconds since `start`, excluding pauses."""
         return time.perf_counter() - self._began
 
     def numbers(self) -> dict[str, float]:
-        """Speed of the stretch."""
+        """Return the speed since `start`."""
         seconds = max(self.seconds, 1e-9)
         return {
             "clips_per_s": self.clips / seconds,
@@ -150,7 +150,7 @@ class Stopwatch:
 
 
 def console(row: dict[str, Any], done: int, total: int, watch: Stopwatch) -> None:
-    """One line for people: a "train" row, samples done and to do, and the time left at the speed of this process."""
+    """Log a "train" row as a line, with samples done, total, and time left at this speed."""
     left = (total - done) * watch.seconds / max(1, watch.clips)
     log.info(
         "%s/%s clips  loss %.4f  top1 %.1f %%  lr %.4g  %.1f clips/s  wait %.0f %%  left %s",
@@ -166,6 +166,6 @@ def console(row: dict[str, Any], done: int, total: int, watch: Stopwatch) -> Non
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

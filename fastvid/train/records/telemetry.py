@@ -1,4 +1,4 @@
-"""Numbers about a run's speed: per GPU, against the device's peak, lost to communication, and memory."""
+"""Speed metrics of a run: throughput per GPU, MFU, exposed communication and memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fastvid.models.cost import model_cost
 from fastvid.train.config.config import Config
 from fastvid.train.ranks.elastic import Member
 
-# Dense 16-bit matrix throughput in TFLOP/s by the device's name, the first that it contains (NVIDIA data sheets; with
-# sparsity they print twice as much).
+# Dense 16-bit matrix throughput in TFLOP/s by substring of the device name, first match wins (NVIDIA data sheets, which
+# print twice as much, with sparsity).
 PEAKS: Final = (
     ("B200", 2250.0),
     ("H200", 989.0),
@@ -32,7 +32,7 @@ PEAKS: Final = (
 
 
 def peak_tflops(device: torch.device, amp: str) -> float | None:
-    """Peak of a device under mixed precision; None where it is not known, or without mixed precision."""
+    """Return a device's peak TFLOP/s in mixed precision; None if unknown or with amp "off"."""
     if device.type != "cuda" or amp == "off":
         return None
     name = torch.cuda.get_device_name(device)
@@ -41,13 +41,13 @@ def peak_tflops(device: torch.device, amp: str) -> float | None:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What a "train" row says besides loss and rate.
+    """Computes the speed and memory columns of a "train" row.
 
     Attributes:
-        world_size: Ranks.
-        device: Of this rank.
-        flops_per_clip: Of forward and backward; None where they were not counted.
-        peak: TFLOP/s of one device; None where it is not known.
+        world_size: Number of ranks.
+        device: Device of this rank.
+        flops_per_clip: FLOPs of forward and backward; None if they were not counted.
+        peak: Peak TFLOP/s of one device; None if unknown.
     """
 
     world_size: int
@@ -57,18 +57,18 @@ class Telemetry:
 
     @classmethod
     def of(cls, config: Config, member: Member, model: nn.Module) -> Telemetry:
-        """Of a run; counts the model's operations."""
+        """Return the telemetry of a run; on rank 0 this counts the model's FLOPs."""
         peak = config.run.peak_tflops or peak_tflops(member.device, config.run.amp)
         flops = clip_flops(config, model) if member.leads else None
         return cls(member.world.size, member.device, flops, peak)
 
     def numbers(self, speed: Mapping[str, float], seconds: float, exposed_s: float) -> dict[str, Any]:
-        """Numbers of a stretch of steps.
+        """Return the columns for a range of steps.
 
         Args:
-            speed: `fastvid.train.records.metrics.Stopwatch.numbers` of it.
-            seconds: Its length.
-            exposed_s: Seconds of it that this rank waited for the others.
+            speed: Result of `fastvid.train.records.metrics.Stopwatch.numbers` for these steps.
+            seconds: Their duration.
+            exposed_s: Seconds of exposed communication of this rank.
         """
         each = speed["clips_per_s"] / self.world_size
         row: dict[str, Any] = {
@@ -85,7 +85,7 @@ class Telemetry:
 
 
 def clip_flops(config: Config, model: nn.Module) -> int | None:
-    """Operations of forward and backward of one clip; None for a model of several streams."""
+    """Return the FLOPs of forward and backward of one clip; None if they cannot be counted."""
     data = config.data
     if data.streams != ("rgb",):
         return None
@@ -95,13 +95,13 @@ def clip_flops(config: Config, model: nn.Module) -> int | None:
     try:
         return model_cost(model, (1, 3, data.frames.num_frames, *crop.output)).training_flops
     except (RuntimeError, NotImplementedError, TypeError):
-        # A model of the user's may do what the meta device cannot.
+        # A user-defined model may use operations that the meta device does not support.
         return None
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Most that was allocated on a CUDA device; on the CPU, most that the process held."""
+    """Return the peak bytes allocated on a CUDA device; on the CPU, the peak resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    # Linux counts in kilobytes, macOS in bytes.
+    # In kilobytes on Linux, in bytes on macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard."""
+"""Writes metrics for TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fastvid.errors import MissingDependency
 
 
 class Board:
-    """Writes rows of numbers as TensorBoard's scalars, over samples seen.
+    """Writes rows of metrics as TensorBoard scalars, with the samples seen as the step.
 
     Args:
-        folder: Where event files go.
+        folder: Folder of the event files.
 
     Raises:
-        MissingDependency: TensorBoard is not installed.
+        MissingDependency: If TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,13 +24,13 @@ class Board:
             writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         except ImportError as error:
             raise MissingDependency(
-                "run.tensorboard is true, but TensorBoard does not load",
-                hint="pip install 'fastvid-toolkit[tensorboard]', or run.tensorboard=false",
+                "run.tensorboard is true, but TensorBoard cannot be imported",
+                hint="run `pip install 'fastvid-toolkit[tensorboard]'`, or set run.tensorboard=false",
             ) from error
         self._writer: Any = writer(str(folder), flush_secs=10)
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
-        """Adds the numbers of a row that has ``samples``."""
+        """Write the numbers of a row; a row without ``samples`` is ignored."""
         samples = values.get("samples")
         if samples is None:
             return
@@ -39,5 +39,5 @@ class Board:
                 self._writer.add_scalar(f"{kind}/{name}", value, samples)
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Flush and close."""
         self._writer.close()

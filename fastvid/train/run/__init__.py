@@ -1,1 +1,1 @@
-"""A run from beginning to end: assemble, check, launch, score, predict, report."""
+"""A run from start to finish: assembly, dry run, launch, scoring, prediction, report."""

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: datasets, loaders, model, optimiser, schedule."""
+"""Builds the parts of a run from its configuration: datasets, loaders, model, optimizer, schedule."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from fastvid.train.ranks.elastic import Member, broadcast_bytes
 
 log = logging.getLogger(__name__)
 
-_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions of a kernel
-_LABEL: Final = "label"  # the column that a loader takes labels from
+_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by number of kernel dimensions
+_LABEL: Final = "label"  # column that a ClipLoader reads labels from
 
 
 def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) -> tuple[Config, Dataset, Dataset | None]:
-    """Both splits at one generation, and the configuration with generation and classes filled in.
+    """Return the configuration with generation and classes filled in, and both splits at that generation.
 
-    A run keeps the generation it began with: it stands in the checkpoint.
+    A resumed run keeps the generation that it started with, which is stored in the checkpoint.
     """
     data = config.data
     generation = data.generation
@@ -59,10 +59,10 @@ def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) ->
 
 
 def check_labels(dataset: Dataset, column: str, num_classes: int) -> None:
-    """Every sample has a label that the model can give.
+    """Check that every sample has a label from 0 to ``num_classes - 1``.
 
     Raises:
-        UsageError: One has none, or one beyond the classes.
+        UsageError: If a sample has no label or one out of range.
     """
     labels = dataset.column(column).to_pylist()
     wrong = [row for row, label in enumerate(labels) if not isinstance(label, int) or not 0 <= label < num_classes]
@@ -78,12 +78,12 @@ def check_labels(dataset: Dataset, column: str, num_classes: int) -> None:
 
 
 def train_loader(config: Config, dataset: Dataset, member: Member) -> Labelled:
-    """The loader of the training split."""
+    """Return the loader of the training split."""
     return _loader(config, dataset, member, train=True)
 
 
 def eval_data(config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW) -> EvalData:
-    """The loader of the evaluation split: every sample once, in the order of the dataset."""
+    """Return the evaluation split with its loader: every sample once, in the order of the dataset."""
     return EvalData(_loader(config, dataset, member, views, train=False), len(dataset))
 
 
@@ -116,10 +116,10 @@ def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE
 
 
 class Labelled:
-    """A loader whose labels come from another column of the annotations.
+    """A loader whose labels may come from another column of the annotations.
 
     Args:
-        clips: The loader; the column is one of its fields.
+        clips: The loader; its fields include the column.
         column: A column of class numbers.
     """
 
@@ -163,12 +163,12 @@ class Labelled:
     def go(self, epoch: int, start: int, stop: int) -> None:
         """See `fastvid.train.parts.loader_protocol.Loader`."""
         self.clips.load_state_dict(self.clips.state_dict() | {"epoch": epoch, "position": start})
-        # Nothing behind it is read ahead.
+        # Do not prefetch beyond `stop`.
         self.clips.batches = replace(self.clips.batches, num_samples=stop)
 
 
 def build_model(config: Config, member: Member) -> nn.Module:
-    """The model with fresh weights, the same on every rank."""
+    """Return the model with randomly initialized weights, the same on every rank."""
     assert config.model.num_classes is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
@@ -195,27 +195,27 @@ def build_model(config: Config, member: Member) -> nn.Module:
 
 
 def check_streams(config: Config, model: nn.Module) -> None:
-    """The loader gives what the model takes.
+    """Check that the loader delivers the streams and flow stacks that the model takes.
 
     Raises:
-        UsageError: It gives other streams, or other stacks of flow.
+        UsageError: If streams or flow stacks differ.
     """
     data = config.data
     streams = tuple(getattr(model, "streams", data.streams))
     if streams != data.streams:
         raise UsageError(
             f"data.streams is {','.join(data.streams)!r}, model {config.model.name!r} takes {','.join(streams)!r}",
-            hint=f"data.streams={','.join(streams)}",
+            hint=f"set data.streams={','.join(streams)}",
         )
     if len(streams) > 1 and (config.optim.mixup or config.optim.cutmix):
         raise UsageError(
-            "mixup and CutMix mix pictures only; a model of several streams has more", hint="optim.mixup=0"
+            "mixup and CutMix do not support models with several streams", hint="set optim.mixup=0 and optim.cutmix=0"
         )
     stack = getattr(model, "flow_stack", data.flow_stack)
     if stack != data.flow_stack:
         raise UsageError(
             f"data.flow_stack is {data.flow_stack}, the model was built for {stack}",
-            hint=f"data.flow_stack={stack}, or model.options.flow_stack={data.flow_stack}",
+            hint=f"set data.flow_stack={stack} or model.options.flow_stack={data.flow_stack}",
         )
 
 
@@ -224,9 +224,9 @@ def _channels_last(_model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tenso
 
 
 def load_initial_weights(config: Config, model: nn.Module) -> None:
-    """Fills a fresh model from the file that the configuration names, if any. A last layer of other classes is left.
+    """Load the configured weights, if any; skip a last layer with another number of classes.
 
-    Called on rank 0 alone: a strategy gives its weights to the others.
+    Called on rank 0 only, because the strategy broadcasts the weights.
     """
     weights = config.model.weights
     if weights is None:
@@ -239,14 +239,14 @@ def load_initial_weights(config: Config, model: nn.Module) -> None:
 
 
 def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Replica:
-    """Model, optimiser and schedule before the first step.
+    """Return model, optimizer and schedule before the first step.
 
     Raises:
-        UsageError: The precision does not go with the device.
+        UsageError: If the device does not support the precision.
     """
     run = config.run
     if run.amp == "fp16" and member.device.type != "cuda":
-        raise UsageError(f"run.amp is 'fp16', but the run computes on {member.device.type}", hint="use run.amp=bf16")
+        raise UsageError(f"run.amp is 'fp16', but the device is {member.device.type}", hint="set run.amp=bf16")
     model = build_model(config, member)
     freezer = Freezer(model, config.optim.freeze, samples_per_epoch) if config.optim.freeze else None
     schedule = Schedule.of(
@@ -267,6 +267,6 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Repl
 
 
 def samples_per_epoch(clips: ClipLoader) -> int:
-    """Samples that a whole epoch of a loader delivers over all ranks."""
+    """Return the samples that a whole epoch of a loader delivers over all ranks."""
     batches = clips.batches
     return batches.count(0) * batches.size if batches.last == "drop" else batches.num_samples

@@ -1,11 +1,11 @@
-"""A run from beginning to end in one process, which may be one of many that torchrun started.
+"""A run from start to finish in one process, which may be one of many started by torchrun.
 
 A run's folder:
     config.json     the configuration with everything resolved
     classes.json    names of the classes
     metrics.jsonl   one row every few steps and every evaluation, see `fastvid.train.records.metrics`
     checkpoints/    see `fastvid.train.records.checkpoint`
-    summary.json    where the run stands when the process ends
+    summary.json    samples, speed and score when the process ended
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ CONFIG_FILE: Final = "config.json"
 SUMMARY_FILE: Final = "summary.json"
 CLASSES_FILE: Final = "classes.json"
 
-# Exit code of a run that a signal ended, as shells report it: 128 + the signal's number.
+# Exit code of a run stopped by a signal, as shells report it: 128 + the signal's number.
 _SIGNALLED: Final = 128
 
 
 def start(configs: Sequence[Config]) -> int:
-    """Train the models of a recipe as their strategy says: one by `train`, or all of them in another way.
+    """Train the models of a recipe with `Strategy.start`, and return the exit code.
 
     Raises:
-        UsageError: The strategy cannot train with these settings, or not several models.
+        UsageError: If the strategy does not support these settings, or not several models.
         FastvidError: As in `train`.
     """
     for config in configs:
@@ -53,15 +53,15 @@ def start(configs: Sequence[Config]) -> int:
 
 
 def train(config: Config) -> int:
-    """Trains a configuration, from its newest checkpoint where there is one.
+    """Train one model, from its newest checkpoint if there is one.
 
     Returns:
-        0 when the run is over; 128 and the signal's number when a signal ended it early, with a checkpoint.
+        0 if the run is finished; 128 + the signal's number if a signal stopped it early, with a checkpoint.
 
     Raises:
-        FastvidError: What is wrong with data, model or options is raised before the first step.
+        FastvidError: If data, model or options are wrong; raised before the first step.
     """
-    # Everything that holds the process group is gone with the call's return, before the group is left.
+    # A separate function, so that all references to the process group are gone before it is destroyed.
     with join(config.run.timeout_s) as member:
         return _train(config, member)
 
@@ -77,7 +77,9 @@ def _train(config: Config, member: Member) -> int:
             checkpoints.sweep()
         name, state = read_state(checkpoints, member)
         if state is not None and not config.run.resume:
-            raise UsageError("run.out holds a run already", file=out, hint="choose another one, or run.resume=true")
+            raise UsageError(
+                "run.out already contains a run", file=out, hint="choose another run.out, or set run.resume=true"
+            )
         config, train_set, eval_set = assemble.datasets(config, state, member)
         strategy = build_strategy(config.sync, member, config.sync_options)
         loader = assemble.train_loader(config, train_set, strategy.reader)
@@ -105,33 +107,35 @@ def _train(config: Config, member: Member) -> int:
             (out / CONFIG_FILE).write_text(json.dumps(to_json(config), indent=1) + "\n")
             (out / CLASSES_FILE).write_text(json.dumps(list(train_set.classes)) + "\n")
             _announce(trainer, loader.clips, name, state)
-        over = trainer.fit()
+        finished = trainer.fit()
         if member.leads:
-            summary = _summary(trainer, over=over, seconds=time.monotonic() - began)
+            summary = _summary(trainer, finished=finished, seconds=time.monotonic() - began)
             (out / SUMMARY_FILE).write_text(json.dumps(summary, indent=1) + "\n")
-            print(json.dumps(summary), flush=True)  # noqa: T201 - the run's result, for whoever started it
-        # Another rank's signal ends this one too.
-        return 0 if over else _SIGNALLED + (stop.received or signal.SIGTERM)
+            print(json.dumps(summary), flush=True)  # noqa: T201 - the run's result
+        # A signal to another rank stops this one too.
+        return 0 if finished else _SIGNALLED + (stop.received or signal.SIGTERM)
 
 
 def read_state(
     checkpoints: Checkpoints, member: Member, name: str | None = None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Name and content of a checkpoint, the same on every rank. The rank that has the newest reads it: where each node
-    has its own folder, rank 0 may be on a node that has just joined.
+    """Return name and state of a checkpoint, the same on every rank.
+
+    The rank with the newest checkpoint reads it: if each node has its own folder, rank 0 may be on a node that has just
+    joined.
 
     Args:
-        checkpoints: Of the run.
+        checkpoints: Checkpoints of the run.
         member: This process.
-        name: Which one; "best" has the highest score, None takes the newest that is whole.
+        name: File name, "best" for the one with the highest score, or None for the newest intact one.
 
     Returns:
-        None and None when there is none.
+        None and None if there is no checkpoint.
 
     Raises:
-        StateError: There are checkpoints, and none of them is whole.
-        FormatError: The named one is not whole.
-        UsageError: No checkpoint was noted as the best.
+        StateError: If there are checkpoints but none is intact.
+        FormatError: If the named one is damaged.
+        UsageError: If "best" is requested and no score is recorded.
     """
     found, owner = None, highest(checkpoints.newest_samples(), member) if name is None else 0
     if member.world.rank == owner:
@@ -144,13 +148,13 @@ def read_state(
 
 
 def checkpoints_of(config: Config) -> Checkpoints:
-    """The checkpoints of a run."""
+    """Return the checkpoints of a run."""
     run = config.run
     return Checkpoints(run.checkpoints or str(Path(run.out) / CHECKPOINTS), run.keep_checkpoints)
 
 
 def known_classes(config: Config) -> list[str]:
-    """Names of the classes as the run noted them; none where it did not."""
+    """Return the class names recorded by the run; empty if it recorded none."""
     try:
         return [str(name) for name in json.loads((Path(config.run.out) / CLASSES_FILE).read_text())]
     except (OSError, ValueError):
@@ -162,25 +166,27 @@ def _named(checkpoints: Checkpoints, name: str) -> str:
         return name
     best = checkpoints.best()
     if best is None:
-        raise UsageError("no checkpoint was noted as the best", file=checkpoints.storage.url)
+        raise UsageError(
+            "no best checkpoint is recorded", file=checkpoints.storage.url, hint="name a checkpoint, or use the newest"
+        )
     return best[0]
 
 
 def _announce(trainer: Trainer, clips: Any, name: str | None, state: Mapping[str, Any] | None) -> None:
-    """What a run starts from, as a metrics row and for people."""
+    """Log the start of a run, and record it as a metrics row."""
     config, member, replica = trainer.config, trainer.member, trainer.replica
     if state is not None:
         now, before = flatten(to_json(config)), flatten(state["config"])
         for key in sorted(now.keys() | before.keys()):
             if now.get(key) != before.get(key):
-                log.warning("%s is %r, in the checkpoint it was %r", key, now.get(key), before.get(key))
-        log.info("going on from %s, written by %d ranks", name, state["world_size"])
+                log.warning("%s is %r, but was %r in the checkpoint", key, now.get(key), before.get(key))
+        log.info("resuming from %s, written by %d ranks", name, state["world_size"])
     trainer.recorder.write(
         "start", samples=replica.samples, world_size=member.world.size, checkpoint=name, device=str(member.device)
     )
     batches = clips.batches
     log.info(
-        "%s: %s clips an epoch in %s steps of %s, shuffled over all; %d epochs; %d ranks on %s, sync=%s, decoder %s",
+        "%s: %s clips per epoch in %s steps of %s; %d epochs; %d ranks on %s, sync=%s, decoder %s",
         config.model.name,
         f"{replica.schedule.total // config.run.epochs:,}",
         f"{batches.count(0):,}",
@@ -193,11 +199,11 @@ def _announce(trainer: Trainer, clips: Any, name: str | None, state: Mapping[str
     )
 
 
-def _summary(trainer: Trainer, *, over: bool, seconds: float) -> dict[str, Any]:
-    """Where a run stands. Seconds are those of this process alone."""
+def _summary(trainer: Trainer, *, finished: bool, seconds: float) -> dict[str, Any]:
+    """Return the state of a run; seconds are those of this process alone."""
     replica = trainer.replica
     summary = {
-        "over": over,
+        "over": finished,
         "samples": replica.samples,
         "world_size": trainer.member.world.size,
         "seconds": seconds,
@@ -205,11 +211,12 @@ def _summary(trainer: Trainer, *, over: bool, seconds: float) -> dict[str, Any]:
         "eval": None if trainer.score is None else trainer.score.as_row(),
         "lineage": trainer.lineage.state_dict(),
     }
-    log.info("%s after %s clips, %s", "run is over" if over else "stopped", f"{replica.samples:,}", clock(seconds))
+    state = "run finished" if finished else "run stopped"
+    log.info("%s after %s clips, %s", state, f"{replica.samples:,}", clock(seconds))
     return summary
 
 
 def quiet(member: Member) -> None:
-    """Only rank 0 tells of progress; warnings come from all."""
+    """Limit the log to warnings on all ranks but rank 0."""
     if not member.leads:
         logging.getLogger("fastvid").setLevel(logging.WARNING)

@@ -1,8 +1,8 @@
-"""What a trained model says of videos that are in no dataset.
+"""Predicts the classes of video files with a trained model.
 
-A video goes through the same probe, encode and verify as a dataset does, into a temporary one of the recipe's profile.
-So the model sees what it was trained on (size, colour, compression), hostile files meet the same guards, and a video
-that cannot be used is named with its reason. It costs an encode, a fraction of a video's duration.
+Videos are probed, encoded and verified like the sources of a dataset, into a temporary dataset with the recipe's
+profile. The model therefore sees the same size, color and compression as in training, hostile files face the same
+checks, and an unusable video is reported with its reason. The cost is one encode, a fraction of a video's duration.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastvid.storage import open_storage
 from fastvid.train.config.config import Config
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble, launch, scoring
-from fastvid.train.run.eval_protocols import viewed, views
+from fastvid.train.run.eval_protocols import views, with_views
 
 WHOLE_S: Final = 86_400.0  # a video is one sample, however long
 _BATCH: Final = 8
@@ -37,13 +37,13 @@ _BATCH: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What a model says of one video.
+    """The predicted classes of one video.
 
     Attributes:
-        video: Its path as it was given.
-        top: Classes with their probability, 0 to 1, the likeliest first.
-        frames: Frames of the first view, int64 [T].
-        pictures: These frames as the dataset holds them, uint8 [T, H, W, 3].
+        video: Its path, as given by the caller.
+        top: Classes with their probability, 0 to 1, most probable first.
+        frames: Frame indices of the first view.
+        pictures: These frames as stored in the dataset, uint8 [T, H, W, 3].
     """
 
     video: str
@@ -52,7 +52,7 @@ class Prediction:
     pictures: npt.NDArray[np.uint8]
 
     def as_row(self) -> dict[str, Any]:
-        """All but the pictures."""
+        """Return all fields except the pictures as JSON values."""
         return {
             "video": self.video,
             "top": [{"class": name, "probability": share} for name, share in self.top],
@@ -69,28 +69,28 @@ def predict(
     size: int | None = None,
     top: int = 5,
 ) -> list[Prediction]:
-    """Scores videos with a checkpoint of a run.
+    """Predict the classes of videos with a checkpoint of a run.
 
     Args:
-        config: The run's.
-        videos: Files.
-        checkpoint: File name in the run's checkpoints, or "best"; None takes the newest.
+        config: Configuration of the run.
+        videos: Paths of video files.
+        checkpoint: File name of a checkpoint of the run, or "best"; None uses the newest.
         protocol: See `fastvid.train.run.eval_protocols`.
-        size: Side of the crops; None keeps the recipe's.
-        top: How many classes to tell.
+        size: Side of the crops in pixels; None keeps the recipe's.
+        top: Number of classes to return per video.
 
     Raises:
-        UsageError: A file does not exist, or there is no checkpoint or protocol.
-        SourceError: A video cannot be used; says why.
+        UsageError: If a file, the checkpoint or the protocol does not exist.
+        SourceError: If a video cannot be used; contains the reason.
     """
     if not videos:
-        raise UsageError("no video is given")
+        raise UsageError("no videos given", hint="name at least one video file")
     for video in videos:
         if not Path(video).is_file():
             raise UsageError("video does not exist", file=video)
     asked = views(protocol)
     data = replace(
-        viewed(config.data, asked, size), label="label", where=None, on_error="raise", eval_batch_size=_BATCH
+        with_views(config.data, asked, size), label="label", where=None, on_error="raise", eval_batch_size=_BATCH
     )
     config = replace(config, data=data)
     member = Member(World(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -106,19 +106,19 @@ def predict(
             scoring.add_batch(model, batch, tally, member, config)
             first = batch.frame_index.flatten(1)[:, : config.data.eval_frames.num_frames]
             frames |= {key: tuple(shown) for key, shown in zip(batch.key, first.tolist(), strict=True)}
-        found = []
+        predictions = []
         for video, key in zip(videos, keys, strict=True):
             shares = tally.sums[dataset.find(key), :-1] / asked.num_views
             best = shares.argsort(descending=True)[:top].tolist()
             chosen = tuple((names[number], float(shares[number])) for number in best)
             pictures = dataset[key].frames(list(frames[key])).data
-            found.append(Prediction(video, chosen, frames[key], np.ascontiguousarray(pictures)))
-    return found
+            predictions.append(Prediction(video, chosen, frames[key], np.ascontiguousarray(pictures)))
+    return predictions
 
 
 def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
-    """Makes a dataset of the videos; the key of each."""
-    # Links of numbered names: two videos may be called alike, and their folders are no classes.
+    """Create a dataset of the videos, and return their keys."""
+    # Symlinks with numbered names, because two videos may have the same name, and their folders are not classes.
     with tempfile.TemporaryDirectory(prefix="fastvid-predict-") as links:
         paths = [Path(links) / f"{number:06d}{Path(video).suffix}" for number, video in enumerate(videos)]
         for path, video in zip(paths, videos, strict=True):
@@ -128,7 +128,7 @@ def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
                 [str(path) for path in paths], folder, profile=_profile(config), max_seconds=WHOLE_S, follow_links=True
             )
         except JobError:
-            # None could be packed; the ledger says why.
+            # No video could be packed; the ledger contains the reasons.
             if not open_storage(folder).exists(LEDGER):
                 raise
     ledger, _ = read_ledger(open_storage(folder))
@@ -136,7 +136,7 @@ def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
     if len(rows) != len(videos):
         known = {str(row["source_id"]) for row in rows}
         other = next(video for video, path in zip(videos, paths, strict=True) if path.name not in known)
-        raise UsageError("file is no video", file=other, hint="its name must end as a video's does")
+        raise UsageError("file is not a video", file=other, hint="give it the file name extension of a video")
     for video, row in zip(videos, rows, strict=True):
         if row["status"] != "packed":
             raise SourceError(str(row["message"]), reason=str(row["reason"]), file=video)
@@ -144,7 +144,7 @@ def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
 
 
 def _profile(config: Config) -> Profile:
-    """The recipe's profile, which is the one its dataset was made with."""
+    """Return the encode profile of the recipe, with which its dataset was created."""
     if config.shard is None:
         return get_profile("compact")
     options = config.shard.options

@@ -1,4 +1,4 @@
-"""Training runs as one HTML page: curves, where the time went, and how they scale."""
+"""Renders training runs as one HTML page: curves, time per step, and scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastvid.report.markup import card, figures, grid, table
 from fastvid.report.page import Section, document
 from fastvid.train.records import metrics
 
-# Kind of row, name and title of the charts of each section.
+# Charts of each section: kind of row, column, and title.
 _CHARTS = {
     "Learning": (("eval", "top1_percent", "held-out top-1, %"), ("train", "loss", "training loss")),
     "Schedule": (("train", "lr", "learning rate"), ("train", "grad_norm", "norm of the gradient")),
@@ -23,11 +23,11 @@ _CHARTS = {
 }
 _FACTS = (
     ("clips_per_s", "clips/s", "{:,.1f}"),
-    ("clips_per_s_per_gpu", "clips/s a rank", "{:,.2f}"),
+    ("clips_per_s_per_gpu", "clips/s per rank", "{:,.2f}"),
     ("wait_percent", "waiting for data", "{:.1f} %"),
     ("exposed_percent", "exposed communication", "{:.1f} %"),
     ("mfu_percent", "MFU", "{:.1f} %"),
-    ("tflops_per_gpu", "TFLOP/s a rank", "{:,.2f}"),
+    ("tflops_per_gpu", "TFLOP/s per rank", "{:,.2f}"),
     ("memory_gib", "peak memory", "{:,.2f} GiB"),
 )
 
@@ -36,13 +36,13 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """What a run's folder says.
+class RunMetrics:
+    """The metrics in a run's folder.
 
     Attributes:
-        name: What it is called.
-        rows: Its metrics as they were written.
-        epoch: Samples of an epoch.
+        name: Name of the folder.
+        rows: Rows of metrics, as written.
+        epoch: Samples per epoch.
     """
 
     name: str
@@ -50,51 +50,53 @@ class Run:
     epoch: int
 
     @classmethod
-    def read(cls, folder: Path) -> Run:
-        """Reads a run's folder.
+    def read(cls, folder: Path) -> RunMetrics:
+        """Read the metrics of a run.
 
         Raises:
-            UsageError: There is no run.
+            UsageError: If the folder does not contain a run.
         """
         file = folder / metrics.METRICS_FILE
         if not file.is_file():
-            raise UsageError("folder holds no run", file=folder, hint=f"it has no {metrics.METRICS_FILE}")
+            raise UsageError(
+                "folder does not contain a run", file=folder, hint=f"name a folder that contains {metrics.METRICS_FILE}"
+            )
         rows = metrics.read(file)
         ends = [row["samples"] / (row["epoch"] + 1) for row in rows if row["kind"] == "eval"]
         seen = [row["samples"] for row in rows if row["kind"] == "train"]
         return cls(folder.name, rows, round(ends[0]) if ends else max(seen, default=1))
 
     def curve(self, kind: str, name: str) -> list[Point]:
-        """A number over epochs; work that was lost is left out."""
+        """Return a column as points over epochs, without lost work."""
         return [
             (row["samples"] / self.epoch, row[name])
             for row in metrics.curve(list(self.rows), kind)
             if row.get(name) is not None
         ]
 
-    def middle(self, name: str) -> float | None:
-        """Median of a number of the training rows."""
+    def median(self, name: str) -> float | None:
+        """Return the median of a column of the training rows; None if it is missing."""
         values = [row[name] for row in self.rows if row["kind"] == "train" and row.get(name) is not None]
         return median(values) if values else None
 
     def speeds(self) -> dict[int, list[float]]:
-        """Clips a second by number of ranks, for each stretch that was logged."""
-        found: dict[int, list[float]] = {}
+        """Return the clips per second of every training row, by world size."""
+        speeds: dict[int, list[float]] = {}
         world = 1
         for row in self.rows:
             if row["kind"] == "start":
                 world = int(row.get("world_size", 1))
             elif row["kind"] == "train":
-                found.setdefault(world, []).append(row["clips_per_s"])
-        return found
+                speeds.setdefault(world, []).append(row["clips_per_s"])
+        return speeds
 
 
-def efficiency(runs: Sequence[Run]) -> list[tuple[int, float, float, float]]:
-    """How runs, or the worlds of one, scale.
+def efficiency(runs: Sequence[RunMetrics]) -> list[tuple[int, float, float, float]]:
+    """Return how throughput scales with the world size, over several runs or within one.
 
     Returns:
-        Ranks, clips/s, clips/s a rank, and that in percent of the smallest world's; one row a world, median over all
-        its stretches.
+        One row per world size: ranks, median clips/s, clips/s per rank, and the latter in percent of that of the
+        smallest world.
     """
     speeds: dict[int, list[float]] = {}
     for run in runs:
@@ -111,24 +113,24 @@ def efficiency(runs: Sequence[Run]) -> list[tuple[int, float, float, float]]:
 
 
 def page(folders: Sequence[Path]) -> str:
-    """The page of one run, or of several beside each other."""
-    runs = [Run.read(folder) for folder in folders]
-    first, alone = runs[0], len(runs) == 1
-    sections = [] if alone else [Section("Runs", card("Medians of the training rows", _comparison(runs)))]
+    """Return the HTML page of one run, or of several for comparison."""
+    runs = [RunMetrics.read(folder) for folder in folders]
+    first, single = runs[0], len(runs) == 1
+    sections = [] if single else [Section("Runs", card("Medians of the training rows", _comparison(runs)))]
     for title, pair in _CHARTS.items():
         drawn = [card("", chart) for chart in (_chart(runs, *what) for what in pair) if chart]
         sections += [Section(title, grid(*drawn))] if drawn else []
     parts = _parts(first)
-    if parts and alone:
+    if parts and single:
         split = bars(parts, unit="ms", quiet=[name for name in parts if name != "computing"])
-        sections.append(Section("Step", card("Where a step's time goes", split, "Median of the run, rank 0.")))
+        sections.append(Section("Step", card("Time per step", split, "Median of the run, rank 0.")))
     rows = efficiency(runs)
     if len(rows) > 1:
         cells = [(str(w), f"{speed:.1f}", f"{each:.2f}", f"{share:.0f} %") for w, speed, each, share in rows]
-        heads = ("ranks", "clips/s", "clips/s a rank", "efficiency")
-        note = "Against the smallest number of ranks."
-        sections.append(Section("Scaling", card("Clips a second by number of ranks", table(heads, cells), note)))
-    if alone:
+        heads = ("ranks", "clips/s", "clips/s per rank", "efficiency")
+        note = "Relative to the smallest number of ranks."
+        sections.append(Section("Scaling", card("Clips per second by number of ranks", table(heads, cells), note)))
+    if single:
         heads = ("process group", "ranks", "at clip", "from checkpoint")
         note = "A run that was killed, or whose number of ranks changed, resumes from its newest checkpoint."
         sections.append(Section("Starts", card("Process groups", table(heads, _starts(first)), note)))
@@ -137,54 +139,54 @@ def page(folders: Sequence[Path]) -> str:
         ", ".join(run.name for run in runs),
         sections,
         command="report",
-        lead=f"{config['model']} on {config['data']}." if alone and config else "",
-        chips={name: value for name, value in config.items() if name not in ("model", "data")} if alone else {},
-        top=figures(_figures(first)) if alone else "",
+        lead=f"{config['model']} on {config['data']}." if single and config else "",
+        chips={name: value for name, value in config.items() if name not in ("model", "data")} if single else {},
+        top=figures(_figures(first)) if single else "",
     )
 
 
 def _config(folder: Path) -> dict[str, str]:
-    """What a run trained, in words; empty where its configuration cannot be read."""
+    """Return a run's main settings by label; empty if its configuration cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model, data, epochs = config["model"]["name"], config["data"], config["run"]["epochs"]
         batch, how = data["global_batch_size"], config["sync"]
     except (OSError, ValueError, KeyError):
         return {}
-    return {"model": model, "data": data["path"], "clips a step": str(batch), "epochs": str(epochs), "strategy": how}
+    return {"model": model, "data": data["path"], "clips per step": str(batch), "epochs": str(epochs), "strategy": how}
 
 
-def _chart(runs: Sequence[Run], kind: str, name: str, title: str) -> str:
+def _chart(runs: Sequence[RunMetrics], kind: str, name: str, title: str) -> str:
     curves = {run.name: points for run in runs if (points := run.curve(kind, name))}
     return lines(curves, title, across="epochs", whole_x=True) if curves else ""
 
 
-def _figures(run: Run) -> list[tuple[str, str, str]]:
+def _figures(run: RunMetrics) -> list[tuple[str, str, str]]:
     scores = [score for _, score in run.curve("eval", "top1_percent")]
-    found = [("held-out top-1", f"{scores[-1]:.2f} %", f"best {max(scores):.2f} %")] if scores else []
-    known = [(label, form, run.middle(name)) for name, label, form in _FACTS]
-    return found + [(label, form.format(value), "median") for label, form, value in known if value is not None]
+    top1 = [("held-out top-1", f"{scores[-1]:.2f} %", f"best {max(scores):.2f} %")] if scores else []
+    known = [(label, form, run.median(name)) for name, label, form in _FACTS]
+    return top1 + [(label, form.format(value), "median") for label, form, value in known if value is not None]
 
 
-def _comparison(runs: Sequence[Run]) -> str:
+def _comparison(runs: Sequence[RunMetrics]) -> str:
     rows = []
     for run in runs:
         scores = [score for _, score in run.curve("eval", "top1_percent")]
-        facts = [run.middle(name) for name, _, _ in _FACTS]
+        facts = [run.median(name) for name, _, _ in _FACTS]
         shown = ["" if value is None else form.format(value) for value, (_, _, form) in zip(facts, _FACTS, strict=True)]
         rows.append((run.name, f"{scores[-1]:.2f} %" if scores else "", *shown))
     return table(("run", "top-1", *(label for _, label, _ in _FACTS)), rows)
 
 
-def _parts(run: Run) -> dict[str, float]:
-    step = run.middle("step_ms")
+def _parts(run: RunMetrics) -> dict[str, float]:
+    step = run.median("step_ms")
     if step is None:
         return {}
-    wait, exposed = (step * (run.middle(name) or 0.0) / 100 for name in ("wait_percent", "exposed_percent"))
+    wait, exposed = (step * (run.median(name) or 0.0) / 100 for name in ("wait_percent", "exposed_percent"))
     return {"computing": step - wait - exposed, "waiting for data": wait, "exposed communication": exposed}
 
 
-def _starts(run: Run) -> list[tuple[str, str, str, str]]:
+def _starts(run: RunMetrics) -> list[tuple[str, str, str, str]]:
     starts = [row for row in run.rows if row["kind"] == "start"]
     return [
         (str(number + 1), str(row.get("world_size", "")), f"{row['samples']:,}", str(row.get("checkpoint") or "fresh"))

@@ -1,9 +1,9 @@
-"""A checkpoint on a split, by a protocol: the mean over views of each video's probabilities, then one score a video.
+"""Scores a checkpoint on a split, averaging each video's probabilities over its views.
 
-Probabilities are averaged, as mmaction2 and SlowFast do. All views come from one pass over the split, in which each
-packet is decoded once. However many there are, the model gets at most `eval_batch_size` clips at once, over all ranks,
-and a batch of the loader holds no more either, but at least the views of one video a rank. A video counts only when all
-of its views decoded.
+Probabilities are averaged, as in mmaction2 and SlowFast. One pass over the split delivers all views and decodes each
+packet once. The model receives at most `eval_batch_size` clips at once, over all ranks, whatever the number of views; a
+batch of the loader contains no more either, but at least the views of one video per rank. A video is scored only if all
+of its views were decoded.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fastvid.train.parts.evaluate import Score, autocast
 from fastvid.train.parts.loader_protocol import inputs
 from fastvid.train.ranks.elastic import Member, join
 from fastvid.train.run import assemble, launch
-from fastvid.train.run.eval_protocols import viewed, views
+from fastvid.train.run.eval_protocols import views, with_views
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
-    """An evaluation in detail.
+class EvalReport:
+    """The detailed result of an evaluation.
 
     Attributes:
-        score: Over all videos.
-        protocol: Its name.
-        num_views: Views of each video.
-        classes: Names.
-        confusion: int64 [classes, classes], videos by true class (row) and predicted class.
+        score: Score over all videos.
+        protocol: Name of the protocol.
+        num_views: Views per video.
+        classes: Class names.
+        confusion: int64 [classes, classes], number of videos by true class (row) and predicted class (column).
     """
 
     score: Score
@@ -49,7 +49,7 @@ class Report:
     confusion: Tensor
 
     def per_class(self) -> list[dict[str, Any]]:
-        """Videos and top-1 of each class, and what it is most often taken for."""
+        """Return videos, top-1 and the most frequent wrong prediction of each class."""
         rows = []
         for number, name in enumerate(self.classes):
             row = self.confusion[number].clone()
@@ -68,15 +68,15 @@ class Report:
         return rows
 
     def as_row(self) -> dict[str, Any]:
-        """The numbers over all videos."""
+        """Return the score, protocol and number of views as a row."""
         return {**self.score.as_row(), "protocol": self.protocol, "views": self.num_views}
 
 
 class Tally:
-    """Sums of probabilities by sample.
+    """Sums class probabilities and counts views per sample.
 
     Args:
-        total: Samples of the split.
+        total: Number of samples in the split.
         num_classes: Width of the logits.
     """
 
@@ -85,23 +85,23 @@ class Tally:
         self.sums = torch.zeros(total, num_classes + 1, dtype=torch.float64)
 
     def add(self, logits: Tensor, sample: Tensor, valid: Tensor) -> None:
-        """Adds a batch: logits [b, classes], sample numbers int64 [b] on the host, valid bool [b]."""
+        """Add a batch: logits [b, classes], sample numbers int64 [b] on the CPU, valid bool [b]."""
         rows = valid.cpu()
         probabilities = logits[rows.to(logits.device)].double().softmax(1).cpu()
         ones = torch.ones(len(probabilities), 1, dtype=torch.float64)
         self.sums.index_add_(0, sample[rows], torch.cat([probabilities, ones], 1))
 
-    def report(self, labels: Tensor, num_views: int, protocol: str, classes: Sequence[str]) -> Report:
-        """Scores what was added up over all ranks.
+    def report(self, labels: Tensor, num_views: int, protocol: str, classes: Sequence[str]) -> EvalReport:
+        """Score the sums over all ranks.
 
         Args:
-            labels: int64 [N], below 0 for none.
-            num_views: Views that a video must have.
-            protocol: Name.
-            classes: Names.
+            labels: int64 [N], negative for no label.
+            num_views: Views per video.
+            protocol: Name of the protocol.
+            classes: Class names.
 
         Raises:
-            StateError: A video was seen more often than there are views.
+            StateError: If a video has more views than the protocol.
         """
         seen = self.sums[:, -1]
         if bool((seen > num_views).any()):
@@ -109,7 +109,7 @@ class Tally:
         scored = (seen == num_views) & (labels >= 0)
         mean, truth = self.sums[scored, :-1] / num_views, labels[scored]
         own = mean.gather(1, truth[:, None])
-        # As in `fastvid.train.parts.evaluate.count`: ties are no hits, and neither is what is not finite.
+        # As in `fastvid.train.parts.evaluate.count`, neither ties nor non-finite values are hits.
         finite = mean.isfinite().all(1)
         above = (mean >= own).sum(1) - 1
         guesses = mean.nan_to_num(-1.0).argmax(1)
@@ -124,35 +124,37 @@ class Tally:
             total=len(labels),
         )
         if len(truth) < len(labels):
-            log.warning("%d of %d samples scored: the others did not decode", len(truth), len(labels))
-        return Report(score, protocol, num_views, tuple(classes), confusion)
+            log.warning("only %d of %d samples were scored: the others failed to decode", len(truth), len(labels))
+        return EvalReport(score, protocol, num_views, tuple(classes), confusion)
 
 
-def score(config: Config, checkpoint: str | None = None, *, protocol: str = "1x1", size: int | None = None) -> Report:
-    """Evaluates a checkpoint of a run, or a file of weights, on the evaluation split.
+def score(
+    config: Config, checkpoint: str | None = None, *, protocol: str = "1x1", size: int | None = None
+) -> EvalReport:
+    """Evaluate a checkpoint of a run, or a file of weights, on the evaluation split.
 
     Args:
-        config: The run's.
-        checkpoint: File name in the run's checkpoints, or "best"; None takes the newest.
+        config: Configuration of the run.
+        checkpoint: File name of a checkpoint of the run, or "best"; None uses the newest.
         protocol: See `fastvid.train.run.eval_protocols`.
-        size: Side of the crops; None keeps the recipe's.
+        size: Side of the crops in pixels; None keeps the recipe's.
 
     Raises:
-        UsageError: There is no evaluation split, no checkpoint, or no such protocol.
-        StateError: The checkpoint does not fit the model.
+        UsageError: If there is no evaluation split, checkpoint or protocol of that name.
+        StateError: If the checkpoint does not fit the model.
     """
     asked = views(protocol)
-    config = replace(config, data=viewed(config.data, asked, size))
+    config = replace(config, data=with_views(config.data, asked, size))
     with join(config.run.timeout_s) as member:
         return _score(config, checkpoint, asked, protocol, member)
 
 
-def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, member: Member) -> Report:
+def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, member: Member) -> EvalReport:
     launch.quiet(member)
     config, model, state = trained(config, checkpoint, member)
     _, _, dataset = assemble.datasets(config, state, member)
     if dataset is None:
-        raise UsageError("data.eval_split is none, so there is nothing to evaluate")
+        raise UsageError("there is no evaluation split: data.eval_split is none", hint="set data.eval_split")
     assert config.model.num_classes is not None
     tally = Tally(len(dataset), config.model.num_classes)
     for batch in assemble.eval_data(config, dataset, member, asked).loader:
@@ -165,7 +167,7 @@ def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, 
 
 @torch.no_grad()
 def add_batch(model: nn.Module, batch: Batch, tally: Tally, member: Member, config: Config) -> None:
-    """Adds what a model says of one batch to a tally. The model gets no more clips at once than evaluation does."""
+    """Add the predictions for a batch to a tally, at most `eval_batch_size` clips at once."""
     model.eval()
     streams, sample, valid = inputs(batch), batch.sample, batch.valid
     if batch.frame_index.ndim == 3:  # with an axis of views
@@ -181,21 +183,21 @@ def add_batch(model: nn.Module, batch: Batch, tally: Tally, member: Member, conf
 
 
 def class_names(known: Sequence[str], config: Config) -> list[str]:
-    """The dataset's names where they are those of the label, else numbers."""
+    """Return the dataset's class names if they apply to the label column, else numbers as names."""
     count = config.model.num_classes
     assert count is not None
     return list(known) if len(known) == count and config.data.label == "label" else [str(n) for n in range(count)]
 
 
 def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Config, nn.Module, dict[str, Any] | None]:
-    """The model of a run with the weights of a checkpoint, or with those of `model.weights` where there is none.
+    """Return the model of a run with the weights of a checkpoint, or else of `model.weights`.
 
     Returns:
-        The configuration with its number of classes filled in, the model, and what the checkpoint holds.
+        The configuration with the number of classes filled in, the model, and the state in the checkpoint.
 
     Raises:
-        UsageError: There is neither checkpoint nor file of weights.
-        StateError: The checkpoint does not fit the model.
+        UsageError: If there is neither a checkpoint nor a file of weights.
+        StateError: If the checkpoint does not fit the model.
     """
     checkpoints = launch.checkpoints_of(config)
     name, state = launch.read_state(checkpoints, member, checkpoint)
@@ -203,7 +205,7 @@ def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Con
         raise UsageError(
             "run has no checkpoint",
             file=checkpoints.storage.url,
-            hint="model.weights=FILE evaluates a file of weights",
+            hint="set model.weights=FILE to use a file of weights",
         )
     if state is not None and config.model.num_classes is None:
         model_config = replace(config.model, num_classes=int(state["config"]["model"]["num_classes"]))
@@ -215,7 +217,7 @@ def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Con
         assemble.load_initial_weights(config, model)
         return config, model, state
     try:
-        # The average of the weights, where the run kept one, is what it evaluated.
+        # If the run kept an average of the weights, use it, as the run's own evaluations did.
         model.load_state_dict({**state["replica"]["model"], **(state["replica"].get("average") or {})})
     except RuntimeError as error:
         raise StateError(f"checkpoint does not fit the model: {error}", file=name) from error

@@ -1,4 +1,4 @@
-"""How replicas agree: one folder a strategy, each named by an import string."""
+"""Synchronization strategies: one folder per strategy, each referenced by an import string."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ BUILT_IN: Final = {
     "kavg": "fastvid.train.strategies.kavg.strategy:Kavg",
     "relay": "fastvid.train.strategies.relay.strategy:Relay",
 }
-"""Strategies that come with fastvid, by the name that ``sync=`` gives them: ``module:class``."""
+"""Import strings (``module:class``) of the strategies that come with fastvid, by their name in ``sync=``."""
 
 DEFAULT: Final = "ddp"
-"""What a recipe that does not say uses."""
+"""The strategy of recipes that do not set ``sync``."""
 
 BATCH_POLICY: Final = "fastvid.train.strategies.adaptive_batch.strategy:AdaptiveBatch"
-"""What surrounds a strategy whose ranks share batches where options ``batch...`` are given."""
+"""Wraps a strategy whose ranks share batches if options ``batch...`` are given."""

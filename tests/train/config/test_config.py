@@ -24,7 +24,7 @@ def config() -> Config:
     return toy.toy_config(Path("out"))
 
 
-def test_values_are_read_by_the_fields_type(config: Config) -> None:
+def test_values_are_parsed_by_the_type_of_the_field(config: Config) -> None:
     changed = overrides.apply(
         config,
         [
@@ -52,15 +52,15 @@ def test_values_are_read_by_the_fields_type(config: Config) -> None:
     assert changed.sync == "kavg"
     assert changed.sync_options == {"k": 8}
     assert changed.model.options == {"dropout": 0.8, "non_local": "gaussian", "shift_inplace": True}
-    # Nothing else has changed, and the original has not.
+    # No other value has changed, and the original is unchanged.
     before, after = flatten(to_json(config)), flatten(to_json(changed))
     moved = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
     assert len(moved) == 14, moved
     assert config.optim.base_lr == 0.05
 
 
-def test_two_values_that_only_fit_each_other_can_be_given_at_once(config: Config) -> None:
-    with pytest.raises(UsageError, match="clips of 16 frames"):
+def test_values_only_valid_together_can_be_set_together(config: Config) -> None:
+    with pytest.raises(UsageError, match="samples 16 frames per clip"):
         overrides.apply(config, ["data.frames.num_segments=16"])
     changed = overrides.apply(config, ["data.frames.num_segments=16", "data.eval_frames.num_segments=16"])
     assert changed.data.frames.num_frames == changed.data.eval_frames.num_frames == 16
@@ -80,14 +80,14 @@ def test_two_values_that_only_fit_each_other_can_be_given_at_once(config: Config
         ("run.resume=yes", "expected true or false"),
         ("optim.decay=linear", "optim.decay is 'linear'"),
         ("optim.milestones=40,20", "expected ascending epochs"),
-        ("optim=fast", "optim holds several values"),
-        ("run.epochs.more=1", "run.epochs is one value"),
+        ("optim=fast", "optim contains several values"),
+        ("run.epochs.more=1", "run.epochs is a single value"),
         ("data.spatial=crop", "data.spatial cannot be set on the command line"),
         ("optim.base_lr", "'optim.base_lr' is not key=value"),
         ("=1", "'=1' is not key=value"),
     ],
 )
-def test_a_wrong_override_says_what_is_wrong(config: Config, change: str, message: str) -> None:
+def test_an_invalid_override_raises_usage_error(config: Config, change: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         overrides.apply(config, [change])
     assert message in str(error.value)
@@ -111,7 +111,7 @@ def test_a_key_given_twice_is_refused(config: Config) -> None:
         overrides.apply(config, ["run=1", "run.epochs=2"])
 
 
-def test_every_listed_key_can_be_set_or_says_why_not(config: Config) -> None:
+def test_every_listed_key_can_be_set_or_raises_usage_error(config: Config) -> None:
     refused = set()
     for key in overrides.keys(config):
         value = flatten(to_json(config)).get(key)
@@ -137,8 +137,8 @@ def test_the_resolved_configuration_is_json(config: Config) -> None:
     assert record["run"]["epochs"] == toy.EPOCHS
 
 
-def test_clips_of_training_and_evaluation_have_one_length() -> None:
-    with pytest.raises(UsageError, match="clips of 16 frames"):
+def test_different_clip_lengths_in_training_and_evaluation_are_refused() -> None:
+    with pytest.raises(UsageError, match="samples 16 frames per clip"):
         DataConfig(
             path="",
             frames=Dense(16, 2),
@@ -148,7 +148,7 @@ def test_clips_of_training_and_evaluation_have_one_length() -> None:
         )
 
 
-def test_a_run_of_no_epochs_is_refused() -> None:
+def test_zero_epochs_are_refused() -> None:
     with pytest.raises(UsageError, match=r"run\.epochs is 0"):
         RunConfig(out="x", epochs=0)
 
@@ -164,7 +164,7 @@ def test_every_recipe_that_comes_with_fastvid_loads() -> None:
     assert {"motion_tsm", "kinetics400_tsm_r50"} <= set(recipes.names())
     for name in recipes.names():
         config = recipes.load(name)
-        # The docstring shows the commands that the configuration stands for.
+        # The docstring shows the commands that correspond to the configuration.
         text = " ".join(
             (ast.get_docstring(ast.parse(recipes.find(name).read_text())) or "").replace("\\\n", "").split()
         )
@@ -173,7 +173,7 @@ def test_every_recipe_that_comes_with_fastvid_loads() -> None:
         assert f"-m fastvid.train {name}" in text
 
 
-def test_a_recipe_is_found_by_path_too(tmp_path: Path) -> None:
+def test_a_recipe_is_found_by_path(tmp_path: Path) -> None:
     source = recipes.find("motion_tsm").read_text()
     path = tmp_path / "mine.py"
     path.write_text(source)
@@ -184,7 +184,7 @@ def test_a_recipe_is_found_by_path_too(tmp_path: Path) -> None:
     ("text", "message"),
     [("x = 1", "has no function recipe"), ("def recipe(): return 1", "returned int")],
 )
-def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_without_a_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "no.py"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
@@ -214,18 +214,20 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
         "--show motion_tsm run.seed=7 --world 2 optim.base_lr=0.5",
     ],
 )
-def test_changes_may_stand_anywhere_on_the_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_are_accepted_anywhere_on_the_command_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *words.split()]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["run"]["seed"], shown["optim"]["base_lr"]) == (7, 0.5)
 
 
-def test_changes_may_stand_anywhere_on_the_line_of_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_are_accepted_anywhere_by_python_m_fastvid_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["motion_tsm", "run.seed=7", "--dry-run", f"data.path={tmp_path / 'nowhere'}", "optim.base_lr=0.5"]
     assert train_main(words) == 1
     assert str(tmp_path / "nowhere") in capsys.readouterr().err
 
 
-def test_a_word_behind_two_dashes_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_after_two_dashes_is_not_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--show", "--", "motion_tsm", "--run.seed=7"]) == 2
     assert "--run is not a setting" in capsys.readouterr().err

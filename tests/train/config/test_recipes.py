@@ -1,4 +1,4 @@
-"""The recipes that come with fastvid: what their text says is what they do."""
+"""The recipes that come with fastvid: their docstrings match their configurations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def commands(name: str, start: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if commands(name, "fastvid shard")])
-def test_the_shard_command_in_the_text_is_the_configured_one(name: str) -> None:
+def test_the_documented_shard_command_matches_the_configuration(name: str) -> None:
     config = recipes.load(name)
     assert config.shard is not None, name
     (written,) = commands(name, "fastvid shard")
@@ -34,7 +34,7 @@ def test_the_shard_command_in_the_text_is_the_configured_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_torchrun_commands_name_the_recipe_and_keys_that_exist(name: str) -> None:
+def test_documented_torchrun_commands_use_the_recipe_and_existing_keys(name: str) -> None:
     found = commands(name, "torchrun")
     assert found
     for words in found:
@@ -47,20 +47,20 @@ def test_torchrun_commands_name_the_recipe_and_keys_that_exist(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_published_number_stands_in_the_first_line(name: str) -> None:
+def test_the_first_line_contains_the_published_number(name: str) -> None:
     if not name.startswith("motion"):
         assert re.search(r"\d\d\.\d+ %", text_of(name).splitlines()[0])
         assert re.search(r"commit|arXiv|\b20\d\d\b", text_of(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_model_takes_the_recipes_options(name: str) -> None:
+def test_the_model_accepts_the_options_of_the_recipe(name: str) -> None:
     model = recipes.load(name).model
     assert set(model.arguments) <= set(zoo.options(model.name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_that_it_needs_of_fastvid_comes_from_the_trainer(name: str) -> None:
+def test_recipes_import_only_from_fastvid_train(name: str) -> None:
     tree = ast.parse(recipes.find(name).read_text(encoding="utf-8"))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module for module in modules if str(module).startswith("fastvid")} == {"fastvid.train"}

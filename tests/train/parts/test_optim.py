@@ -21,7 +21,7 @@ def numbers(groups: list[dict[str, object]]) -> dict[str, tuple[int, float, floa
     }
 
 
-def test_tsm_groups_of_a_resnet_18() -> None:
+def test_tsm_groups_of_a_resnet_18_have_the_published_multipliers() -> None:
     model = zoo.build("tsm-r18", num_classes=10, num_frames=8, width=8)
     # 20 convolutions without bias: stem, 16 in blocks, 3 downsamples; a norm with weight and bias after each.
     assert numbers(parameter_groups(model, "tsm", DECAY)) == {
@@ -46,7 +46,7 @@ def test_every_trainable_parameter_is_in_one_group(kind: str) -> None:
     found = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(found) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     undecayed = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
-    # Biases, norms and PReLU's slope; the linear layer's matrix is all that decays.
+    # Biases, norms and PReLU's slope have no weight decay; only the linear layer's matrix has.
     assert set(found) - undecayed == {id(shared.weight)}
 
 
@@ -60,7 +60,7 @@ def test_tsm_groups_need_a_head() -> None:
         parameter_groups(nn.Conv3d(3, 4, 1), "tsm", DECAY)
 
 
-def test_the_rate_is_multiplied_group_by_group() -> None:
+def test_the_rate_is_multiplied_by_lr_mult_per_group() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).double()
     config = OptimConfig(base_lr=0.1, base_batch_size=1, momentum=0.0, weight_decay=0.0, groups="tsm")
     optimizer = sgd(model, config)

@@ -28,7 +28,7 @@ from fastvid.train.parts.schedule import Schedule
 from tests.train import toy
 
 
-def test_lars_by_hand() -> None:
+def test_lars_matches_a_manual_computation() -> None:
     weight = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
     optimizer = Lars([{"params": [weight]}], lr=2.0, momentum=0.5, weight_decay=0.1, trust=0.01)
     for _ in range(2):
@@ -44,7 +44,7 @@ def test_lars_by_hand() -> None:
     assert torch.allclose(weight.detach(), second, atol=1e-12)
 
 
-def test_lamb_by_hand() -> None:
+def test_lamb_matches_a_manual_computation() -> None:
     weight = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
     optimizer = Lamb([{"params": [weight]}], lr=0.1, eps=0.0, weight_decay=0.0)
     weight.grad = torch.tensor([0.5, -2.0], dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_lamb_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_undecayed_groups_are_not_scaled_and_fresh_zeros_move(name: str) -> None:
+def test_undecayed_groups_are_not_scaled_and_zero_weights_are_updated(name: str) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
     nn.init.zeros_(model[0].weight)
     optimizer = make_optimizer(model, OptimConfig(base_lr=0.1, base_batch_size=1, name=name))  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_the_heads_rate_is_multiplied() -> None:
     assert (tsm["head_weight"], tsm["head_bias"]) == (2.5, 5.0)
 
 
-def test_an_average_follows_by_hand_and_gives_the_weights_back() -> None:
+def test_ema_matches_a_manual_computation_and_restores_the_weights() -> None:
     model = nn.BatchNorm1d(1)
     average = Average(model, 0.75)
     with torch.no_grad():
@@ -122,36 +122,36 @@ def batch_of(size: int, group: int = 1, bad: tuple[int, ...] = ()) -> object:
     return next(iter(loader))
 
 
-def test_mixup_adds_mirrored_clips_of_a_group() -> None:
+def test_mixup_blends_mirrored_clips_of_a_group() -> None:
     batch = batch_of(8, group=4)
     mixed = Mixer(0.4, 0.0, 4, seed=1)(batch)  # type: ignore[arg-type]
     video, own = batch.video, mixed.own.view(-1, 1, 1, 1, 1)  # type: ignore[attr-defined]
     mirrored = video[[3, 2, 1, 0, 7, 6, 5, 4]]
     assert torch.allclose(mixed.video, own * video + (1 - own) * mirrored)
     assert torch.equal(mixed.partner, batch.label[[3, 2, 1, 0, 7, 6, 5, 4]])  # type: ignore[attr-defined]
-    # One share a group, and another one in the next.
+    # One weight per group, and a different one in the next group.
     assert len(set(mixed.own[:4].tolist())) == len(set(mixed.own[4:].tolist())) == 1
     assert mixed.own[0] != mixed.own[4]
     assert not torch.equal(mixed.video, video)
-    # The batch itself is untouched, and the draw is a function of seed and place.
+    # The batch itself is unchanged, and the draw is a function of seed and position.
     assert torch.equal(Mixer(0.4, 0.0, 4, seed=1)(batch).video, mixed.video)  # type: ignore[arg-type]
     assert not torch.equal(Mixer(0.4, 0.0, 4, seed=2)(batch).video, mixed.video)  # type: ignore[arg-type]
 
 
-def test_cutmix_puts_one_box_into_all_frames_and_counts_its_pixels() -> None:
+def test_cutmix_pastes_one_box_into_all_frames_and_weights_by_its_area() -> None:
     batch = batch_of(16, group=2)
     mixed = Mixer(0.0, 1.0, 2, seed=3)(batch)  # type: ignore[arg-type]
     video = batch.video  # type: ignore[attr-defined]
     mirrored = video[torch.arange(16).view(-1, 2).flip(1).reshape(-1)]
     foreign = (mixed.video == mirrored) & (mixed.video != video)
-    # The same pixels in all frames and colours.
+    # The same pixels in all frames and channels.
     assert torch.equal(foreign.all(2).all(1), foreign.any(2).any(1))
     share = foreign[:, 0, 0].double().mean((1, 2))
     assert torch.allclose(1 - share, mixed.own)
     assert 0 < float(mixed.own.min()) < float(mixed.own.max()) <= 1
 
 
-def test_a_pair_with_a_clip_that_failed_is_not_mixed() -> None:
+def test_a_pair_with_a_masked_clip_is_not_mixed() -> None:
     whole = batch_of(8, group=2)
     gone = int(whole.sample[0])  # type: ignore[attr-defined]
     batch = batch_of(8, group=2, bad=(gone,))
@@ -160,25 +160,25 @@ def test_a_pair_with_a_clip_that_failed_is_not_mixed() -> None:
     assert torch.equal(mixed.video[:2], batch.video[:2])  # type: ignore[attr-defined]
 
 
-def test_frozen_parts_stay_and_thaw() -> None:
+def test_frozen_parts_stay_fixed_until_they_are_unfrozen() -> None:
     model = toy.net(norm=True)
     freezer = Freezer(model, ("0", "1:2"), samples_per_epoch=100)
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["0.weight", "0.bias"]
     model.train()
-    freezer.still(199)
+    freezer.freeze_norms(199)
     assert not model[1].training
     model(torch.randn(4, 3, 2, 4, 4, dtype=torch.float64)).sum().backward()
     freezer.drop_gradients(199)
     assert model[1].weight.grad is None
     assert model[4].weight.grad is not None
-    freezer.still(200)
+    freezer.freeze_norms(200)
     assert model[1].training
     model(torch.randn(4, 3, 2, 4, 4, dtype=torch.float64)).sum().backward()
     freezer.drop_gradients(200)
     assert model[1].weight.grad is not None
 
 
-def test_all_but_the_head() -> None:
+def test_all_but_head_freezes_all_other_parameters() -> None:
     model = zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8)
     Freezer(model, ("all-but-head",), 10)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == [
@@ -196,12 +196,12 @@ def test_all_but_the_head() -> None:
         (("0:-1",), "PREFIX"),
     ],
 )
-def test_wrong_rules_are_refused(rules: tuple[str, ...], message: str) -> None:
+def test_invalid_freeze_rules_are_refused(rules: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Freezer(toy.net(norm=True), rules, 10)
 
 
-def test_ghost_norm_is_plain_norm_of_each_group() -> None:
+def test_ghost_norm_equals_batch_norm_of_each_group() -> None:
     torch.manual_seed(0)
     plain, ghost = nn.Sequential(nn.BatchNorm3d(3)), nn.Sequential(nn.BatchNorm3d(3))
     use_ghost_norm(ghost, 2)
@@ -218,12 +218,12 @@ def test_ghost_norm_is_plain_norm_of_each_group() -> None:
     update_running_stats(ghost)
     assert torch.allclose(ghost[0].running_mean, 0.1 * torch.stack(means).mean(0))
     assert torch.allclose(ghost[0].running_var, 0.9 + 0.1 * torch.stack(variances).mean(0))
-    # Evaluation is that of plain batch norm.
+    # Evaluation equals plain batch norm.
     plain.load_state_dict(ghost.state_dict())
     assert torch.equal(plain.eval()(clips), ghost.eval()(clips))
 
 
-def test_ghost_norm_of_tsm_groups_whole_clips() -> None:
+def test_ghost_norm_of_tsm_uses_groups_of_whole_clips() -> None:
     model = use_ghost_norm(zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8, dropout=0.0), 2)
     clips = torch.randn(4, 3, 2, 32, 32)
     together = model(clips)
@@ -252,7 +252,7 @@ def test_mixing_and_ghost_norm_need_groups(tmp_path: object) -> None:
         with_optim(mixup=0.2)
     with pytest.raises(UsageError, match="ghost_norm needs groups"):
         replace(base, model=replace(base.model, ghost_norm=True))
-    with pytest.raises(UsageError, match="ema_decay does not go with sync=kavg"):
+    with pytest.raises(UsageError, match=r"sync=kavg does not support optim\.ema_decay"):
         strategy_of(replace(with_optim(ema_decay=0.9), sync="kavg"))
 
 
@@ -266,7 +266,7 @@ def test_shares_of_a_batch_are_whole_groups(world: int) -> None:
     assert max(sizes) - min(sizes) <= 4
 
 
-def test_groups_that_do_not_fit_are_refused() -> None:
+def test_group_sizes_that_do_not_divide_the_batch_are_refused() -> None:
     for arguments in ((30, "drop", 4), (28, "mask", 4), (8, "drop", 0)):
         size, last, group = arguments
         with pytest.raises(UsageError, match=f"group_size is {group}"):

@@ -46,27 +46,27 @@ def schedule(config: OptimConfig) -> Schedule:
 
 
 @pytest.mark.parametrize(("samples", "lr"), STEP)
-def test_steps(samples: int, lr: float) -> None:
+def test_step_schedule_matches_the_table(samples: int, lr: float) -> None:
     assert schedule(optim()).lr(samples) == pytest.approx(lr, rel=1e-12)
 
 
 @pytest.mark.parametrize(("samples", "lr"), COSINE)
-def test_cosine(samples: int, lr: float) -> None:
+def test_cosine_schedule_matches_the_table(samples: int, lr: float) -> None:
     assert schedule(optim(decay="cosine", final=0.1)).lr(samples) == pytest.approx(lr, rel=1e-12)
 
 
-def test_constant_without_warmup() -> None:
+def test_constant_schedule_without_warmup() -> None:
     flat = schedule(optim(decay="constant", warmup_epochs=0.0))
     assert {flat.lr(samples) for samples in (0, 1, 5000, 99_999)} == {0.04}
 
 
-def test_a_milestone_inside_the_warmup_counts() -> None:
+def test_a_milestone_during_warmup_applies() -> None:
     early = schedule(optim(milestones=(1.0,)))
     assert early.lr(1000) == pytest.approx(0.0022, rel=1e-12)
     assert early.lr(2000) == pytest.approx(0.004, rel=1e-12)
 
 
-def test_the_large_batch_rate_of_the_summit_run() -> None:
+def test_rate_scales_linearly_for_the_summit_run() -> None:
     # 0.02 at 128 clips gives 1.92 at 12,288.
     config = OptimConfig(base_lr=0.02, base_batch_size=128)
     large = Schedule.of(config, epochs=1, samples_per_epoch=234_619, global_batch_size=12_288)

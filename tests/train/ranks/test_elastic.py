@@ -1,4 +1,4 @@
-"""What a worker learns from torchrun, and what it does about signals."""
+"""Detection of unsafe elastic jobs, and stop signals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINE = f"export {UNSHARED_STORE}=1"
         ("", SHARED | {"PET_NNODES": "1:4"}),
     ],
 )
-def test_an_elastic_worker_without_the_variable_stops_with_the_line_to_add(
+def test_an_elastic_worker_without_the_variable_fails_with_the_line_to_add(
     command: str, environment: dict[str, str]
 ) -> None:
     with pytest.raises(UsageError) as error:
@@ -46,11 +46,11 @@ def test_an_elastic_worker_without_the_variable_stops_with_the_line_to_add(
         ("", {}),
     ],
 )
-def test_a_fixed_or_safe_job_goes_on(command: str, environment: dict[str, str]) -> None:
+def test_a_fixed_or_safe_job_is_accepted(command: str, environment: dict[str, str]) -> None:
     check_rendezvous(environment, command.split())
 
 
-def test_under_real_torchrun_the_range_and_the_variable_are_seen(tmp_path: Path) -> None:
+def test_node_range_and_variable_are_detected_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(
         "import os\n"
@@ -77,13 +77,13 @@ def test_under_real_torchrun_the_range_and_the_variable_are_seen(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_remembered_and_handlers_are_put_back(number: signal.Signals) -> None:
+def test_a_signal_is_recorded_and_handlers_are_restored(number: signal.Signals) -> None:
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
     with StopSignal() as stop:
         assert not stop.requested
         os.kill(os.getpid(), number)
         assert stop.requested
         assert stop.received == number
-        # A second one does what it did before.
+        # A second signal has its original effect.
         assert {s: signal.getsignal(s) for s in before} == before
     assert {s: signal.getsignal(s) for s in before} == before

@@ -1,4 +1,4 @@
-"""Ranks of one attempt find each other in a store where dead attempts have left their traces."""
+"""Rendezvous of the ranks of one attempt, in a store with leftovers of dead attempts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attempt(
     patience: float = 30.0,
     delays: dict[int, float] | None = None,
 ) -> list[str]:
-    """Lets ranks meet in threads; each writes its name and reads the others'. Returns what each rank 0..N-1 read."""
+    """Run ranks in threads; each writes its name and reads the others'. Return what each of ranks 0..N-1 read."""
 
     def rank(number: int) -> str:
         threading.Event().wait((delays or {}).get(number, 0.0))
@@ -43,18 +43,18 @@ def attempt(
         return [future.result() for future in futures]
 
 
-def test_all_ranks_share_a_place_that_nobody_used(agent: TCPStore) -> None:
+def test_all_ranks_share_an_unused_prefix(agent: TCPStore) -> None:
     for _ in range(3):
         assert attempt(agent, 3) == ["012"] * 3
 
 
-def test_traces_of_attempts_that_failed_in_the_middle_do_no_harm(agent: TCPStore) -> None:
+def test_leftovers_of_failed_attempts_are_ignored(agent: TCPStore) -> None:
     assert attempt(agent, 3) == ["012"] * 3
-    # Attempts in which one rank never came: the others give up.
+    # Attempts in which one rank never arrives: the others time out.
     for missing in (0, 1, 2):
-        with pytest.raises(WorkerError, match=r"of 3 waited 0\.3 s for the others"):
+        with pytest.raises(WorkerError, match=r"of 3 waited 0\.3 s for the other ranks"):
             attempt(agent, 3, missing=(missing,), patience=0.3)
-    # Late ranks: whoever is first reads the dead ones' traces and must not go with them.
+    # Late ranks: the first to arrive read the leftovers of dead ranks and must not accept them.
     for late in (0, 1, 2):
         assert attempt(agent, 3, delays={late: 0.5}) == ["012"] * 3
     # A smaller and a larger world afterwards.
@@ -62,8 +62,8 @@ def test_traces_of_attempts_that_failed_in_the_middle_do_no_harm(agent: TCPStore
     assert attempt(agent, 4) == ["0123"] * 4
 
 
-def test_without_a_meeting_a_new_attempt_reads_its_dead_predecessors(agent: TCPStore) -> None:
-    # What the meeting protects from: the same keys, attempt after attempt.
+def test_without_the_rendezvous_a_new_attempt_reads_dead_predecessors(agent: TCPStore) -> None:
+    # The failure that the rendezvous prevents: every attempt uses the same keys.
     client(agent).set("name/1", "dead")
     assert client(agent).get("name/1") == b"dead"
     store = fresh_store(client(agent), World(0, 1), 2.0)

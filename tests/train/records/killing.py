@@ -21,7 +21,7 @@ SIZE = 500_000  # numbers of a state: 2 MB, some milliseconds of writing
 
 
 def write(folder: Path, first: int, told: int) -> None:
-    """Writes checkpoint after checkpoint, and says of each that it is there."""
+    """Write checkpoints in a loop, and report each one."""
     checkpoints = Checkpoints(str(folder), keep=2)
     for samples in range(first, first + 1000):
         checkpoints.begin({"samples": samples, "weight": torch.full((SIZE,), float(samples))}, samples)
@@ -42,7 +42,7 @@ def main() -> None:
             finally:
                 os._exit(1)
         os.close(theirs)
-        # After the first of its checkpoints is done, anywhere within about two more.
+        # Kill it at a random time after its first checkpoint, within about two more.
         first = os.read(ours, 8)
         time.sleep(draws.uniform(0, 0.05))
         os.kill(child, signal.SIGKILL)

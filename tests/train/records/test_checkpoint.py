@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, checked, and loadable by anyone."""
+"""Checkpoints: written atomically, verified, and loadable with plain torch."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def newest(checkpoints: Checkpoints) -> int:
     return int(decode(found.data, found.name)["samples"])
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_saved_state_is_read_back_unchanged(tmp_path: Path) -> None:
     found = save_many(tmp_path, 8).newest()
     assert found is not None
     state = decode(found.data, found.name)
     assert torch.equal(state["replica"]["weight"], STATE["replica"]["weight"])  # type: ignore[index]
     assert state["lineage"] == STATE["lineage"]
-    # Plain torch reads the file too, without unpickling.
+    # Plain torch can also read the file, without unpickling.
     assert torch.load(tmp_path / found.name, weights_only=True)["step"] == 3
 
 
-def test_the_newest_k_stay(tmp_path: Path) -> None:
+def test_only_the_newest_k_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints = save_many(tmp_path, 8, 16, 900, 1000, keep=2)
     assert [name.split("-")[1] for name in checkpoints.names()] == ["000000000900", "000000001000"]
     assert newest(checkpoints) == 1000
 
 
-def test_saving_the_same_place_again_replaces_it(tmp_path: Path) -> None:
+def test_saving_at_the_same_samples_replaces_the_checkpoint(tmp_path: Path) -> None:
     checkpoints = save_many(tmp_path, 8, 16)
     checkpoints.save({**STATE, "samples": 16, "step": 4}, 16)
     assert len(checkpoints.names()) == 2
@@ -59,12 +59,12 @@ def test_saving_the_same_place_again_replaces_it(tmp_path: Path) -> None:
     assert decode(found.data, found.name)["step"] == 4
 
 
-def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+def test_newest_is_none_without_checkpoints(tmp_path: Path) -> None:
     assert Checkpoints(str(tmp_path / "none")).newest() is None
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+def test_a_damaged_checkpoint_is_logged_and_the_previous_one_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     checkpoints = save_many(tmp_path, 8, 16)
@@ -75,19 +75,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     with caplog.at_level(logging.WARNING):
         assert newest(checkpoints) == 8
     assert name in caplog.text
-    with pytest.raises(FormatError, match="differs from what was written"):
+    with pytest.raises(FormatError, match="does not match its checksum"):
         checkpoints.read(name)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
+def test_newest_raises_when_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     checkpoints = save_many(tmp_path, 8, 16)
     for name in checkpoints.names():
         (tmp_path / name).write_bytes(b"gone")
-    with pytest.raises(StateError, match="none of 2 checkpoints is whole"):
+    with pytest.raises(StateError, match="none of 2 checkpoints is intact"):
         checkpoints.newest()
 
 
-def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
+def test_loading_does_not_execute_a_pickle(tmp_path: Path) -> None:
     marker = tmp_path / "executed"
 
     class Trap:
@@ -96,21 +96,21 @@ def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
 
     path = tmp_path / "trap.pt"
     torch.save({"version": 1, "trap": Trap()}, path)
-    with pytest.raises(FormatError, match="no checkpoint of fastvid"):
+    with pytest.raises(FormatError, match="not a fastvid checkpoint"):
         decode(path.read_bytes(), path.name)
     assert not marker.exists()
-    # The trap works where nobody guards.
+    # Positive control: the exploit works with unguarded loading.
     torch.load(path, weights_only=False)
     assert marker.exists()
 
 
-def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_raises_version_error(tmp_path: Path) -> None:
     torch.save({"version": 2}, tmp_path / "x.pt")
     with pytest.raises(VersionError, match="version 2, this fastvid reads 1"):
         decode((tmp_path / "x.pt").read_bytes(), "x.pt")
 
 
-def test_killed_in_mid_write_the_one_before_is_loadable_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_kill_during_a_write_keeps_the_previous_checkpoint_and_no_temporary_files(tmp_path: Path) -> None:
     code = (
         "import torch\n"
         "from fastvid.train.records.checkpoint import Checkpoints\n"
@@ -121,7 +121,7 @@ def test_killed_in_mid_write_the_one_before_is_loadable_and_nothing_is_left(tmp_
     environment = os.environ | {faults.VARIABLE: "checkpoint:3"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     assert result.returncode == -signal.SIGKILL
-    # The kill left half a file.
+    # The kill left half of a temporary file.
     leftovers = [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
     assert len(leftovers) == 1
     assert leftovers[0].stat().st_size > 100_000
@@ -131,17 +131,17 @@ def test_killed_in_mid_write_the_one_before_is_loadable_and_nothing_is_left(tmp_
     assert [path.name for path in tmp_path.iterdir()] == checkpoints.names()
 
 
-def test_killed_50_times_in_mid_write_there_is_always_a_loadable_one(tmp_path: Path) -> None:
+def test_a_checkpoint_stays_loadable_over_50_kills_during_writes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.train.records.killing", str(tmp_path), "50", "0"]
     result = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert (found["kills"], found["lost"], found["unreadable"]) == (50, 0, 0)
-    # Otherwise the kills would show little.
+    # Otherwise the kills would prove little.
     assert found["inside_a_write"] > 5
 
 
-def test_training_may_change_the_state_while_it_is_written(tmp_path: Path) -> None:
+def test_state_may_be_modified_while_it_is_written(tmp_path: Path) -> None:
     checkpoints, weight = Checkpoints(str(tmp_path)), torch.ones(2_000_000)
     checkpoints.begin({"replica": {"weight": weight}, "lineage": [(1, 2)]}, 8)
     weight.zero_()
@@ -153,7 +153,7 @@ def test_training_may_change_the_state_while_it_is_written(tmp_path: Path) -> No
     assert state["lineage"] == [(1, 2)]
 
 
-def test_a_failed_write_is_raised_where_training_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_raised_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(str(tmp_path))
 
     def full(state: object, samples: int) -> str:
@@ -166,7 +166,7 @@ def test_a_failed_write_is_raised_where_training_waits(tmp_path: Path, monkeypat
     checkpoints.wait()
 
 
-def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(tmp_path: Path) -> None:
     checkpoints = Checkpoints(str(tmp_path), keep=2)
     assert checkpoints.best() is None
     noted = []
@@ -179,14 +179,14 @@ def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
     assert best is not None
     assert best[0].startswith("checkpoint-000000000016-")
     assert best[1] == 50.0
-    # A better one frees it.
+    # A better checkpoint replaces it, so it may be deleted.
     checkpoints.save({"samples": 48}, 48)
     assert checkpoints.note(48, 60.0)
     checkpoints.save({"samples": 56}, 56)
     assert [int(name.split("-")[1]) for name in checkpoints.names()] == [48, 56]
 
 
-def test_an_object_store_keeps_the_newest_and_the_best_and_passes_over_damage(
+def test_an_object_store_keeps_newest_and_best_and_skips_damaged_checkpoints(
     s3: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = Checkpoints(f"s3://{s3.bucket()}/some run/checkpoints", keep=2)

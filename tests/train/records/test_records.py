@@ -24,7 +24,7 @@ from fastvid.train.records import metrics
 from tests.train import toy
 
 
-def test_rows_survive_a_writer_killed_inside_a_line(tmp_path: Path) -> None:
+def test_reading_skips_an_incomplete_line_of_a_killed_writer(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first = metrics.Recorder(path)
     first.write("train", samples=8, loss=1.0)
@@ -40,7 +40,7 @@ def test_rows_survive_a_writer_killed_inside_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_the_curve_leaves_out_work_that_was_lost() -> None:
+def test_curve_excludes_lost_work() -> None:
     def train(samples: int, loss: float) -> dict[str, object]:
         return {"kind": "train", "samples": samples, "loss": loss}
 
@@ -52,7 +52,7 @@ def test_the_curve_leaves_out_work_that_was_lost() -> None:
     assert metrics.curve(rows, "eval") == [{"kind": "eval", "samples": 8}]
 
 
-def test_the_watch_leaves_out_pauses_and_counts_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopwatch_excludes_pauses_and_measures_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     watch = metrics.Stopwatch()
@@ -76,7 +76,7 @@ def test_nothing_is_written_without_a_path(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_lineage_adds_up_over_ranks_and_steps() -> None:
+def test_lineage_can_be_summed_over_ranks_and_steps() -> None:
     one, parts = Lineage(), Lineage()
     for batch in toy.ToyLoader(World()):
         one.add(0, *Lineage.of(batch))
@@ -89,7 +89,7 @@ def test_lineage_adds_up_over_ranks_and_steps() -> None:
     assert restored.state_dict() == one.state_dict()
 
 
-def test_lineage_tells_places_apart() -> None:
+def test_lineage_differs_for_different_positions() -> None:
     class Swapped(toy.ToyLoader):
         def __iter__(self):  # type: ignore[no-untyped-def]
             from dataclasses import replace
@@ -116,7 +116,7 @@ def test_micro_batches_cover_the_share(rows: int, limit: int | None) -> None:
     assert len(slices) == (1 if limit is None else math.ceil(rows / limit))
 
 
-def test_seeds_differ_by_run_place_and_rank() -> None:
+def test_step_seeds_differ_by_run_position_and_rank() -> None:
     seeds = {step_seed(run, samples, rank) for run in range(3) for samples in (0, 8, 16) for rank in range(3)}
     assert len(seeds) == 27
     assert step_seed(1, 8, 2) == step_seed(1, 8, 2)
@@ -124,12 +124,12 @@ def test_seeds_differ_by_run_place_and_rank() -> None:
         torch.Generator().manual_seed(seed)
 
 
-def test_constant_logits_are_no_hits() -> None:
+def test_constant_logits_are_never_hits() -> None:
     label = torch.tensor([0, 1, 2])
     valid = torch.ones(3, dtype=torch.bool)
     assert count(torch.zeros(3, 10), label, valid)[1:].tolist() == [0.0, 0.0, 3.0]
     assert count(torch.full((3, 10), math.nan), label, valid)[1:3].tolist() == [0.0, 0.0]
-    # Fewer than five classes: every finite answer is among the first five.
+    # With fewer than five classes, every finite prediction is a top-5 hit.
     assert count(torch.eye(3), label, valid)[1:].tolist() == [3.0, 3.0, 3.0]
     # Neither a masked row nor one without a label is scored.
     rows = count(torch.eye(3), torch.tensor([0, -100, 2]), torch.tensor([True, True, False]))

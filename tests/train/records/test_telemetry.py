@@ -1,4 +1,4 @@
-"""What a run tells about its speed, and the pages made of it."""
+"""Speed metrics of a run, and the report page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_speed_is_per_rank_and_against_the_peak() -> None:
     found = Telemetry(4, torch.device("cpu"), flops_per_clip=2_000_000_000_000, peak=100.0).numbers(
         {"clips_per_s": 80.0}, seconds=10.0, exposed_s=0.5
     )
-    # 20 clips a second and rank, at 2 TFLOP each.
+    # 20 clips per second and rank, at 2 TFLOP each.
     assert found["clips_per_s_per_gpu"] == 20.0
     assert found["tflops_per_gpu"] == 40.0
     assert found["mfu_percent"] == 40.0
@@ -31,20 +31,20 @@ def test_speed_is_per_rank_and_against_the_peak() -> None:
     assert found["memory_gib"] > 0
 
 
-def test_what_is_not_known_is_not_told() -> None:
+def test_telemetry_omits_unknown_values() -> None:
     found = Telemetry(1, torch.device("cpu"), None, None).numbers({"clips_per_s": 1.0}, 1.0, 0.0)
     assert "mfu_percent" not in found
     assert "tflops_per_gpu" not in found
 
 
-def test_a_toys_operations_are_counted(tmp_path: Path) -> None:
+def test_flops_of_a_toy_model_are_counted(tmp_path: Path) -> None:
     model = toy.net()
     telemetry = Telemetry.of(toy.toy_config(tmp_path), Member(World(), torch.device("cpu")), model)
     # A kernel of 3 * 2 * 3 * 3 on 1 x 2 x 2 places into 4 channels, and 16 * 5 of the last layer; 6 for each.
     assert telemetry.flops_per_clip == 6 * (54 * 4 * 4 + 16 * 5)
 
 
-def test_exposed_time_is_what_follows_the_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exposed_time_starts_after_the_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([10.0, 10.25, 20.0, 21.0])
     monkeypatch.setattr("fastvid.train.records.exposure.time.perf_counter", lambda: next(now))
     model = toy.net()
@@ -73,21 +73,21 @@ def write_run(folder: Path, worlds: tuple[tuple[int, float], ...]) -> Path:
     return folder
 
 
-def test_efficiency_is_against_the_smallest_world(tmp_path: Path) -> None:
-    run = report.Run.read(write_run(tmp_path, ((2, 99.0), (8, 319.0))))
+def test_efficiency_is_relative_to_the_smallest_world(tmp_path: Path) -> None:
+    run = report.RunMetrics.read(write_run(tmp_path, ((2, 99.0), (8, 319.0))))
     rows = report.efficiency([run])
     assert [row[0] for row in rows] == [2, 8]
-    # Medians of 100 and 320: 50 and 40 a rank.
+    # Medians of 100 and 320: 50 and 40 per rank.
     assert [row[2] for row in rows] == [50.0, 40.0]
     assert [row[3] for row in rows] == [100.0, 80.0]
 
 
-def test_pages_of_one_run_and_of_two(tmp_path: Path) -> None:
+def test_report_shows_one_run_or_compares_two(tmp_path: Path) -> None:
     one, two = (write_run(tmp_path / name, ((1, 10.0), (2, 19.0))) for name in ("one", "two"))
     text = report.page([one])
     assert text.count("<figure>") == 6
     assert text.count('class="bars"') == 1
-    # Of a step of 50 ms a tenth is waiting and four percent are communication.
+    # A step takes 50 ms, of which 10 % is waiting for data and 4 % communication.
     assert [f'class="value">{value} ms<' in text for value in ("43", "5", "2")] == [True] * 3
     assert "exposed communication" in text
     assert "efficiency" in text
@@ -98,11 +98,11 @@ def test_pages_of_one_run_and_of_two(tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert f"<td>{name}</td>" in both
         assert both.count(f'<th class="num">{name}</th>') == 6
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="does not contain a run"):
         report.page([tmp_path / "none"])
 
 
-def test_tensorboard_gets_the_rows(tmp_path: Path) -> None:
+def test_tensorboard_receives_all_rows(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     recorder = Recorder(tmp_path / METRICS_FILE, Board(tmp_path / "board"))
@@ -115,8 +115,8 @@ def test_tensorboard_gets_the_rows(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(8, 0.5), (16, 0.25)]
 
 
-def test_tensorboard_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_raises_missing_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(MissingDependency, match="TensorBoard does not load"):
+    with pytest.raises(MissingDependency, match="TensorBoard cannot be imported"):
         Board(tmp_path)

@@ -19,7 +19,7 @@ from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.ranks.elastic import Member
-from fastvid.train.run.eval_protocols import viewed, views
+from fastvid.train.run.eval_protocols import views, with_views
 from fastvid.train.run.scoring import Tally, add_batch
 
 SEGMENTS, DENSE = Segments(4, jitter=False), Dense(4, stride=8, jitter=False)
@@ -36,13 +36,13 @@ def data(sampler: Any = SEGMENTS, spatial: tuple[Any, ...] = CENTER) -> DataConf
 
 def cuts(protocol: str, height: int, width: int, *, size: int | None = None, spatial: Any = CENTER) -> list[Cut]:
     asked = views(protocol)
-    return asked.cuts(Spatial.of(viewed(data(spatial=spatial), asked, size).eval_spatial), height, width)
+    return asked.cuts(Spatial.of(with_views(data(spatial=spatial), asked, size).eval_spatial), height, width)
 
 
-def test_one_view_is_the_recipes_own() -> None:
+def test_one_view_equals_the_recipes_evaluation() -> None:
     random = (RandomCrop(64), HorizontalFlip())
     recipe = data(Segments(4), random)
-    assert viewed(recipe, views("1x1")) == recipe
+    assert with_views(recipe, views("1x1")) == recipe
     assert views("1").num_views == views("1x1").num_views == 1
 
 
@@ -51,23 +51,23 @@ def test_twice_sample_is_the_middle_and_the_start_of_each_segment() -> None:
     assert frames("twice", SEGMENTS, 10) == [[1, 3, 6, 8], [0, 2, 5, 7]]
 
 
-def test_clips_of_segments_are_spread_inside_each_segment() -> None:
+def test_clips_are_spread_within_each_segment() -> None:
     # 40 frames, ticks of 10, five clips at a tenth, three tenths, ...
     assert frames("5", SEGMENTS, 40) == [[place, 10 + place, 20 + place, 30 + place] for place in (1, 3, 5, 7, 9)]
 
 
-def test_dense_clips_start_from_the_first_place_to_the_last() -> None:
-    # A span of 25 frames leaves places 0 to 75.
+def test_dense_clips_are_spread_from_the_first_to_the_last_position() -> None:
+    # A span of 25 frames leaves positions 0 to 75.
     found = frames("10", DENSE, 100)
     assert [clip[0] for clip in found] == np.linspace(0, 75, 10, dtype=int).tolist()
     assert found[0] == [0, 8, 16, 24]
     assert found[-1] == [75, 83, 91, 99]
-    # A video shorter than the span goes on at its beginning.
+    # A video shorter than the span wraps around to its beginning.
     assert frames("2", DENSE, 10) == [[0, 8, 6, 4]] * 2
 
 
 @pytest.mark.parametrize(("height", "width"), [(256, 340), (340, 256)])
-def test_three_crops_go_along_the_longer_side(height: int, width: int) -> None:
+def test_three_crops_are_placed_along_the_longer_side(height: int, width: int) -> None:
     boxes = [cut.box for cut in cuts("1x3", height, width, size=256, spatial=(CenterCrop(224, short_side=256),))]
     assert [(box.height, box.width) for box in boxes] == [(256, 256)] * 3
     along = [box.x if width > height else box.y for box in boxes]
@@ -75,7 +75,7 @@ def test_three_crops_go_along_the_longer_side(height: int, width: int) -> None:
     assert {box.y if width > height else box.x for box in boxes} == {0}
 
 
-def test_ten_crops_are_centre_and_corners_and_their_mirror_images() -> None:
+def test_ten_crops_are_center_corners_and_their_mirror_images() -> None:
     found = cuts("1x10", 256, 340, spatial=(CenterCrop(224), HorizontalFlip()))
     places = {(16, 58), (0, 0), (0, 116), (32, 0), (32, 116)}
     for flip in (False, True):
@@ -84,7 +84,7 @@ def test_ten_crops_are_centre_and_corners_and_their_mirror_images() -> None:
 
 
 @pytest.mark.parametrize(("clips", "sampler"), [("1", DENSE), ("2", DENSE), ("10", DENSE), ("7", SEGMENTS)])
-def test_clips_are_those_of_the_formulas_that_each_view_had_for_itself(clips: str, sampler: Any) -> None:
+def test_clips_of_all_views_match_the_formulas_of_single_views(clips: str, sampler: Any) -> None:
     """The trainer once placed each view by formulas of its own; scores must stay comparable."""
     count = int(clips)
     for num_frames in range(1, 301):
@@ -100,7 +100,7 @@ def test_clips_are_those_of_the_formulas_that_each_view_had_for_itself(clips: st
 
 @pytest.mark.parametrize("size", [None, 64])
 @pytest.mark.parametrize("crop", [CenterCrop(48), CenterCrop((112, 176), short_side=128), CenterCrop(224, 256)])
-def test_crops_are_those_of_the_formulas_that_each_view_had_for_itself(crop: CenterCrop, size: int | None) -> None:
+def test_crops_of_all_views_match_the_formulas_of_single_views(crop: CenterCrop, size: int | None) -> None:
     middle = CenterCrop(size, crop.short_side) if size else crop
     corners = [(1, 1), (0, 0), (0, 2), (2, 0), (2, 2)]
     for height in range(16, 400, 23):
@@ -115,25 +115,25 @@ def test_crops_are_those_of_the_formulas_that_each_view_had_for_itself(crop: Cen
                 assert {(one.height, one.width) for one in found} == {(box.height, box.width)}
 
 
-def test_the_number_of_views_is_in_the_name() -> None:
+def test_the_number_of_views_follows_from_the_name() -> None:
     assert views("10x3").num_views == 30
     assert views("twicex3").num_views == 6
 
 
 @pytest.mark.parametrize("protocol", ["", "x3", "0x3", "10x4", "10x3x2", "thrice"])
-def test_a_wrong_name_is_refused(protocol: str) -> None:
+def test_an_unknown_protocol_is_refused(protocol: str) -> None:
     with pytest.raises(UsageError):
         views(protocol)
 
 
-def test_what_cannot_be_moved_is_refused() -> None:
+def test_samplers_and_crops_without_views_are_refused() -> None:
     for protocol, recipe, message in (
         ("10", data(Uniform(4)), "one clip of a video, not 10"),
         ("twice", data(DENSE), "no segments"),
         ("1x3", data(spatial=(RandomCrop(224),)), "RandomCrop"),
     ):
         with pytest.raises(UsageError, match=message):
-            viewed(recipe, views(protocol))
+            with_views(recipe, views(protocol))
 
 
 def tally(*passes: tuple[list[list[float]], list[bool]]) -> Tally:
@@ -143,7 +143,7 @@ def tally(*passes: tuple[list[list[float]], list[bool]]) -> Tally:
     return made
 
 
-def test_probabilities_are_averaged_and_counted_by_class() -> None:
+def test_probabilities_are_averaged_and_the_confusion_counts_classes() -> None:
     # Sample 0: 0.9 and 0.2 of class 0, so 0.55. Sample 1: 0.4 and 0.5 of class 0. Sample 2 decodes only once.
     odds = {share: math.log(share / (1 - share)) for share in (0.9, 0.2, 0.4, 0.5)}
     made = tally(
@@ -160,7 +160,7 @@ def test_probabilities_are_averaged_and_counted_by_class() -> None:
     assert second["top1_percent"] is None
 
 
-def test_ties_and_infinite_logits_are_no_hits() -> None:
+def test_ties_and_infinite_logits_are_never_hits() -> None:
     made = tally(([[0.0, 0.0], [float("nan"), 0.0], [1.0, 0.0]], [True, True, True]))
     assert made.report(torch.tensor([0, 1, 0]), 1, "1x1", ["a", "b"]).score.top1_percent == pytest.approx(100 / 3)
 
@@ -184,7 +184,7 @@ class Summing(nn.Module):
         return torch.stack([both, -both], 1)
 
 
-def test_views_of_all_streams_are_averaged_and_the_model_gets_them_in_chunks() -> None:
+def test_views_of_all_streams_are_averaged_in_chunks() -> None:
     numbers = torch.Generator().manual_seed(0)
     video, flow = (torch.randn(3, 5, width, 1, 2, 2, generator=numbers) for width in (3, 4))
     valid = torch.tensor([True, False, True])

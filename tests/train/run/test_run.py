@@ -86,7 +86,7 @@ def undisturbed(folder: Path) -> Path:
     return folder / "undisturbed"
 
 
-def test_a_run_under_torchrun_leaves_what_it_promises(folder: Path, undisturbed: Path) -> None:
+def test_a_run_under_torchrun_writes_all_its_files(folder: Path, undisturbed: Path) -> None:
     summary = json.loads((undisturbed / "summary.json").read_text())
     assert summary["over"] is True
     assert summary["samples"] == 2 * TRAIN
@@ -102,7 +102,7 @@ def test_a_run_under_torchrun_leaves_what_it_promises(folder: Path, undisturbed:
     assert [row["samples"] for row in metrics.curve(rows, "eval")] == [TRAIN, 2 * TRAIN]
 
 
-def test_lineage_is_every_sample_at_its_place_in_the_order(folder: Path, undisturbed: Path) -> None:
+def test_lineage_contains_every_sample_at_its_position(folder: Path, undisturbed: Path) -> None:
     dataset = Dataset(str(folder / "shards"), split="train")
     for entry in newest(undisturbed)["lineage"]:
         from fastvid.load.order.permutation import Order
@@ -121,14 +121,14 @@ def digest_of(keys: list[str]) -> tuple[int, int]:
     return Lineage.of(Rows())  # type: ignore[arg-type]
 
 
-def test_killed_workers_are_restarted_by_torchrun_and_the_curve_goes_on(folder: Path, undisturbed: Path) -> None:
-    # Every process is killed at its eighth step: in the second epoch, and the next one lives to the twelfth step.
-    # Its clips come from processes, those of the undisturbed run from threads: they are the same.
+def test_killed_workers_are_restarted_by_torchrun_and_training_resumes(folder: Path, undisturbed: Path) -> None:
+    # Every process is killed at its eighth step: in the second epoch, and after a restart at the twelfth step.
+    # Its clips come from worker processes, those of the uninterrupted run from threads; they are equal.
     apart = ("data.workers=process",)
     result = torchrun(folder, "killed", "--max-restarts", "1", overrides=apart, FASTVID_FAULT="step:8")
     assert result.returncode == 0, result.stderr
     rows = metrics.read(folder / "killed" / "metrics.jsonl")
-    # The checkpoint of the seventh step may have been under way.
+    # The checkpoint of the seventh step may have been in progress.
     assert [row["samples"] for row in rows if row["kind"] == "start"] in ([0, 28], [0, 24])
     whole, pieces = metrics.curve(metrics.read(undisturbed / "metrics.jsonl")), metrics.curve(rows)
     assert [row["samples"] for row in pieces] == [row["samples"] for row in whole]
@@ -140,7 +140,7 @@ def test_killed_workers_are_restarted_by_torchrun_and_the_curve_goes_on(folder: 
         assert torch.allclose(value, after["replica"]["model"][name], atol=1e-6), name
 
 
-def test_evaluation_alone_finds_what_the_run_found(
+def test_separate_evaluation_equals_the_evaluation_of_the_run(
     folder: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fastvid_command(["eval", str(folder / "recipe.py"), f"run.out={undisturbed}"]) == 0
@@ -185,7 +185,7 @@ def test_a_video_outside_the_dataset_is_predicted_and_drawn(
     assert "broken.mp4" in capsys.readouterr().err
 
 
-def test_a_dry_run_counts_steps_and_finds_what_is_missing(
+def test_a_dry_run_counts_steps_and_detects_missing_files(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'dry'}"]
@@ -194,13 +194,13 @@ def test_a_dry_run_counts_steps_and_finds_what_is_missing(
     assert (found["train_samples"], found["eval_samples"]) == (TRAIN, HELD_OUT)
     assert (found["steps_per_epoch"], found["steps"], found["clips_per_rank"]) == (6, 12, 2)
     assert found["memory_bytes"]["optimizer"] == 4 * found["parameters"]
-    # Ranks that share no batches have whole ones each, whoever wrote their strategy; its options are checked.
+    # Ranks that share no batches read whole ones, also with a user-defined strategy, whose options are checked.
     own = [*words, "sync=tests.train.strategies.central:Central", "--dry-run", "--world", "2"]
     assert fastvid_command(own) == 0
     assert json.loads(capsys.readouterr().out)["clips_per_rank"] == 4
     assert fastvid_command([*own, "sync_options.shares=1"]) == 2
     assert "no option 'shares'" in capsys.readouterr().err
-    # Nothing was made, and a shard that lost its end is named.
+    # No files were created, and a truncated shard is named.
     assert not (tmp_path / "dry").exists()
     copy = tmp_path / "shards"
     shutil.copytree(folder / "shards", copy)
@@ -210,7 +210,7 @@ def test_a_dry_run_counts_steps_and_finds_what_is_missing(
     assert tar.name in capsys.readouterr().err
 
 
-def test_sigterm_ends_a_run_with_a_checkpoint_and_it_goes_on(folder: Path) -> None:
+def test_a_run_stopped_by_sigterm_writes_a_checkpoint_and_resumes(folder: Path) -> None:
     out = folder / "terminated"
     changes = [f"run.out={out}", "run.epochs=1000", "run.eval_every_epochs=1000", "run.checkpoint_every_s=1000"]
     command = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), *changes]
@@ -225,13 +225,13 @@ def test_sigterm_ends_a_run_with_a_checkpoint_and_it_goes_on(folder: Path) -> No
     last = metrics.curve(metrics.read(out / "metrics.jsonl"))[-1]
     state = newest(out)
     assert state["replica"]["samples"] == last["samples"] == json.loads((out / "summary.json").read_text())["samples"]
-    # Going on in this process: the epoch under way ends, and with it the run.
+    # Resumed in this process, the current epoch is finished, and with it the run.
     epochs = state["loader"]["epoch"] + 1
     assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes[:1], f"run.epochs={epochs}"])) == 0
     assert newest(out)["replica"]["samples"] == epochs * TRAIN
 
 
-def test_another_machine_goes_on_from_checkpoints_in_an_object_store(folder: Path, s3: Any) -> None:
+def test_another_machine_resumes_from_checkpoints_in_an_object_store(folder: Path, s3: Any) -> None:
     store = f"s3://{s3.bucket()}/run"
     for number, epochs in enumerate((1, 2)):
         out = folder / f"machine-{number}"
@@ -245,7 +245,7 @@ def test_another_machine_goes_on_from_checkpoints_in_an_object_store(folder: Pat
     assert decode(found.data, found.name)["replica"]["samples"] == 2 * TRAIN
 
 
-def test_another_column_can_be_the_label(folder: Path) -> None:
+def test_labels_can_come_from_another_column(folder: Path) -> None:
     changes = [f"run.out={folder / 'picture'}", "data.label=picture", "model.num_classes=4", "run.epochs=1"]
     changes += ["model.channels_last=true", "run.amp=bf16", "run.micro_batch_size=3"]
     assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
@@ -259,15 +259,15 @@ def test_another_column_can_be_the_label(folder: Path) -> None:
         (["data.label=picture"], "12 of 24 samples have no label from 0 to 1"),
         (["data.label=nothing"], "no column 'nothing'"),
         (["run.amp=fp16"], "run.amp is 'fp16'"),
-        (["run.resume=false", "run.out={done}"], "run.out holds a run already"),
+        (["run.resume=false", "run.out={done}"], "run.out already contains a run"),
         (["optim.groups=tsm", "run.out={done}"], "checkpoint does not fit"),
         (["run.seed=1", "model.options.width=16", "run.out={done}"], "checkpoint does not fit"),
         (["data.frames.num_segments=4", "data.eval_frames.num_segments=4", "run.out={done}"], "another sampler"),
-        (["sync=dpp"], "sync is 'dpp'"),
+        (["sync=dpp"], "unknown sync 'dpp'"),
         (["run.out=s3://bucket/run"], "expected a local folder"),
     ],
 )
-def test_what_is_wrong_is_said_before_the_first_step(
+def test_errors_are_raised_before_the_first_step(
     folder: Path, undisturbed: Path, tmp_path: Path, changes: list[str], message: str
 ) -> None:
     filled = [f"run.out={tmp_path}", *(change.format(done=undisturbed) for change in changes)]

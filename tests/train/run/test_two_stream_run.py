@@ -37,7 +37,7 @@ def made(shards: Path, out: Path, model: str, **options: object):
     return replace(one, data=replace(one.data, global_batch_size=4), optim=replace(one.optim, base_lr=0.01))
 
 
-def test_nets_are_trained_apart_fused_by_their_scores_and_trained_on(shards: Path, tmp_path: Path, capfd) -> None:
+def test_streams_are_trained_separately_fused_by_scores_and_fine_tuned(shards: Path, tmp_path: Path, capfd) -> None:
     files = []
     for net in ("tsn-r18", "temporal-r18"):
         one = made(shards, tmp_path / net, net)
@@ -68,21 +68,21 @@ def test_nets_are_trained_apart_fused_by_their_scores_and_trained_on(shards: Pat
         ("temporal-r18", {"flow_stack": 10}, r"data\.flow_stack is 10, the model was built for 4"),
     ],
 )
-def test_a_model_that_takes_something_else_is_refused(shards: Path, tmp_path: Path, model, changes, message) -> None:
+def test_a_model_with_different_inputs_is_refused(shards: Path, tmp_path: Path, model, changes, message) -> None:
     one = made(shards, tmp_path, model)
     with pytest.raises(UsageError, match=message):
         launch.train(replace(one, data=replace(one.data, **changes)))
 
 
-def test_mixing_of_pictures_alone_is_refused(shards: Path, tmp_path: Path) -> None:
+def test_mixing_with_several_streams_is_refused(shards: Path, tmp_path: Path) -> None:
     one = made(shards, tmp_path, "two-stream-r18")
     mixing = replace(one, data=replace(one.data, group_size=4), optim=replace(one.optim, mixup=0.2))
-    with pytest.raises(UsageError, match="mixup and CutMix mix pictures only"):
+    with pytest.raises(UsageError, match="mixup and CutMix do not support models with several streams"):
         launch.train(mixing)
 
 
 @pytest.mark.soak
-def test_what_neither_stream_shows_is_learned_from_both(tmp_path: Path) -> None:
+def test_a_class_visible_in_neither_stream_alone_is_learned_from_both(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     top1 = bench.run_toy(tmp_path, seed=0, epochs=30)
     assert top1.keys() == {*bench.ALONE, *bench.LEARNED} - {"motion temporal-r18"}
@@ -90,7 +90,7 @@ def test_what_neither_stream_shows_is_learned_from_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_flow_alone_tells_the_direction(tmp_path: Path) -> None:
+def test_flow_alone_predicts_the_direction(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     top1 = bench.run_motion(tmp_path, seed=0, epochs=6)
     assert top1.keys() == {"motion temporal-r18"}
@@ -114,7 +114,7 @@ def test_the_benchmark_is_one_command(tmp_path: Path, monkeypatch: pytest.Monkey
     capfd.readouterr()
 
 
-def test_what_is_missed_is_named() -> None:
+def test_missed_targets_are_named() -> None:
     good = dict.fromkeys(bench.ALONE, 50.0) | dict.fromkeys(bench.LEARNED, 95.0)
     assert bench.misses(good) == []
     assert bench.misses({}) == []

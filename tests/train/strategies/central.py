@@ -1,4 +1,4 @@
-"""A strategy of a user's own with a server and clients, made of what `fastvid.train.strategies.shared.link` has.
+"""A user-defined strategy with a server and clients, built on `fastvid.train.strategies.shared.link`.
 
 Rank 0 serves the weights and a counter of batches, in a thread for each client. Every rank, rank 0 too, is a client:
 after a step it sends how its weights changed, and gets the number of its next batch and the newest weights.
@@ -27,7 +27,7 @@ TIMEOUT_S = 60.0
 
 
 class Central(Strategy):
-    """The server adds up the changes of weights that clients send; `share` is the part of a change that it adds."""
+    """The server sums the weight changes sent by clients; `share` is the fraction of a change that it adds."""
 
     shares_batches = False
 

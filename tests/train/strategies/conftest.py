@@ -39,7 +39,7 @@ Outcome = dict[str, Any]
 
 
 class Outcomes:
-    """The outcomes of scenarios, one a rank. A world is run when something of it is first asked for."""
+    """Results of scenarios, one per rank. A world runs when one of its results is first requested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,20 +57,20 @@ class Outcomes:
         return lab.results(here, name, world)
 
     def killed(self) -> Path:
-        """The folder of a run of two ranks, one of which was killed."""
+        """Return the folder of a run of two ranks, one of which was killed."""
         here = self.folder / "killed"
         with self._once("killed") as begin:
             if begin:
                 here.mkdir()
                 codes = toy.spawn(2, here, "killed", module=scenarios.__name__)
-                # The other rank finds that its peer is gone.
+                # The other rank detects that its peer is gone.
                 assert codes[1] == -signal.SIGKILL
                 assert codes[0] not in (0, -signal.SIGKILL)
         return here / "killed"
 
     @contextlib.contextmanager
     def _once(self, name: str) -> Iterator[bool]:
-        """Whether this is to be run now; while somebody else runs it, waits."""
+        """Return whether this process must run it; wait while another process does."""
         done = self.folder / f"{name}.done"
         with open(self.folder / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

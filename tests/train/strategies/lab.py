@@ -48,7 +48,7 @@ class Quadratic(nn.Module):
 
 
 class QuadraticLoader(toy.ToyLoader):
-    """Every clip is of class 0."""
+    """Every clip has class 0."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
@@ -86,7 +86,7 @@ CONSTANT = {"decay": "constant", "warmup_epochs": 0.0, "base_lr": RATE}
 
 def config_of(case: Case, folder: Path) -> Config:
     base = toy.toy_config(folder, **case.run)
-    # Clipping is done by each rank on its own gradient, so it is no part of what is exact.
+    # No clipping, which each rank applies to its own gradient, so results would not be exact.
     changes: dict[str, Any] = {"clip_norm": None, "groups": "plain", "label_smoothing": 0.0, "weight_decay": 0.01}
     optim = replace(base.optim, **(changes | dict(case.optim)))
     return replace(base, optim=optim, sync=case.sync, sync_options=dict(case.options))
@@ -120,14 +120,14 @@ def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = No
 
 @dataclass
 class Trace:
-    """What a rank saw after each step."""
+    """The observations of a rank after each step."""
 
     weights: list[Tensor] = field(default_factory=list)
     buffers: list[Tensor] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     lr: list[float] = field(default_factory=list)
     moments: list[Tensor] = field(default_factory=list)
-    # Every all-reduce: steps done before it, numbers, type.
+    # Every all-reduce: steps done before it, number of elements, dtype.
     reduced: list[tuple[int, int, str]] = field(default_factory=list)
 
 
@@ -137,7 +137,7 @@ def flat(tensors: Any) -> Tensor:
 
 
 def watch(made: Trainer) -> Trace:
-    """Has a trainer's steps recorded, from outside."""
+    """Record the steps of a trainer by wrapping its methods."""
     trace, strategy, inner = Trace(), made.strategy, made.strategy.maybe_sync
 
     def spy(replica: Replica, sums: Tensor) -> None:
@@ -154,7 +154,7 @@ def watch(made: Trainer) -> Trace:
 
 
 def run(case: Case, folder: Path, member: Member, stop: StopSignal | None = None) -> dict[str, Any]:
-    """Trains, from the newest checkpoint in the folder where there is one."""
+    """Train, from the newest checkpoint in the folder if there is one."""
     made = build(case, folder, member, stop)
     trace = watch(made)
     places = [parameter.data_ptr() for parameter in made.replica.model.parameters()]
@@ -192,5 +192,5 @@ def main(scenarios: Mapping[str, Callable[[Path, Member], Any]]) -> None:
 
 
 def results(folder: Path, name: str, world: int) -> list[dict[str, Any]]:
-    """What the ranks of a spawned scenario left."""
+    """Return the results of the ranks of a spawned scenario."""
     return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(world)]

@@ -1,4 +1,4 @@
-"""Runs with asynchronous strategies of a user's own: ``python -m ... FOLDER SCENARIO...``.
+"""Runs with user-defined asynchronous strategies: ``python -m ... FOLDER SCENARIO...``.
 
 One is the tutorial's, a file outside the package; the other has a server and clients.
 """

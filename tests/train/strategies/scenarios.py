@@ -1,4 +1,4 @@
-"""What the processes of `tests/train/strategies` run, by name.
+"""The scenarios that the processes of `tests/train/strategies` run, by name.
 
 Started as ``python -m tests.train.strategies.scenarios FOLDER SCENARIO...`` on every rank; each scenario leaves
 FOLDER/SCENARIO-RANK.pt.
@@ -28,7 +28,7 @@ STILL = PLAIN | {"base_lr": 1e-9}  # hardly moves, so that the gradient stays wh
 HALVING = {"decay": "step", "milestones": (1.0, 2.5), "gamma": 0.5, "warmup_epochs": 0.5}
 
 CASES = {
-    # One process, or ddp on several: what the others are compared with.
+    # References: one process, or ddp on several.
     "ddp-sgd": Case(sync="ddp", optim=PLAIN, run=SHORT),
     "ddp-momentum": Case(sync="ddp", optim=MOMENTUM, run=SHORT),
     "ddp-adam": Case(sync="ddp", optim=ADAM, run=SHORT),
@@ -41,7 +41,7 @@ CASES = {
     "k1-average": Case({"period": 1, "moments": "average"}, optim=MOMENTUM, run=SHORT),
     "k1-adam": Case({"period": 1}, optim=ADAM, run=SHORT),
     "k1-masked": Case({"period": 1}, optim=MOMENTUM, run=SHORT, data={"last": "mask", "bad": (3, 40, 41)}),
-    # The quadratic.
+    # Quadratic objective.
     "noise-k3": Case({"period": 3}, optim=MOMENTUM | CONSTANT, noise=1.0),
     "noise-k7": Case({"period": 7}, optim=MOMENTUM | CONSTANT, noise=1.0),
     "noise-k11": Case({"period": 11}, optim=MOMENTUM | CONSTANT, noise=1.0),
@@ -49,7 +49,7 @@ CASES = {
     "still-block": Case(
         {"period": 11, "outer": "block", "outer_momentum": 0.4, "outer_lr": 0.7}, optim=PLAIN | CONSTANT, noise=0.0
     ),
-    # What is said.
+    # Communication.
     "count-k11": Case({"period": 11}, optim=PLAIN, run=QUIET),
     "count-k5": Case({"period": 5}, optim=MOMENTUM, run=QUIET),
     "count-average": Case({"period": 11, "moments": "average"}, optim=MOMENTUM, run=QUIET),
@@ -72,7 +72,7 @@ CASES = {
     "groups-of-1": Case({"period": 4, "group_size": 1, "group_period": 2}, optim=MOMENTUM),
     "groups-of-2": Case({"period": 4, "group_size": 2, "group_period": 2}, optim=MOMENTUM),
     "groups-of-4": Case({"period": 4, "group_size": 4, "group_period": 2}, optim=MOMENTUM),
-    # Batches that grow.
+    # Growing batches.
     "batch-ddp": Case({"batch": "schedule"}, sync="ddp", optim=MOMENTUM | HALVING),
     "batch-kavg": Case({"batch": "schedule", "period": 3}, optim=MOMENTUM | HALVING),
     "batch-capped": Case({"batch": "schedule", "batch_max": 16, "period": 3}, optim=MOMENTUM | HALVING),
@@ -101,21 +101,21 @@ STATEFUL = {
 
 
 def once(case: Case) -> Callable[[Path, Member], Any]:
-    """Trains without a break."""
+    """Train without interruption."""
     return lambda folder, member: lab.run(case, folder, member)
 
 
 def whole(case: Case) -> Callable[[Path, Member], Any]:
-    """Trains without a break, with a checkpoint after each average."""
+    """Train without interruption, with a checkpoint after each average."""
     return once(replace(case, run={**case.run, **OFTEN}))
 
 
 def again(case: Case) -> Callable[[Path, Member], Any]:
-    """The same, but stopped in the middle of an epoch, and gone on with from the checkpoint."""
+    """Stop in the middle of an epoch, and resume from the checkpoint."""
 
     def both(folder: Path, member: Member) -> dict[str, Any]:
         often = replace(case, run={**case.run, **OFTEN})
-        # Only the last rank hears of it.
+        # Only the last rank receives the signal.
         stop = toy.StopAfter(STOPPED_AFTER) if member.world.rank == member.world.size - 1 else None
         stopped = lab.run(often, folder, member, stop)
         assert not stopped["over"]
@@ -125,7 +125,7 @@ def again(case: Case) -> Callable[[Path, Member], Any]:
 
 
 def killed(case: Case) -> Callable[[Path, Member], Any]:
-    """The second rank dies after some steps."""
+    """Kill the second rank after some steps."""
 
     def run(folder: Path, member: Member) -> dict[str, Any]:
         if member.world.rank == 1:

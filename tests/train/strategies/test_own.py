@@ -1,4 +1,4 @@
-"""A strategy of a user's own can do what those of the package can; the tutorial's are the ones tested."""
+"""User-defined strategies can do everything that the built-in ones can; tests those of the tutorial."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the strategies of the tutorial."""
+    """Return a folder with the strategies of the tutorial."""
     folder = tmp_path_factory.mktemp("own")
     for name, text in FILE.findall(TUTORIAL.read_text()):
         (folder / name).write_text(text)
@@ -46,7 +46,7 @@ def importable(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks left what they found."""
+    """Return the folder with the results of two ranks."""
     folder = tmp_path_factory.mktemp("runs")
     path = os.pathsep.join([str(files), os.environ.get("PYTHONPATH", "")])
     assert toy.spawn(RANKS, folder, *own.WHOLE, *own.STOPPED, module=own.__name__, PYTHONPATH=path) == [0] * RANKS
@@ -54,14 +54,14 @@ def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scenario", own.WHOLE)
-def test_asynchronous_ranks_of_a_users_own_go_at_their_own_pace(runs: Path, tmp_path: Path, scenario: str) -> None:
+def test_ranks_of_a_user_defined_asynchronous_strategy_do_not_wait(runs: Path, tmp_path: Path, scenario: str) -> None:
     both = lab.results(runs, scenario, RANKS)
     steps = [len(found["trace"]["weights"]) for found in both]
-    # The second rank stood still in a step until the first had done many: nobody waits for anybody.
+    # The second rank blocked in a step until the first had done many: ranks do not wait for each other.
     assert steps[0] >= own.AHEAD
     assert own.BEHIND <= steps[1] < STEPS
     assert all(done == 0 for found in both for done, *_ in found["trace"]["reduced"])
-    # Together they trained on every position once, as one rank would.
+    # Together the ranks trained on every position once, as one rank would.
     alone = lab.run(lab.Case(sync="ddp"), tmp_path, ALONE)
     for epoch, entry in enumerate(alone["lineage"]):
         given = [row for found in both for row in found["lineage"] if row["epoch"] == epoch]
@@ -73,7 +73,7 @@ def test_asynchronous_ranks_of_a_users_own_go_at_their_own_pace(runs: Path, tmp_
 
 
 @pytest.mark.parametrize("scenario", own.STOPPED)
-def test_an_asynchronous_run_of_a_users_own_resumes(runs: Path, scenario: str) -> None:
+def test_a_user_defined_asynchronous_run_resumes(runs: Path, scenario: str) -> None:
     both = lab.results(runs, scenario, RANKS)
     assert not any(found["first"]["over"] for found in both)
     assert all(found["over"] for found in both)
@@ -81,20 +81,20 @@ def test_an_asynchronous_run_of_a_users_own_resumes(runs: Path, scenario: str) -
     begun, resumed = (row["samples"] // toy.BATCH for row in rows if row["kind"] == "start")
     before = [len(found["first"]["trace"]["weights"]) for found in both]
     assert begun == 0 < resumed <= sum(before)
-    # What was done when rank 0 wrote its checkpoint is not done again, and all else is.
+    # Work done before rank 0 wrote its checkpoint is not repeated; all other work is.
     after = sum(len(found["trace"]["weights"]) for found in both)
     assert before[0] <= STEPS - after <= sum(before)
 
 
-def test_errors_name_what_a_users_own_strategy_knows() -> None:
+def test_errors_list_the_options_of_a_user_defined_strategy() -> None:
     for name, options, message, hint in (
-        ("gossip", {}, "sync is 'gossip'", "known are asgd, ddp, kavg, relay; or module:class of your own"),
-        ("gossip:Whisper", {}, "does not load: module 'gossip' has no attribute 'Whisper'", ""),
-        ("gossips:Gossip", {}, "does not load: No module named 'gossips'", ""),
-        ("gossip:Round", {}, "is no strategy", "Strategy"),
-        (own.SYNC, {"mux": 1}, "'gossip:Gossip' has no option 'mux'", "its options are mix"),
-        # A batch policy needs ranks that share batches, whoever wrote the strategy.
-        (own.SYNC, {"batch": "schedule"}, "no option 'batch'", "its options are mix"),
+        ("gossip", {}, "unknown sync 'gossip'", "choose one of asgd, ddp, kavg, relay; or module:class"),
+        ("gossip:Whisper", {}, "cannot be imported: module 'gossip' has no attribute 'Whisper'", ""),
+        ("gossips:Gossip", {}, "cannot be imported: No module named 'gossips'", ""),
+        ("gossip:Round", {}, "is not a strategy", "Strategy"),
+        (own.SYNC, {"mux": 1}, "'gossip:Gossip' has no option 'mux'", "choose from mix"),
+        # A batch policy needs ranks that share batches, also for a user-defined strategy.
+        (own.SYNC, {"batch": "schedule"}, "no option 'batch'", "choose from mix"),
         ("epochly:Epochly", {"batch_size": 1}, "no option 'batch_size'", "batch_growth"),
     ):
         with pytest.raises(UsageError, match=re.escape(message)) as error:
@@ -102,12 +102,12 @@ def test_errors_name_what_a_users_own_strategy_knows() -> None:
         assert hint in (error.value.hint or "")
 
 
-def test_the_batch_grows_with_a_users_own_strategy(tmp_path: Path) -> None:
+def test_the_batch_grows_with_a_user_defined_strategy(tmp_path: Path) -> None:
     optim = {"decay": "step", "milestones": (1.0, 2.5), "gamma": 0.5}
     case = lab.Case({"batch": "schedule"}, sync="epochly:Epochly", optim=optim)
     grown = lab.run(case, tmp_path / "own", ALONE)
     assert len(grown["trace"]["weights"]) < STEPS
-    # One rank that steps alone does what ddp does, up to the rounding of its own factor of the loss.
+    # One rank equals ddp, up to the rounding of its loss factor.
     plain = lab.run(replace(case, sync="ddp"), tmp_path / "ddp", ALONE)
     assert all(torch.allclose(value, plain["weights"][name], atol=1e-9) for name, value in grown["weights"].items())
 
@@ -117,9 +117,9 @@ def config(sync: str, **optim: Any) -> Config:
     return replace(base, sync=sync, optim=replace(base.optim, **optim))
 
 
-def test_an_average_of_the_weights_needs_ranks_that_step_alike() -> None:
+def test_ema_is_refused_unless_all_ranks_step_alike() -> None:
     for sync in ("kavg", "asgd", "relay", own.SYNC):
-        with pytest.raises(UsageError, match=f"ema_decay does not go with sync={sync}"):
+        with pytest.raises(UsageError, match=f"sync={sync} does not support optim.ema_decay"):
             strategy_of(config(sync, ema_decay=0.9))
     assert strategy_of(config("ddp", ema_decay=0.9)) is find_strategy("ddp")
 
@@ -132,8 +132,8 @@ class Several(Strategy):
         return 100 + len(configs)
 
 
-def test_a_strategy_may_train_several_models() -> None:
+def test_a_strategy_can_train_several_models() -> None:
     assert launch.start([config(f"{__name__}:Several")] * 3) == 103
-    with pytest.raises(UsageError, match="2 models, sync=gossip:Gossip trains one") as error:
+    with pytest.raises(UsageError, match="2 models, but sync=gossip:Gossip trains one") as error:
         launch.start([config(own.SYNC)] * 2)
-    assert error.value.hint == "train all of them with sync=relay"
+    assert error.value.hint == "set sync=relay to train all of them"

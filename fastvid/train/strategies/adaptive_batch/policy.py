@@ -1,15 +1,16 @@
-"""When the global batch grows: by schedule, by the gradient's noise, or when the loss no longer falls.
+"""Policies that grow the global batch: by schedule, by gradient noise, or on a plateau of the loss.
 
-The 2018 system of Cong et al. has an adaptive batch size whose rule is not known; these policies are not it.
+The 2018 system of Cong et al. has an adaptive batch size whose rule is not published; these policies do not
+reproduce it.
 
     schedule   grows where the learning rate would decay, or at given epochs: AdaBatch (Devarakonda et al. 2017), Smith
                et al. 2018
-    noise      grows while the gradient noise scale (`fastvid.train.strategies.shared.noise`) is above the batch:
+    noise      grows while the gradient noise scale (`fastvid.train.strategies.shared.noise`) exceeds the batch size:
                McCandlish et al. 2018
-    plateau    grows when the loss of the evaluation split has not improved for some evaluations
+    plateau    grows when the evaluation loss has not improved for some evaluations
 
-A policy is arithmetic: it sees numbers that are the same on every rank, so its sizes are. Sizes never fall and are the
-first size times a power of the growth.
+A policy's inputs are the same on every rank, so its sizes are too. Sizes never decrease and are the first size times
+a power of the growth factor.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ NAMES: Final = get_args(PolicyName)
 
 
 class BatchPolicy(ABC):
-    """The size of the global batch. Every method is called on every rank with the same numbers.
+    """Decides the size of the global batch. Every method is called on every rank with the same arguments.
 
     Args:
-        growth: Factor of one growth, a whole number of at least 2, so that a batch stays a multiple of the first.
-        largest: No growth goes beyond it; None for no limit.
+        growth: Growth factor, a whole number of at least 2, so that every size is a multiple of the first.
+        largest: Maximum size; None for no limit.
 
     Attributes:
-        first: Size that the run begins with, in clips.
-        growths: How often it has grown.
+        first: Size at the start of the run, in clips.
+        growths: How often the batch has grown.
 
     Raises:
-        UsageError: A value is out of range.
+        UsageError: If a value is out of range.
     """
 
     def __init__(self, growth: int = 2, largest: int | None = None) -> None:
@@ -52,32 +53,35 @@ class BatchPolicy(ABC):
         self.growths = 0
 
     def begin(self, first: int, samples_per_epoch: int, milestones: Sequence[int]) -> None:  # noqa: ARG002
-        """Before the first batch, also of a run that goes on.
+        """Prepare the policy before the first batch of a new or resumed run.
 
         Args:
-            first: Size that the run began with, in clips.
-            samples_per_epoch: Samples of an epoch.
+            first: Size at the start of the run, in clips.
+            samples_per_epoch: Samples per epoch.
             milestones: Samples at which the learning rate decays.
 
         Raises:
-            UsageError: The policy does not go with the run.
+            UsageError: If the policy does not fit the run.
         """
         if self.largest is not None and self.largest < first:
-            raise UsageError(f"sync option batch_max is {self.largest}, the run begins with batches of {first} clips")
+            raise UsageError(
+                f"sync option batch_max is {self.largest}, less than the first batch of {first} clips",
+                hint="raise sync_options.batch_max or lower data.global_batch_size",
+            )
         self.first = first
 
     @abstractmethod
     def size(self, samples: int) -> int:
-        """Size of the batch that begins after `samples` samples of the run."""
+        """Return the size of the batch that starts after `samples` samples of the run."""
 
     def observe_noise(self, scale: float, samples: int) -> None:  # noqa: B027
-        """The gradient noise scale since the last time, in clips; it may be infinite or nan."""
+        """Handle the gradient noise scale since the last call, in clips; it may be infinite or nan."""
 
     def observe_loss(self, loss: float, samples: int) -> None:  # noqa: B027
-        """The mean loss of an evaluation; it may be nan."""
+        """Handle the mean loss of an evaluation; it may be nan."""
 
     def grown(self, times: int) -> int:
-        """The size after so many growths, as many of them as the largest allows."""
+        """Return the size after growing `times` times, but no more than `largest`."""
         size = self.first
         for _ in range(times):
             if self.largest is not None and size * self.growth > self.largest:
@@ -86,21 +90,21 @@ class BatchPolicy(ABC):
         return size
 
     def state_dict(self) -> dict[str, Any]:
-        """What was decided."""
+        """Return the decisions so far."""
         return {"growths": self.growths}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state over."""
+        """Restore a state."""
         self.growths = int(state["growths"])
 
 
 class Scheduled(BatchPolicy):
-    """Grows once at each of some places of the run: a pure function of the samples seen.
+    """Grows once at each of some milestones; a pure function of the samples seen.
 
     Args:
         growth: See `BatchPolicy`.
         largest: See `BatchPolicy`.
-        at: Epochs, such as "30,60,80.5"; None takes those at which the learning rate decays.
+        at: Epochs, for example "30,60,80.5"; None uses those at which the learning rate decays.
     """
 
     def __init__(self, growth: int = 2, largest: int | None = None, at: str | float | None = None) -> None:
@@ -114,7 +118,7 @@ class Scheduled(BatchPolicy):
             milestones = [round(epoch * samples_per_epoch) for epoch in self._at]
         elif not milestones:
             raise UsageError(
-                "batch=schedule has nowhere to grow: the learning rate has no milestones",
+                "batch=schedule has no epochs to grow at: the learning rate has no milestones",
                 hint="set sync_options.batch_at to epochs, or optim.decay=step and optim.milestones",
             )
         self.milestones = tuple(milestones)
@@ -123,8 +127,8 @@ class Scheduled(BatchPolicy):
         return self.grown(sum(samples >= milestone for milestone in self.milestones))
 
 
-class Measured(BatchPolicy):
-    """Grows when a measurement says so."""
+class MeasuredPolicy(BatchPolicy):
+    """Base class of policies that grow after a measurement."""
 
     def size(self, samples: int) -> int:  # noqa: ARG002
         return self.grown(self.growths)
@@ -136,13 +140,13 @@ class Measured(BatchPolicy):
             log.info("batch of %d clips grows to %d after %d clips: %s", before, after, samples, why)
 
 
-class Noise(Measured):
-    """Grows, once a measurement, while the noise scale is above `threshold` times the batch.
+class Noise(MeasuredPolicy):
+    """Grows once per measurement in which the noise scale exceeds `threshold` times the batch size.
 
     Args:
         growth: See `BatchPolicy`.
         largest: See `BatchPolicy`.
-        threshold: Above 0. At 1 a step's noise is as large as its signal.
+        threshold: Above 0. At 1, noise and signal of a step are equally large.
     """
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 1.0) -> None:
@@ -154,14 +158,14 @@ class Noise(Measured):
             self._grow(samples, f"gradient noise scale is {scale:.3g}")
 
 
-class Plateau(Measured):
-    """Grows when so many evaluations in a row were not better than the best before by a relative `threshold`.
+class Plateau(MeasuredPolicy):
+    """Grows after `patience` consecutive evaluations that did not improve on the best loss.
 
     Args:
         growth: See `BatchPolicy`.
         largest: See `BatchPolicy`.
-        threshold: Share of the best loss by which an evaluation must be lower to count as better, above 0.
-        patience: Evaluations.
+        threshold: Minimum relative improvement on the best loss, above 0.
+        patience: Number of evaluations.
     """
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 0.01, patience: int = 2) -> None:
@@ -198,28 +202,28 @@ def make_policy(
     threshold: float | None = None,
     patience: int | None = None,
 ) -> BatchPolicy:
-    """The policy of that name; values that are None are its own defaults.
+    """Build the policy of that name; None keeps the policy's default.
 
     Raises:
-        UsageError: The name is unknown, a value is out of range, or the policy does not have it.
+        UsageError: If the name or an option is unknown, or a value is out of range.
     """
     kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise, "plateau": Plateau}
     if name not in kinds:
-        raise UsageError(f"sync option batch is {name!r}", hint=f"known are {', '.join(kinds)}")
+        raise UsageError(f"sync option batch is {name!r}", hint=f"choose from {', '.join(kinds)}")
     given = {"at": at, "threshold": threshold, "patience": patience}
     options = {option: value for option, value in given.items() if value is not None}
     known = inspect.signature(kinds[name]).parameters
     for option in options:
         if option not in known:
-            raise UsageError(f"batch={name} has no option batch_{option}")
+            raise UsageError(f"batch={name} has no option batch_{option}", hint="remove it, or use another policy")
     return kinds[name](growth=growth, largest=largest, **options)
 
 
 def epochs_of(text: str | float) -> tuple[float, ...]:
-    """Epochs of an option, such as "30,60,80.5": ascending, above 0.
+    """Parse the epochs of an option, for example "30,60,80.5": ascending, above 0.
 
     Raises:
-        UsageError: The text is no such list.
+        UsageError: If the text is not such a list.
     """
     try:
         epochs = tuple(float(part) for part in str(text).split(","))

@@ -1,16 +1,16 @@
-"""A strategy whose global batch grows during the run: any of those that share batches, with a batch policy around it.
+"""Wraps a strategy whose ranks share batches, and grows its global batch during the run.
 
-Samples, positions and lineage stay exact: a batch size may change at any position of the epoch's order, and an epoch
-delivers what it would have delivered at the first size. Where a large batch does not fit into what is left of an epoch,
-a smaller multiple of the first takes it.
+Samples, positions and lineage stay exact: the batch size may change at any position of the epoch's order, and an epoch
+delivers the same samples as with the first size. If a large batch exceeds the rest of an epoch, the rest is delivered
+as a smaller multiple of the first size.
 
 The learning rate, option ``batch_lr``:
-    linear   the schedule's rate times the growth of the batch, so that rate over batch follows the schedule's path:
-             with batches that double where the rate is halved, the rate stays as it was. Default of "schedule".
-    keep     the schedule's rate; rate over batch falls with each growth. Default of "noise" and "plateau".
+    linear   the schedule's rate times the growth of the batch, so that the ratio of rate to batch size follows the
+             schedule: if batches double where the rate is halved, the rate stays constant. Default of "schedule".
+    keep     the schedule's rate; the ratio decreases with each growth. Default of "noise" and "plateau".
 
-A run goes on from a checkpoint in any world with the sizes that were decided. Measurements of the noise that another
-number of ranks made are left out, so the next decision may come later.
+A run resumes from a checkpoint with any world size and the batch sizes decided so far. Noise measurements made with a
+different world size are discarded, so the next decision may come later.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ LrRule = Literal["linear", "keep"]
 
 @runtime_checkable
 class Measuring(Protocol):
-    """A strategy that measures the gradient's noise itself; else it is read off the buckets of torch's DDP."""
+    """A strategy that measures the gradient noise itself, instead of in DDP's buckets."""
 
     def measure(self, meter: NoiseMeter) -> None:
-        """Add measurements to a meter from now on."""
+        """Start adding measurements to a meter."""
         ...
 
 
 class AdaptiveBatch(Strategy):
-    """The options ``batch...`` of every strategy whose ranks share batches.
+    """Adds the options ``batch...`` to a strategy whose ranks share batches.
 
     Args:
-        inner: How replicas agree.
+        inner: The wrapped strategy.
         member: This process.
         batch: Policy: "schedule", "noise" or "plateau", see `fastvid.train.strategies.adaptive_batch.policy`.
-        batch_growth: Factor of one growth, a whole number of at least 2.
-        batch_max: Largest global batch; None for no limit.
-        batch_lr: "linear" or "keep"; None is the policy's default.
-        batch_at: Of "schedule": epochs, such as "30,60"; None takes the milestones of the learning rate.
-        batch_threshold: Of "noise": noise scale over batch above which it grows, 1 by default. Of "plateau": relative
-            improvement that counts, 0.01 by default.
-        batch_patience: Of "plateau": evaluations to wait, 2 by default.
-        batch_window: Of "noise": measurements between two decisions; ddp measures in each step, kavg at each average.
+        batch_growth: Growth factor, a whole number of at least 2.
+        batch_max: Maximum global batch size; None for no limit.
+        batch_lr: "linear" or "keep"; None uses the policy's default.
+        batch_at: For "schedule": epochs, for example "30,60"; None uses the milestones of the learning rate.
+        batch_threshold: For "noise": ratio of noise scale to batch size above which the batch grows, 1 by default. For
+            "plateau": minimum relative improvement, 0.01 by default.
+        batch_patience: For "plateau": evaluations to wait, 2 by default.
+        batch_window: For "noise": measurements between two decisions; ddp measures in each step, kavg at each average.
 
     Raises:
-        UsageError: An option is out of range or does not go with another.
+        UsageError: If an option is out of range or conflicts with another.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AdaptiveBatch(Strategy):
         batch_window: int = 50,
     ) -> None:
         if batch_lr not in (None, *get_args(LrRule)):
-            raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"known are {', '.join(get_args(LrRule))}")
+            raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"choose from {', '.join(get_args(LrRule))}")
         if batch_window < 1:
             raise UsageError(f"sync option batch_window is {batch_window}, expected at least 1 measurement")
         super().__init__(member)
@@ -109,20 +109,20 @@ class AdaptiveBatch(Strategy):
         measured = isinstance(self.inner, Measuring) or isinstance(replica.forward, DistributedDataParallel)
         if self.meter is not None and self.world_size > 1 and not measured:
             raise UsageError(
-                f"batch=noise does not go with {type(self.inner).__name__}: nothing measures the gradient's noise",
-                hint="give it a method measure(meter), or use batch=schedule or batch=plateau",
+                f"batch=noise does not support {type(self.inner).__name__}, which does not measure the gradient noise",
+                hint="add a method measure(meter) to it, or use batch=schedule or batch=plateau",
             )
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         schedule = replica.schedule
         self.policy.begin(loader.global_batch_size, max(1, schedule.total // epochs), schedule.milestones)
-        feed = ResizingLoader(
-            loader, lambda: self.policy.size(replica.samples), lambda batch: self._see(replica, batch)
+        resizing = ResizingLoader(
+            loader, lambda: self.policy.size(replica.samples), lambda batch: self._before_step(replica, batch)
         )
-        yield from self.inner.rounds(replica, feed, epochs)
+        yield from self.inner.rounds(replica, resizing, epochs)
 
-    def _see(self, replica: Replica, batch: Batch) -> None:
-        """Before a step."""
+    def _before_step(self, replica: Replica, batch: Batch) -> None:
+        """Set the rate and attach the noise measurement for the next step."""
         self._clips = batch.stop - batch.start
         if self._linear:
             replica.lr_scale = self.policy.size(replica.samples) / self.policy.first
@@ -140,8 +140,8 @@ class AdaptiveBatch(Strategy):
         self._share = weight
         return self.inner.loss_scale(weight)
 
-    def agree(self, wishes: Tensor) -> Callable[[], Tensor | None]:
-        return self.inner.agree(wishes)
+    def agree(self, requests: Tensor) -> Callable[[], Tensor | None]:
+        return self.inner.agree(requests)
 
     def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
         self.inner.maybe_sync(replica, sums)
@@ -175,7 +175,7 @@ class AdaptiveBatch(Strategy):
         return {**self.inner.state_dict(), "batch": {"policy": self.policy.state_dict(), "meter": meter}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state over; one that was written without a batch policy begins with the first size."""
+        """Restore a state; one written without a batch policy starts at the first size."""
         self.inner.load_state_dict(state)
         own = state.get("batch")
         if own is not None:
@@ -194,16 +194,16 @@ class AdaptiveBatch(Strategy):
 
 
 class ResizingLoader:
-    """A loader whose global batch size may be another before each batch.
+    """A loader whose global batch size may change before each batch.
 
     Args:
-        loader: Gives the batches; at the first size when this is made.
-        size: Size of the next batch: a multiple of the first.
-        see: Is shown each batch before it is given.
+        loader: The wrapped loader, with the first batch size on construction.
+        size: Returns the size of the next batch, a multiple of the first.
+        on_batch: Called with each batch before it is delivered.
     """
 
-    def __init__(self, loader: Loader, size: Callable[[], int], see: Callable[[Batch], None]) -> None:
-        self._loader, self._size, self._see = loader, size, see
+    def __init__(self, loader: Loader, size: Callable[[], int], on_batch: Callable[[Batch], None]) -> None:
+        self._loader, self._size, self._on_batch = loader, size, on_batch
         self._first = loader.global_batch_size
 
     @property
@@ -219,19 +219,19 @@ class ResizingLoader:
     def __iter__(self) -> Iterator[Batch]:
         while True:
             self._loader.set_batch_size(self._first)
-            fit = len(self._loader)  # batches of the first size that are left
+            fit = len(self._loader)  # remaining batches of the first size
             if fit == 0:
                 break
             size = self._size()
             self._loader.set_batch_size(min(size, fit * self._first))
             left = len(self._loader)
             for batch in self._loader:
-                self._see(batch)
+                self._on_batch(batch)
                 yield batch
                 left -= 1
                 if left == 0 or self._size() != size:
                     break
-        # Nothing is left: this ends the epoch.
+        # No batches remain; iterating ends the epoch.
         for _ in self._loader:
             raise AssertionError
 

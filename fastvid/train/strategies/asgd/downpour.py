@@ -1,8 +1,8 @@
-"""The clients' part of a training loop (Dean et al. 2012, "Downpour SGD"): when to push, when to fetch, local steps.
+"""The client side of Downpour SGD (Dean et al. 2012): when to push, when to fetch, local steps.
 
-Between two fetches a client moves its own weights by its own gradients. With ``overlap`` the transfers of a step run
-while the next step computes: there are two buffers of gradients and two of weights, one in the loop's hands and one in
-the transfer's, and they change hands only between two transfers. A gradient is then one step staler.
+Between two fetches a client updates its weights with its own gradients. With ``overlap``, the transfers of a step run
+while the next step computes, with two buffers each for gradients and weights: one is used by the loop and one by the
+transfer, and they are swapped only between transfers. A gradient is then one step staler.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import torch
 from torch import Tensor
 
 from fastvid.errors import UsageError
-from fastvid.train.strategies.asgd.client import Client, Progress, Versions
+from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient, Versions
 from fastvid.train.strategies.asgd.lease import Lease
 from fastvid.train.strategies.asgd.weight_shard import Section
 
 
 class Downpour:
-    """Pushes every `n_push` steps and fetches every `n_fetch`.
+    """Pushes every `n_push` steps and fetches every `n_fetch` steps.
 
     Args:
-        client: Has joined.
-        weights: [size] on the CPU: what gradients are computed from; changed in place, by `step` only.
-        n_push: Steps whose gradients are summed in one push. It goes with the rate of its last step.
+        client: A client that has joined.
+        weights: [size] on the CPU, from which gradients are computed; changed in place, by `step` only.
+        n_push: Steps whose gradients are summed in one push, at the rate of the last of them.
         n_fetch: Steps from one fetch to the next.
-        overlap: Transfer while the next step computes.
-        sections: Factors of the rate, for local steps; and what is no gradient but a value of the client's own, which
-            is sent as it was given last.
+        overlap: Whether to transfer while the next step computes.
+        sections: Rate multipliers for local steps, and the averaged sections, of which a push contains the client's
+            latest values instead of a sum of gradients.
 
     Attributes:
-        staleness: Pushes of this client by their staleness.
+        staleness: Number of pushes of this client by staleness.
     """
 
     def __init__(
         self,
-        client: Client,
+        client: ParameterClient,
         weights: Tensor,
         *,
         n_push: int = 1,
@@ -47,30 +47,30 @@ class Downpour:
         sections: Sequence[Section] | None = None,
     ) -> None:
         if min(n_push, n_fetch) < 1:
-            raise UsageError(f"n_push is {n_push} and n_fetch is {n_fetch}", hint="each is at least 1")
+            raise UsageError(f"n_push is {n_push} and n_fetch is {n_fetch}", hint="set both to at least 1")
         self.client, self.weights = client, weights
         self.n_push, self.n_fetch, self.overlap = n_push, n_fetch, overlap
         self.staleness: Counter[int] = Counter()
         self._sections = sections or [Section(0, weights.numel())]
         self._sum = torch.zeros_like(weights)
-        # In the hands of a transfer under way.
+        # Buffers of the transfer in flight.
         self._sent = torch.zeros_like(weights) if overlap else self._sum
         self._fetched = torch.empty_like(weights) if overlap else weights
         self._steps = self._since_fetch = 0
-        self._versions = client.versions  # of the weights in hand
+        self._versions = client.versions  # of the current weights
         self._oldest = self._versions  # of the first gradient in the sum
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="asgd-transfer")
         self._under_way: Future[Versions | None] | None = None
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, rate: float, progress: Progress | None = None, *, last: bool = False) -> None:
-        """Takes the gradient at `weights`, and changes `weights` to what the next one is computed from.
+    def step(self, gradient: Tensor, rate: float, progress: LeaseProgress | None = None, *, last: bool = False) -> None:
+        """Process the gradient computed at `weights`, and update `weights` for the next one.
 
         Args:
             gradient: [size]; may be reused afterwards.
             rate: Learning rate.
-            progress: How far a lease is done with this step; told with the next push.
-            last: Pushes now, as at the end of a lease.
+            progress: Progress of the lease including this step; sent with the next push.
+            last: Whether to push now, as at the end of a lease.
         """
         if self._steps == 0:
             self._oldest = self._versions
@@ -94,12 +94,12 @@ class Downpour:
                 self.settle()
 
     def lease(self) -> Lease | None:
-        """The next samples, see `Client.lease`; their predecessors' last step was `last`."""
+        """Return the next samples; the previous lease must have ended with a `last` step."""
         self.settle()
         return self.client.lease()
 
     def settle(self) -> bool:
-        """Waits for the transfer under way. Returns whether `weights` are those it has fetched."""
+        """Wait for the transfer in flight, and return whether it replaced `weights`."""
         if self._under_way is None:
             return False
         versions, self._under_way = self._under_way.result(), None
@@ -111,18 +111,18 @@ class Downpour:
         return True
 
     def adopt(self, weights: Tensor, versions: Versions) -> None:
-        """Goes on from these weights, as if they had been fetched. A sum that was not pushed yet stays."""
+        """Continue from these weights as if they had been fetched; keeps gradients that are not pushed yet."""
         self.settle()
         self.weights.copy_(weights)
         self._versions, self._since_fetch = versions, 0
 
     def close(self) -> None:
-        """Waits for the transfer under way, and leaves the server."""
+        """Wait for the transfer in flight, and leave the server."""
         self.settle()
         self._thread.shutdown()
         self.client.leave()
 
-    def _begin(self, rate: float, progress: Progress | None, *, push: bool, fetch: bool) -> None:
+    def _begin(self, rate: float, progress: LeaseProgress | None, *, push: bool, fetch: bool) -> None:
         steps, since = self._steps, self._oldest
         outgoing = self._sum
         if push:

@@ -1,8 +1,8 @@
-"""Which samples a client trains on: ranges of positions, lent to one client at a time.
+"""Leases: ranges of positions, each assigned to one client at a time to train on.
 
-Every position of every epoch is acknowledged exactly once. A client that dies gives back what it has not acknowledged,
-and another trains on that again: so weights see each position at least once, and `Leases.returned` counts how many
-they may have seen twice. What is acknowledged is booked by its samples' keys, so a run can prove what it trained on.
+Every position of every epoch is acknowledged exactly once. The positions that a dead client has not acknowledged are
+leased again, so the weights see each position at least once, and `Leases.returned` counts those that they may have seen
+twice. Acknowledged samples are recorded by a digest of their keys, so a run can prove what it trained on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Lease:
     """Positions [start, stop) of an epoch.
 
     Attributes:
-        number: Of the lease; never used twice in a run.
+        number: Number of the lease, unique in a run.
         epoch: Counted from 0.
         start: First position.
-        stop: Behind the last.
+        stop: End of the range, exclusive.
     """
 
     number: int
@@ -34,37 +34,37 @@ class Lease:
 
 
 class Leases:
-    """All positions of a run.
+    """Leases the positions of a run to clients, and records which are done. Thread-safe.
 
     Args:
-        samples_per_epoch: Positions of an epoch.
-        epochs: Of the run.
-        size: Positions of a lease; the last of an epoch may have fewer.
+        samples_per_epoch: Positions per epoch.
+        epochs: Epochs of the run.
+        size: Positions per lease; the last one of an epoch may be smaller.
 
     Attributes:
-        acknowledged: Positions that are done.
-        returned: Positions that were lent and given back.
-        lineage: Of the samples at the positions that are done.
+        acknowledged: Number of positions that are done.
+        returned: Number of positions that were leased and returned.
+        lineage: Lineage of the samples that are done.
     """
 
     def __init__(self, samples_per_epoch: int, epochs: int, size: int) -> None:
         if min(samples_per_epoch, epochs, size) < 1:
             raise UsageError(
                 f"leases of {size} positions over {epochs} epochs of {samples_per_epoch} samples",
-                hint="each is at least 1",
+                hint="set each to at least 1",
             )
         self.samples_per_epoch, self.epochs, self.size = samples_per_epoch, epochs, size
         self.acknowledged = self.returned = 0
         self.lineage = Lineage()
-        self._number = self._next = 0  # the next lease; the next position that was never lent, over all epochs
+        self._number = self._next = 0  # last lease number; next position never leased yet, counted over all epochs
         self._free: list[tuple[int, int, int]] = []  # epoch, start, stop
         self._lent: dict[int, Lease] = {}  # by client
-        self._digests: dict[int, int] = {}  # by client, of what it has acknowledged of its lease
+        self._digests: dict[int, int] = {}  # by client, of the acknowledged part of its lease
         self._lock = threading.Lock()
 
     @property
     def total(self) -> int:
-        """Positions of the run."""
+        """Number of positions of the run."""
         return self.samples_per_epoch * self.epochs
 
     @property
@@ -73,14 +73,14 @@ class Leases:
         return self.acknowledged == self.total
 
     def take(self, client: int) -> Lease | None:
-        """Lends positions; those that came back first. None where all are lent or done.
+        """Lease positions to a client, returned ones first; None if all are leased or done.
 
         Raises:
-            UsageError: The client has not acknowledged all of its last lease.
+            UsageError: If the client has not acknowledged all of its last lease.
         """
         with self._lock:
             if client in self._lent:
-                raise UsageError(f"client {client} asks for a lease and holds {self._lent[client]}")
+                raise UsageError(f"client {client} requests a lease, but still has {self._lent[client]}")
             if self._free:
                 epoch, start, stop = self._free.pop(0)
             elif self._next < self.total:
@@ -95,22 +95,22 @@ class Leases:
             return lease
 
     def acknowledge(self, client: int, number: int, position: int, digest: int = 0) -> None:
-        """Positions of a client's lease before `position` are done.
+        """Mark the positions of a client's lease before `position` as done.
 
         Args:
-            client: Who.
-            number: Of the lease.
-            position: Behind the last one that is done.
-            digest: Sum of the digests of all samples that it has trained on in this lease, see
+            client: Number of the client.
+            number: Number of the lease.
+            position: First position that is not done.
+            digest: Sum of the digests of all samples trained on in this lease so far, see
                 `fastvid.train.parts.loader_protocol.Lineage`.
 
         Raises:
-            UsageError: The client holds no such lease or position.
+            UsageError: If the client does not have this lease, or the position is outside it.
         """
         with self._lock:
             lease = self._lent.get(client)
             if lease is None or lease.number != number or not lease.start <= position <= lease.stop:
-                raise UsageError(f"client {client} acknowledges lease {number} up to {position} and holds {lease}")
+                raise UsageError(f"client {client} acknowledges lease {number} up to {position}, but has {lease}")
             self.acknowledged += position - lease.start
             self.lineage.add(lease.epoch, position - lease.start, digest - self._digests[client])
             self._digests[client] = digest
@@ -120,7 +120,7 @@ class Leases:
                 self._lent[client] = replace(lease, start=position)
 
     def give_back(self, client: int) -> int:
-        """Takes a client's lease from it. Returns how many positions others get again."""
+        """Revoke a client's lease, and return how many positions will be leased again."""
         with self._lock:
             lease = self._lent.pop(client, None)
             if lease is None:
@@ -131,7 +131,7 @@ class Leases:
             return lease.stop - lease.start
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds: positions under way count as not lent."""
+        """Return the contents of a checkpoint, in which positions in progress count as not leased."""
         with self._lock:
             lent = [(lease.epoch, lease.start, lease.stop) for lease in self._lent.values()]
             return {
@@ -146,15 +146,16 @@ class Leases:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a state was taken; with any size of leases, and more epochs.
+        """Restore a state; the size of leases may differ, and the run may have more epochs.
 
         Raises:
-            StateError: It is of another dataset, or a longer run.
+            StateError: If the state is of another dataset or of a longer run.
         """
         if state["samples_per_epoch"] != self.samples_per_epoch or state["epochs"] > self.epochs:
             raise StateError(
-                f"checkpoint leases {state['epochs']} epochs of {state['samples_per_epoch']} samples, this run "
-                f"{self.epochs} of {self.samples_per_epoch}"
+                f"checkpoint has {state['epochs']} epochs of {state['samples_per_epoch']} samples, this run "
+                f"{self.epochs} of {self.samples_per_epoch}",
+                hint="use the same dataset and at least as many epochs, or another run.out",
             )
         with self._lock:
             self.acknowledged, self.returned = int(state["acknowledged"]), int(state["returned"])

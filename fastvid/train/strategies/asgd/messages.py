@@ -1,4 +1,4 @@
-"""Messages between a client and a shard over a `Link` of `fastvid.train.strategies.shared.link`."""
+"""Headers of the messages between a client and a shard, sent over a `Link`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import IntEnum
 from typing import Final
 
 PORTS: Final = "asgd/ports"
-"""Where the store of a server's head has the ports of all shards, the head's first."""
+"""Key in the store of the head: the ports of all shards, the head's first."""
 
 
 class Kind(IntEnum):
-    """What a message asks or says. Questions come from clients, and each has one answer."""
+    """Kind of a message: a client's request (below 16) or the reply to it."""
 
     JOIN = 1
     INIT = 2
@@ -26,24 +26,24 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """The words of a message. All are integers; a rate is carried as the bits of a float64.
+class MessageHeader:
+    """The header of a message, all integers.
 
     Attributes:
         kind: See `Kind`.
-        client: Number of the client, given when it joins.
-        version: PUSH: of the weights that the oldest gradient was computed from. Answers: of the shard.
-        staleness: Answer to PUSH: versions committed since then, without this one.
+        client: Number of the client, assigned when it joins.
+        version: In PUSH, version that the oldest gradient was computed from. In replies, version of the shard.
+        staleness: In replies to PUSH, number of versions committed since then, excluding this one.
         clock: Pushes and exchanges of this client so far.
-        steps: PUSH: gradients in the sum.
-        rate: PUSH: learning rate as the bits of a float64, see `float_bits`.
-        lease: The lease that start and stop speak of; -1 for none.
-        epoch: Of the lease.
-        start: First position of the lease, or what is acknowledged: positions before it.
-        stop: After the last position of the lease.
-        digest: With a lease that is acknowledged: of the samples trained on in it, see `Leases.acknowledge`.
-        samples: Answers of the head: positions acknowledged so far, by all clients.
-        fresh: Answer to JOIN: 1 where this client's weights become the first.
+        steps: In PUSH, number of gradients in the sum.
+        rate: In PUSH, learning rate as the bits of a float64, see `float_bits`.
+        lease: Lease that start, stop and digest refer to; -1 for none.
+        epoch: Epoch of the lease.
+        start: First position of the lease; in an acknowledgement, first position that is not done.
+        stop: End of the lease, exclusive.
+        digest: In an acknowledgement, digest of the samples trained on in the lease, see `Leases.acknowledge`.
+        samples: In replies of the head, positions acknowledged so far by all clients.
+        fresh: In replies to JOIN, 1 if this client initializes the weights.
     """
 
     kind: Kind
@@ -62,8 +62,8 @@ class Header:
     fresh: int = 0
 
     @classmethod
-    def of(cls, words: tuple[int, ...]) -> Header:
-        """Return the header whose words came."""
+    def of(cls, words: tuple[int, ...]) -> MessageHeader:
+        """Return the header with these words."""
         kind, *values = words
         return cls(Kind(kind), *values)
 
@@ -74,5 +74,5 @@ def float_bits(value: float) -> int:
 
 
 def bits_float(bits: int) -> float:
-    """Return the float64 of `float_bits`."""
+    """Return the float64 whose bits are an integer, the inverse of `float_bits`."""
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])

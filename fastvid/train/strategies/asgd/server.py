@@ -1,6 +1,7 @@
-"""The service of one shard: a thread that opens the door and a thread a client, each in a blocking receive.
+"""Serves one shard: one thread accepts clients, and one thread per client blocks on its messages.
 
-The first shard of a server is its head: it decides who brings the first weights, holds clients back, and lends samples.
+The first shard of a server is its head: it chooses the client that initializes the weights, delays clients that are too
+far ahead, and leases samples.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor
 
 from fastvid.errors import FastvidError, WorkerError
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.messages import PORTS, Header, Kind, bits_float
+from fastvid.train.strategies.asgd.messages import PORTS, Kind, MessageHeader, bits_float
 from fastvid.train.strategies.asgd.staleness import Policy
-from fastvid.train.strategies.asgd.weight_shard import Shard
+from fastvid.train.strategies.asgd.weight_shard import WeightShard
 from fastvid.train.strategies.shared.link import Link, Listener, listen
 
 log = logging.getLogger(__name__)
@@ -28,48 +29,49 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ClientRecord:
-    """What a server knows of a client.
+    """A server's record of a client.
 
     Attributes:
-        clock: Pushes and exchanges; a client that joins late or had nothing to do starts with the slowest one's.
-        pushes: Of its own.
-        steps: Gradients in them.
-        here: Whether it takes part now.
-        idle: Whether it waits for samples. It holds nobody back then: others may have to push before there are any.
+        clock: Pushes and exchanges; a client that joins late or was idle starts with the clock of the slowest one.
+        pushes: Pushes and exchanges of this client alone.
+        steps: Gradients in its pushes.
+        active: Whether it is connected.
+        idle: Whether it waits for samples. An idle client delays no other, because others may have to push before
+            samples become available.
     """
 
     clock: int = 0
     pushes: int = 0
     steps: int = 0
-    here: bool = True
+    active: bool = True
     idle: bool = False
 
 
 class Server:
-    """Serves a shard until it is closed. Safe to read from any thread.
+    """Serves a shard until it is closed. Attributes may be read from any thread.
 
     Args:
         shard: The weights.
-        policy: What staleness does.
-        leases: Samples to lend; only the head has them.
+        policy: How to treat stale gradients.
+        leases: Samples to lease; on the head only.
         head: Whether this is the first shard.
-        warm_up: Versions that the first client makes before others are let in (a warm start); on the head.
+        warm_up: Versions that the first client commits before others are admitted (a warm start); on the head.
         host: Name or address of this machine, as clients reach it.
-        port: 0 for any that is free.
-        timeout_s: A client that says nothing for so long counts as dead.
-        state: What `state_dict` gave, to go on from there.
+        port: Port to listen on; 0 for any free one.
+        timeout_s: Seconds of silence after which a client is considered dead.
+        state: A result of `state_dict` to resume from.
 
     Attributes:
-        address: Where clients connect.
-        staleness: Pushes by their staleness.
-        clients: By number, also those that have gone.
-        lost: Clients that went without a word.
-        largest_lead: Most pushes by which a client was ahead of the slowest.
+        address: Host and port that clients connect to.
+        staleness: Number of pushes by staleness.
+        clients: Records by client number, including clients that have left.
+        lost: Clients that disconnected without leaving.
+        largest_lead: Maximum number of pushes by which a client was ahead of the slowest.
     """
 
     def __init__(
         self,
-        shard: Shard,
+        shard: WeightShard,
         policy: Policy | None = None,
         leases: Leases | None = None,
         *,
@@ -85,7 +87,7 @@ class Server:
         self.clients: dict[int, ClientRecord] = {}
         self.lost = self.largest_lead = 0
         self._head, self._warm_up, self._timeout_s = head, warm_up, timeout_s
-        self._first: int | None = None  # who brings the first weights
+        self._first: int | None = None  # the client that initializes the weights
         self._changed = threading.Condition()
         self._closed = False
         if state is not None:
@@ -93,14 +95,14 @@ class Server:
         self._store = listen(host, port, timeout_s)
         self.address = host, int(self._store.port)
         self._listener = Listener(self._store, self._session, timeout_s, first=1 + max(self.clients, default=0))
-        # Not before the attribute is set: a session opens its link by it.
+        # Started only after the attribute is set, because sessions use it.
         self._listener.start()
 
     def close(self, patience_s: float | None = None) -> None:
-        """Lets nobody in any more, and waits for the clients to leave.
+        """Accept no more clients, and wait for the connected ones to leave.
 
         Args:
-            patience_s: How long to wait for each; None is `timeout_s`.
+            patience_s: Seconds to wait for each; None waits `timeout_s`.
         """
         patience_s = self._timeout_s if patience_s is None else patience_s
         self._listener.close()
@@ -109,12 +111,12 @@ class Server:
             self._changed.notify_all()
         self._listener.join(patience_s)
 
-    def tell(self, ports: list[int]) -> None:
-        """Has the head tell clients where the other shards are, see `fastvid.train.strategies.asgd.client.find`."""
+    def publish_ports(self, ports: list[int]) -> None:
+        """Publish the ports of all shards in the head's store, for `asgd.client.find_shards`."""
         self._store.set(PORTS, json.dumps(ports))
 
     def state_dict(self) -> dict[str, Any]:
-        """The shard, the leases, and what each client has done."""
+        """Return the state of the shard, the leases and the client records."""
         with self._changed:
             return {
                 "shard": self.shard.state_dict(),
@@ -133,76 +135,78 @@ class Server:
             self.leases.load_state_dict(state["leases"])
         self.staleness.update({int(key): int(count) for key, count in state["staleness"].items()})
         self.lost = int(state["lost"])
-        self.clients = {int(number): ClientRecord(**record, here=False) for number, record in state["clients"].items()}
+        self.clients = {
+            int(number): ClientRecord(**record, active=False) for number, record in state["clients"].items()
+        }
 
     def _session(self, number: int) -> None:
         left = False
         try:
             link = self._listener.open(number)
-            # What a push or an exchange is received into; nothing else holds it.
+            # Receives the payload of a push or an exchange; not shared.
             buffer = torch.empty(self.shard.numel, dtype=self.shard.dtype)
             while not left:
-                left = self._answer(link, number, Header.of(link.receive(buffer)[0]), buffer)
+                left = self._handle(link, number, MessageHeader.of(link.receive(buffer)[0]), buffer)
         except FastvidError as error:
-            log.warning("client %d is gone: %s", number, error)
+            log.warning("lost client %d: %s", number, error)
         finally:
-            self._part(number, lost=not left)
+            self._disconnect(number, lost=not left)
 
-    def _part(self, number: int, *, lost: bool) -> None:
+    def _disconnect(self, number: int, *, lost: bool) -> None:
         with self._changed:
             if number in self.clients:
-                self.clients[number].here = False
+                self.clients[number].active = False
             self.lost += lost
             if self._first == number and not self.shard.initialised:
                 self._first = None
             if self.leases is not None and (returned := self.leases.give_back(number)):
-                log.warning("client %d left %d samples to others", number, returned)
+                log.warning("%d samples of client %d go to other clients", returned, number)
             self._changed.notify_all()
 
-    def _answer(self, link: Link, number: int, asked: Header, buffer: Tensor) -> bool:
-        """Answers a message. Returns whether the client leaves."""
+    def _handle(self, link: Link, number: int, asked: MessageHeader, buffer: Tensor) -> bool:
+        """Handle a message, and return whether the client leaves."""
         match asked.kind:
             case Kind.JOIN:
                 self._join(link, number)
             case Kind.INIT if not self._head or self._first == number:
                 self.shard.initialise(buffer)
-                self._say(link, Kind.DONE)
+                self._reply(link, Kind.DONE)
             case Kind.LEAVE:
-                self._say(link, Kind.DONE)
+                self._reply(link, Kind.DONE)
             case _ if number not in self.clients or not self.shard.initialised:
-                # No service before there are weights.
-                self._say(link, Kind.REFUSED)
+                # Reject everything else until the client has joined and there are weights.
+                self._reply(link, Kind.REFUSED)
             case Kind.FETCH:
                 snapshot = self.shard.snapshot
-                answer = Header(Kind.DONE, version=snapshot.version)
+                answer = MessageHeader(Kind.DONE, version=snapshot.version)
                 link.send(astuple(answer), snapshot.values, snapshot.checksum)
             case Kind.PUSH | Kind.EXCHANGE:
                 self._commit(link, number, asked, buffer)
             case Kind.LEASE:
                 self._lend(link, number)
             case _:
-                self._say(link, Kind.REFUSED)
+                self._reply(link, Kind.REFUSED)
         with self._changed:
             self._changed.notify_all()
         return asked.kind is Kind.LEAVE
 
-    def _say(self, link: Link, kind: Kind, **fields: int) -> None:
+    def _reply(self, link: Link, kind: Kind, **fields: int) -> None:
         version = self.shard.snapshot.version if self.shard.initialised else 0
-        link.send(astuple(Header(kind, version=version, samples=self._samples, **fields)))
+        link.send(astuple(MessageHeader(kind, version=version, samples=self._samples, **fields)))
 
     @property
     def _samples(self) -> int:
         return 0 if self.leases is None else self.leases.acknowledged
 
     def counts(self) -> Counter[int]:
-        """Pushes by their staleness, of one moment."""
+        """Return a consistent copy of `staleness`."""
         with self._changed:
             return Counter(self.staleness)
 
     @property
     def present(self) -> int:
-        """Clients that take part now."""
-        return sum(record.here for record in self.clients.values())
+        """Number of connected clients."""
+        return sum(record.active for record in self.clients.values())
 
     def _join(self, link: Link, number: int) -> None:
         fresh = False
@@ -215,21 +219,21 @@ class Server:
                     self._first = number if fresh else self._first
                     return fresh
                 pioneer = self.clients.get(-1 if self._first is None else self._first)
-                warming = pioneer is not None and pioneer.here and self.shard.snapshot.version < self._warm_up
+                warming = pioneer is not None and pioneer.active and self.shard.snapshot.version < self._warm_up
                 return not warming
 
             self._wait(link, admitted)
         with self._changed:
             self.clients[number] = record = ClientRecord()
             record.clock = self._slowest(record)
-        self._say(link, Kind.DONE, client=number, fresh=int(fresh), clock=record.clock)
+        self._reply(link, Kind.DONE, client=number, fresh=int(fresh), clock=record.clock)
 
-    def _commit(self, link: Link, number: int, asked: Header, buffer: Tensor) -> None:
+    def _commit(self, link: Link, number: int, asked: MessageHeader, buffer: Tensor) -> None:
         exchanges = asked.kind is Kind.EXCHANGE
         if exchanges != (self.policy.elasticity is not None):
-            self._say(link, Kind.REFUSED)
+            self._reply(link, Kind.REFUSED)
             return
-        # One commit and its books at a time: the staleness and the lead that are counted are those of this order.
+        # Commit and statistics are updated under one lock, so that staleness and lead match the order of commits.
         with self._changed:
             share = 1 / self.present
             if exchanges:
@@ -244,8 +248,8 @@ class Server:
                 self.leases.acknowledge(number, asked.lease, asked.start, asked.digest)
             self._changed.notify_all()
         if self._head:
-            self._wait(link, lambda: self.policy.may_go_on(record.clock, self._slowest(record)))
-        answer = Header(
+            self._wait(link, lambda: self.policy.may_continue(record.clock, self._slowest(record)))
+        answer = MessageHeader(
             Kind.DONE,
             version=commit.version,
             staleness=commit.staleness,
@@ -255,14 +259,14 @@ class Server:
         link.send(astuple(answer), buffer if exchanges else None)
 
     def _slowest(self, client: ClientRecord) -> int:
-        """The least clock of the others that are at work; the client's own where it is alone."""
-        working = [one.clock for one in self.clients.values() if one is not client and one.here and not one.idle]
+        """Return the lowest clock of the other active, non-idle clients; the client's own if there are none."""
+        working = [one.clock for one in self.clients.values() if one is not client and one.active and not one.idle]
         return min(working, default=client.clock)
 
     def _lend(self, link: Link, number: int) -> None:
         leases = self.leases
         if leases is None:
-            self._say(link, Kind.REFUSED)
+            self._reply(link, Kind.REFUSED)
             return
         lease, record = None, self.clients[number]
 
@@ -272,23 +276,23 @@ class Server:
             if lease is not None and record.idle:
                 record.idle, record.clock = False, max(record.clock, self._slowest(record))
             elif lease is None and not record.idle:
-                # Once: two that wait for samples would wake each other without end.
+                # Notify only once: two idle clients would otherwise wake each other in an endless loop.
                 record.idle = True
                 self._changed.notify_all()
             return lease is not None or leases.over
 
-        # All may be lent and none be over: then some may come back.
+        # If all samples are leased but not all are done, some may be returned.
         self._wait(link, lent)
         if lease is None:
-            self._say(link, Kind.DONE, lease=-1)
+            self._reply(link, Kind.DONE, lease=-1)
         else:
-            self._say(link, Kind.DONE, lease=lease.number, epoch=lease.epoch, start=lease.start, stop=lease.stop)
+            self._reply(link, Kind.DONE, lease=lease.number, epoch=lease.epoch, start=lease.start, stop=lease.stop)
 
     def _wait(self, link: Link, reached: Callable[[], bool]) -> None:
-        """Blocks until a condition holds. The client is told now and then, so that it waits on, and its death is found.
+        """Block until a condition holds, sending heartbeats, which also detect a dead client.
 
         Raises:
-            WorkerError: The client is gone, or the server is closed.
+            WorkerError: If the client is gone or the server is closed.
         """
         met = False
 

@@ -1,36 +1,37 @@
-"""The strategy ``sync=asgd``: every rank is a client of a parameter server, which rank 0 holds too, in threads.
+"""The strategy ``sync=asgd``: ranks are clients of a parameter server in threads of rank 0.
 
-    rank 0 serves            weights, optimiser, norm statistics, and which positions of the epochs are done
-    every rank, on its own   takes a lease of positions, and for each of their global batches
-                             computes the gradient from the weights in hand, pushes it, fetches the newest weights
+    rank 0                      serves weights, optimizer and norm statistics, and records which positions are done
+    every rank, independently   leases positions, and for each of their global batches computes the gradient at its
+                                current weights, pushes it and fetches the newest weights
 
-Ranks share no batch: each trains on whole global batches at positions that nobody else has. So P ranks make as many
-updates of the weights as one rank would, and each gradient is computed from weights that are about P - 1 updates old;
-the rate may have to be lower, or the momentum, because asynchrony acts like momentum. Rate and weight decay are those
-of the run's schedule at the samples that all clients have had acknowledged; the run's optimiser steps on the server,
-whatever it is. With an elasticity each rank's own optimiser steps instead, and weights are exchanged (EASGD).
+Ranks share no batch: each trains on whole global batches at positions that no other rank has. P ranks thus make as many
+weight updates as one rank would, and each gradient is computed from weights that are about P - 1 updates old. The
+learning rate or the momentum may have to be lower, because asynchrony acts like momentum. Rate and weight decay follow
+the run's schedule at the number of samples acknowledged by all clients; the run's optimizer steps on the server. With
+an elasticity, each rank's own optimizer steps instead, and weights are exchanged (EASGD).
 
-Norm statistics: in training each client normalises by its own batches and keeps its own running statistics. With each
-push it sends them, and the server keeps their running average over the clients: each value that comes counts as one of
-the P that are there. Checkpoints and evaluations take the server's; a client takes them over only when it joins.
+Norm statistics: each client normalizes by its own batches and keeps its own running statistics. It sends them with each
+push, and the server keeps their running average over the clients, in which each value has a weight of one over the
+number of clients. Checkpoints and evaluations use the server's statistics; a client loads them only when it joins.
 
-Accounting. A position is acknowledged with the push that its gradient is in, so every position is acknowledged once,
-and is in the weights at least once. A client that dies or leaves loses what it has not pushed; the rest of its lease
-goes to others, and ``returned`` counts such positions: those of them whose push was under way may be in the weights
+Accounting: a position is acknowledged with the push that contains its gradient, so every position is acknowledged once
+and is in the weights at least once. If a client dies or leaves, its unpushed gradients are lost, the rest of its lease
+goes to other clients, and ``returned`` counts these positions; those whose push was in flight may be in the weights
 twice. The lineage in a checkpoint is that of the acknowledged samples, and equals ddp's at the end of an epoch.
 
-A checkpoint holds the server: weights, optimiser, statistics, leases. What was lent and not acknowledged is lent again.
-The head's state is taken first: what it has not acknowledged may be in the other shards already, and what it has
-acknowledged is never missing there. A server that dies takes the run back to its newest checkpoint.
+A checkpoint contains the server's state: weights, optimizer, statistics, leases. Samples that were leased but not
+acknowledged are leased again. The state of the head is copied first: a push that it has not acknowledged may already be
+in the other shards, but one that it has acknowledged is never missing there. If a server dies, the run resumes from its
+newest checkpoint.
 
-Who dies. Each client has a process group of two with each shard, so its death ends nothing else; the server drops it
-and goes on. But torchrun ends all processes of its job when one dies, and starts them again, from the checkpoint.
-Clients that are to come and go are jobs of their own:
+Failures: each client has a process group of two with each shard, so its death affects no other process; the server
+drops it and continues. torchrun, however, stops all processes of a job when one dies, and restarts them from the
+checkpoint. To add and remove clients during a run, start them as separate jobs:
 
     torchrun ... -m fastvid.train RECIPE sync=asgd sync_options.port=29600
     torchrun ... -m fastvid.train RECIPE sync=asgd sync_options.server=HOST:29600 run.out=ANOTHER      any number
 
-They have the same recipe and options, begin with the server's weights, write no checkpoint, and end with the run.
+They use the same recipe and options, start with the server's weights, write no checkpoints, and exit with the run.
 """
 
 from __future__ import annotations
@@ -53,42 +54,43 @@ from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.loader_protocol import Lineage, Loader
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member, broadcast_bytes
-from fastvid.train.strategies.asgd.client import Client, Progress, find
+from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient, find_shards
 from fastvid.train.strategies.asgd.downpour import Downpour
 from fastvid.train.strategies.asgd.elastic_averaging import ElasticAveraging
 from fastvid.train.strategies.asgd.lease import Lease, Leases
 from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.vector import Vector
-from fastvid.train.strategies.asgd.weight_shard import Rule, Shard, ranges
+from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightShard, ranges
 
-# How long a server that ends early waits for clients of other jobs, which do not know of it. torchrun kills after 30 s.
+# On early exit, seconds that a server waits for clients of other jobs, which are not notified. torchrun kills it
+# after 30 s.
 _PATIENCE_S: Final = 5.0
 
 
 class Asgd(Strategy):
-    """Asynchronous SGD.
+    """Asynchronous SGD with a parameter server.
 
     Args:
         member: This process.
-        n_push: Steps whose gradients go to the server in one sum; with an elasticity, steps between two exchanges.
-        n_fetch: Steps from one fetch to the next; between them a client moves by its own gradients.
-        overlap: Transfer while the next step computes, whose gradient is then one update staler.
+        n_push: Steps whose gradients are summed in one push; with an elasticity, steps between two exchanges.
+        n_fetch: Steps from one fetch to the next; in between, a client steps with its own gradients.
+        overlap: Whether to transfer while the next step computes, which makes its gradient one update staler.
         staleness_aware: See `Policy`.
         bound: See `Policy`.
         elasticity: See `Policy`.
-        warm_up: Updates by the first client before others are let in.
-        shards: Of the server; each has its own lock, threads and links.
-        lease_batches: Global batches that a client is lent at once. A lease's first batch is not read ahead.
+        warm_up: Updates by the first client before others are admitted.
+        shards: Number of shards of the server, each with a separate lock, threads and links.
+        lease_batches: Global batches per lease. The first batch of a lease is not prefetched.
         server: ``host:port`` of a server in another job; None for rank 0 of this one.
-        port: Of the server in this job, for clients of other jobs; 0 for any that is free.
-        timeout_s: A client or server that is silent for so long counts as dead.
+        port: Port of the server in this job, for clients of other jobs; 0 for any free one.
+        timeout_s: Seconds of silence after which a client or server is considered dead.
 
     Attributes:
-        servers: The shards that this process serves, the head first.
+        servers: The shards served by this process, the head first.
 
     Raises:
-        UsageError: An option is out of range, or does not go with another.
+        UsageError: If an option is out of range or conflicts with another.
     """
 
     shares_batches = False
@@ -115,7 +117,8 @@ class Asgd(Strategy):
                 raise UsageError(f"sync option {name} is {value}, expected at least 1")
         if elasticity is not None and (overlap or n_fetch != 1):
             raise UsageError(
-                "sync options overlap and n_fetch do not go with elasticity", hint="an exchange is both, and waits"
+                "sync options overlap and n_fetch cannot be combined with elasticity",
+                hint="remove them: an exchange both pushes and fetches, and blocks",
             )
         super().__init__(member)
         self.policy = Policy(staleness_aware=staleness_aware, bound=bound, elasticity=elasticity)
@@ -129,26 +132,26 @@ class Asgd(Strategy):
         self._pusher: Downpour | None = None
         self._spring: ElasticAveraging | None = None
         self._lease: Lease | None = None
-        self._progress: Progress | None = None
-        self._last = False  # whether the step under way ends a lease
-        self._aside: Tensor | None = None  # this rank's own numbers while its model is the server's
-        self._told: Counter[int] = Counter()  # staleness up to the last line of metrics
+        self._progress: LeaseProgress | None = None
+        self._last = False  # whether the current step ends a lease
+        self._saved: Tensor | None = None  # this rank's values while its model has the server's
+        self._reported: Counter[int] = Counter()  # staleness up to the last row of metrics
 
     def prepare(self, replica: Replica) -> None:
-        self._rule = rule_of(replica.optimizer)
+        self._rule = optimizer_factory(replica.optimizer)
         if self.policy.elasticity is None:
-            _refuse(replica)
+            _check_supported(replica)
         self._vector = Vector(replica.optimizer, replica.model)
         self._gradient = torch.zeros_like(self._vector.values)
         if self.policy.elasticity is None:
-            replica.optimizer = Pushing(replica.optimizer, lambda: self._push(replica))
+            replica.optimizer = PushOptimizer(replica.optimizer, lambda: self._push(replica))
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         with contextlib.ExitStack() as ends:
             if self._serves:
                 self._serve(replica.schedule.total // epochs, epochs, self._lease_batches * loader.global_batch_size)
                 ends.push(lambda kind, *_: self._close(early=kind is not None))
-            client = Client(self._addresses(), self._vector.size, timeout_s=self._timeout_s)
+            client = ParameterClient(self._addresses(), self._vector.size, timeout_s=self._timeout_s)
             ends.push(lambda kind, *_: self._leave(client, early=kind is not None))
             weights = self._vector.collect()
             client.join(weights)
@@ -165,19 +168,19 @@ class Asgd(Strategy):
             replica.samples = max(replica.samples, client.samples)
             first = epochs if self._lease is None else self._lease.epoch
             for epoch in range(first, epochs):
-                # A rank that was lent nothing of an epoch has no batch in it.
+                # A rank without a lease in this epoch yields no batch.
                 yield Round(replica, self._batches(replica, loader, client, epoch), epoch, kept=self._serves)
 
-    def _batches(self, replica: Replica, loader: Loader, client: Client, epoch: int) -> Iterator[Batch]:
+    def _batches(self, replica: Replica, loader: Loader, client: ParameterClient, epoch: int) -> Iterator[Batch]:
         while (lease := self._lease) is not None and lease.epoch <= epoch:
             loader.go(lease.epoch, lease.start, lease.stop)
             seen = Lineage()
             for batch in loader:
                 seen.add(lease.epoch, *Lineage.of(batch))
                 ((_, digest),) = seen.rows()
-                self._progress = Progress(lease.number, batch.stop, digest)
+                self._progress = LeaseProgress(lease.number, batch.stop, digest)
                 self._last = batch.stop == lease.stop
-                # Not below what this rank has done itself and not pushed yet.
+                # `client.samples` does not include this rank's unpushed samples.
                 replica.samples = max(replica.samples, client.samples)
                 self._restore()
                 yield batch
@@ -190,29 +193,29 @@ class Asgd(Strategy):
                 self._vector.spread(statistics=False)
 
     def settle(self, replica: Replica) -> bool:
-        """Gives the rank that serves the server's model. The others keep theirs."""
+        """Load the server's model on the rank that serves; the other ranks keep theirs."""
         if not self._serves:
             return True
         if self._pusher is not None:
             self._pusher.settle()
-        if self._aside is None:
-            self._aside = self._vector.collect().clone()
+        if self._saved is None:
+            self._saved = self._vector.collect().clone()
         self._states = [server.state_dict() for server in self.servers]
         replica.samples = int(self._states[0]["leases"]["acknowledged"])
         central = torch.cat([state["shard"]["values"] for state in self._states])
         if self._pusher is not None:
             self._pusher.adopt(central, tuple(int(state["shard"]["version"]) for state in self._states))
-            self._vector.parameters_of(self._aside).copy_(self._vector.parameters_of(central))
+            self._vector.parameters_of(self._saved).copy_(self._vector.parameters_of(central))
         self._vector.values.copy_(central)
         self._vector.spread()
         return True
 
     def _restore(self) -> None:
-        """Puts this rank's own statistics, and where it has them its own weights, back into its model."""
-        if self._aside is not None:
-            self._vector.values.copy_(self._aside)
+        """Restore the values of this rank's model that `settle` replaced."""
+        if self._saved is not None:
+            self._vector.values.copy_(self._saved)
             self._vector.spread()
-            self._aside = None
+            self._saved = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"servers": self._states}
@@ -228,8 +231,11 @@ class Asgd(Strategy):
         return kept
 
     def numbers(self) -> dict[str, float]:
-        """``staleness_mean`` and ``staleness_max`` of the pushes since the last line, in updates. Where the server is,
-        of all clients; with ``clients`` that are there, ``updates``, clients ``lost`` and samples ``returned``."""
+        """Return ``staleness_mean`` and ``staleness_max`` of the pushes since the last row, in updates.
+
+        On the serving rank these cover all clients, and there are the further columns ``clients`` (connected),
+        ``updates``, ``lost`` (clients) and ``returned`` (samples).
+        """
         row: dict[str, float] = {}
         counts = self._pusher.staleness if self._pusher is not None else Counter[int]()
         if self.servers:
@@ -237,7 +243,7 @@ class Asgd(Strategy):
             counts = head.counts()
             row |= {"clients": head.present, "updates": head.shard.snapshot.version, "lost": head.lost}
             row |= {} if head.leases is None else {"returned": head.leases.returned}
-        new, self._told = counts - self._told, Counter(counts)
+        new, self._reported = counts - self._reported, Counter(counts)
         if pushes := new.total():
             row["staleness_mean"] = sum(staleness * times for staleness, times in new.items()) / pushes
             row["staleness_max"] = max(new)
@@ -252,15 +258,15 @@ class Asgd(Strategy):
     def _serve(self, samples_per_epoch: int, epochs: int, lease: int) -> None:
         if self._states is not None and len(self._states) != self._shards:
             raise StateError(
-                f"checkpoint holds {len(self._states)} shards of the server, this run has {self._shards}",
+                f"checkpoint has {len(self._states)} server shards, this run has {self._shards}",
                 hint=f"set sync_options.shards={len(self._states)}",
             )
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")  # torchrun's name for the machine of rank 0
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")  # set by torchrun to the machine of rank 0
         for index, (start, stop) in enumerate(ranges(self._vector.size, self._shards)):
             head = index == 0
             self.servers.append(
                 Server(
-                    Shard(start, stop, self._rule, self._vector.sections, dtype=self._vector.values.dtype),
+                    WeightShard(start, stop, self._rule, self._vector.sections, dtype=self._vector.values.dtype),
                     self.policy,
                     Leases(samples_per_epoch, epochs, lease) if head else None,
                     head=head,
@@ -271,8 +277,8 @@ class Asgd(Strategy):
                     state=None if self._states is None else self._states[index],
                 )
             )
-        self._told = self.servers[0].counts()
-        self.servers[0].tell([server.address[1] for server in self.servers])
+        self._reported = self.servers[0].counts()
+        self.servers[0].publish_ports([server.address[1] for server in self.servers])
 
     def _addresses(self) -> list[tuple[str, int]]:
         head = self._elsewhere
@@ -280,11 +286,11 @@ class Asgd(Strategy):
             own = json.dumps(self.servers[0].address).encode() if self._serves else None
             host, port = json.loads(broadcast_bytes(own, self.member) or b"null")
             head = str(host), int(port)
-        return find(*head, self._timeout_s)
+        return find_shards(*head, self._timeout_s)
 
-    def _leave(self, client: Client, *, early: bool) -> None:
-        """This client goes, also when the run is stopped: what it was lent goes to others."""
-        # Early, a server that is gone is what ended the run, or will not miss this client.
+    def _leave(self, client: ParameterClient, *, early: bool) -> None:
+        """Leave the server, also when the run is stopped, so that the leased samples go to other clients."""
+        # On early exit, ignore a dead server: it ended the run or no longer needs this client.
         with contextlib.suppress(FastvidError) if early else contextlib.nullcontext():
             if self._pusher is None:
                 client.leave()
@@ -296,12 +302,12 @@ class Asgd(Strategy):
             server.close(_PATIENCE_S if early else None)
 
 
-class Pushing(Optimizer):
-    """Stands in the place of a replica's optimiser: a step gives the gradient to the server. It has no state.
+class PushOptimizer(Optimizer):
+    """Replaces a replica's optimizer: a step pushes the gradient to the server. It has no state.
 
     Args:
-        inner: Whose groups are shown.
-        push: Called for a step.
+        inner: The replaced optimizer, whose groups it shares.
+        push: Called by `step`.
     """
 
     def __init__(self, inner: Optimizer, push: Callable[[], None]) -> None:
@@ -313,28 +319,28 @@ class Pushing(Optimizer):
 
 
 _ELEMENTWISE: Final = (SGD, Adam, AdamW, Adagrad)
-"""Optimisers that treat each number by itself, so that they may step a vector of all, or a part of it."""
+"""Element-wise optimizers, which can step the flat vector of all weights, or a part of it."""
 
 
-def _refuse(replica: Replica) -> None:
-    """Passes when a server can do what the run's optimiser is to do.
+def _check_supported(replica: Replica) -> None:
+    """Check that a server can run the optimizer of the run.
 
     Raises:
-        UsageError: It cannot; says what.
+        UsageError: If it cannot; names the unsupported setting.
     """
     kind = type(replica.optimizer)
     for wrong, what in (
-        (kind not in _ELEMENTWISE, f"{kind.__name__}, which looks at whole layers,"),
-        # The scaler leaves steps out, and the server would not hear of the batch.
+        (kind not in _ELEMENTWISE, f"{kind.__name__}, which is not element-wise"),
+        # The scaler skips steps, and the server would never receive the batch.
         (replica.scaler.is_enabled(), "run.amp=fp16"),
         (replica.freezer is not None, "optim.freeze"),
     ):
         if wrong:
-            raise UsageError(f"{what} does not go with sync=asgd", hint="leave it out, or set sync_options.elasticity")
+            raise UsageError(f"sync=asgd does not support {what}", hint="remove it, or set sync_options.elasticity")
 
 
-def rule_of(optimizer: Optimizer) -> Rule:
-    """Makes optimisers of the same kind and settings, for other groups."""
+def optimizer_factory(optimizer: Optimizer) -> OptimizerFactory:
+    """Return a function that builds an optimizer of the same type and settings from other groups."""
     kind: Any = type(optimizer)
     known = inspect.signature(kind).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in known}

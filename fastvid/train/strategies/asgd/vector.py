@@ -1,5 +1,4 @@
-"""A model as one vector on the CPU, which is what travels: its parameters by the optimiser's groups, then its norm
-statistics."""
+"""A model as one vector on the CPU: parameters by optimizer group, then norm statistics."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ from fastvid.train.strategies.shared.flat import Flat
 
 
 class Vector:
-    """The numbers of a model.
+    """Copies a model to and from a flat vector, which clients and servers exchange.
 
     Args:
         optimizer: Its groups have ``weight_decay``, and may have ``lr_mult``.
-        model: Whose parameters they are.
+        model: The model whose parameters the optimizer steps.
 
     Attributes:
-        values: [size] on the CPU, float64 where a number of the model is, else float32.
-        sections: The parts with settings of their own; they cover the vector.
+        values: [size] on the CPU; float64 if any tensor of the model is float64, else float32.
+        sections: Parts with separate settings, which cover the vector.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
@@ -47,22 +46,22 @@ class Vector:
 
     @property
     def size(self) -> int:
-        """Numbers of the vector."""
+        """Length of the vector."""
         return self.values.numel()
 
     def parameters_of(self, values: Tensor) -> Tensor:
-        """The part of [size] numbers that belongs to the parameters, as a view."""
+        """Return the part of a vector [size] that belongs to the parameters, as a view."""
         return values[: self._split]
 
     def collect(self) -> Tensor:
-        """Copies the model into `values`, and gives them."""
+        """Copy the model into `values`, and return `values`."""
         self._flat.collect()
         self.values[: self._split].copy_(self._flat.values)
         self._collect_statistics(self.values)
         return self.values
 
     def spread(self, *, statistics: bool = True) -> None:
-        """Copies `values` into the model, or the parameters alone."""
+        """Copy `values` into the model, with or without the statistics."""
         self._flat.values.copy_(self.values[: self._split])
         self._flat.spread()
         if statistics and self._statistics is not None:
@@ -70,7 +69,7 @@ class Vector:
             self._statistics.spread()
 
     def gradients(self, into: Tensor) -> None:
-        """Writes what a push sends into [size]: gradients, 0 where a parameter has none, and the statistics."""
+        """Write gradients (0 for a parameter without one) and statistics into a vector [size], for a push."""
         parts = torch.split_with_sizes(into[: self._split], [parameter.numel() for parameter in self._parameters])
         for part, parameter in zip(parts, self._parameters, strict=True):
             if parameter.grad is None:

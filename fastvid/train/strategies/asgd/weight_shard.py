@@ -1,7 +1,7 @@
-"""A range of the weights, with its optimiser: every change makes a new version, whole or not at all.
+"""A range of the weights with its optimizer; every change atomically creates a new version.
 
-A snapshot is never written to after it is published, and publishing is one assignment; so a reader that holds one
-sends one committed version, whatever is pushed meanwhile.
+A snapshot is never modified after it is published, and publishing is a single assignment. A reader with a snapshot
+therefore sends one committed version, whatever is pushed in the meantime.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from fastvid.errors import StateError, UsageError
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.shared.link import crc32
 
-Rule = Callable[[list[dict[str, Any]]], Optimizer]
-"""Makes the optimiser from its groups, such as ``functools.partial(torch.optim.SGD, lr=0.0, momentum=0.9)``."""
+OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
+"""Builds an optimizer from its groups, for example ``functools.partial(torch.optim.SGD, lr=0.0, momentum=0.9)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Part of the flat weights with settings of its own.
+    """A range of the flat weights with separate settings.
 
     Attributes:
-        start: First number.
-        stop: Behind the last.
-        lr_mult: Factor of the rate.
-        weight_decay: As the optimiser understands it.
-        averaged: Whether these are no weights but norm statistics: what a client sends is its own value, and the shard
-            keeps the running average of what it is sent.
+        start: First index.
+        stop: End of the range, exclusive.
+        lr_mult: Learning rate multiplier.
+        weight_decay: Weight decay of the optimizer.
+        averaged: Whether these are norm statistics instead of weights: a client sends its own values, and the shard
+            keeps a running average of them.
     """
 
     start: int
@@ -45,11 +45,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A committed version.
+    """A committed version of the weights.
 
     Attributes:
-        version: Counted from 0, the first weights.
-        values: [n]; not to be written to.
+        version: Counted from 0, the initial weights.
+        values: [n]; must not be modified.
         checksum: CRC-32 of the values.
     """
 
@@ -60,11 +60,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a push did.
+    """The result of a push or an exchange.
 
     Attributes:
-        version: The version that it made.
-        staleness: Versions committed between the weights that the gradient is of and this one.
+        version: The version that it created.
+        staleness: Versions committed between the weights that the gradient was computed from and this one.
     """
 
     version: int
@@ -72,34 +72,34 @@ class Commit:
 
 
 def ranges(size: int, shards: int) -> list[tuple[int, int]]:
-    """Contiguous ranges of ``size // shards`` numbers each; the last takes the rest.
+    """Return contiguous ranges of ``size // shards`` elements each; the last one also takes the remainder.
 
     Raises:
-        UsageError: There are more shards than numbers.
+        UsageError: If there are more shards than elements.
     """
     if not 1 <= shards <= size:
-        raise UsageError(f"{shards} shards of {size} numbers", hint="from 1 to the number of weights")
+        raise UsageError(f"{shards} shards for {size} weights", hint="use 1 shard up to the number of weights")
     step = size // shards
     return [(step * index, size if index == shards - 1 else step * (index + 1)) for index in range(shards)]
 
 
-class Shard:
-    """Numbers [start, stop) of the flat weights.
+class WeightShard:
+    """The range [start, stop) of the flat weights, with its optimizer.
 
     Args:
-        start: First number.
-        stop: Behind the last.
-        rule: Makes the optimiser.
-        sections: Cover the flat weights; None for one section.
-        dtype: Of the weights.
-        device: Where weights and the optimiser's state live; messages travel through the CPU.
+        start: First index.
+        stop: End of the range, exclusive.
+        rule: Builds the optimizer.
+        sections: Sections that cover the flat weights; None for a single section.
+        dtype: Dtype of the weights.
+        device: Device of the weights and the optimizer state; messages go through the CPU.
     """
 
     def __init__(
         self,
         start: int,
         stop: int,
-        rule: Rule,
+        rule: OptimizerFactory,
         sections: Sequence[Section] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
@@ -118,24 +118,24 @@ class Shard:
             if section.averaged:
                 self._averaged.append(slice(low, high))
                 continue
-            # A view: the optimiser steps the very numbers that snapshots are copied from.
+            # A view, so that the optimizer updates the memory that snapshots are copied from.
             parameter = nn.Parameter(self._values[low:high])
             self._parts.append((low, high, parameter))
             groups.append({"params": [parameter], "lr_mult": section.lr_mult, "weight_decay": section.weight_decay})
         if covered != stop - start:
-            raise UsageError(f"sections do not cover numbers {start} to {stop} of the weights once")
+            raise UsageError(f"sections do not cover weights {start} to {stop} exactly once")
         self.optimizer = rule(groups) if groups else None
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
 
     @property
     def numel(self) -> int:
-        """Numbers of this range."""
+        """Length of the range."""
         return self.stop - self.start
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self._values.dtype
 
     @property
@@ -146,25 +146,25 @@ class Shard:
 
     @property
     def initialised(self) -> bool:
-        """Whether there are weights."""
+        """Whether the weights are initialized."""
         return self._snapshot is not None
 
     @torch.no_grad()
     def initialise(self, values: Tensor) -> None:
-        """Takes the first weights: version 0."""
+        """Set the initial weights, version 0."""
         with self._lock:
             self._values.copy_(values)
             self._publish(0)
 
     @torch.no_grad()
     def push(self, gradient: Tensor, since: int, rate: float, policy: Policy, share: float = 1.0) -> Commit:
-        """Moves the weights by a gradient.
+        """Update the weights with a gradient.
 
         Args:
-            gradient: [n]; where sections are averaged, the client's own values.
+            gradient: [n]; in averaged sections, the client's own values.
             since: Version that it was computed from.
-            rate: Learning rate before the policy.
-            policy: What staleness does to the rate.
+            rate: Learning rate before the policy is applied.
+            policy: Adapts the rate to the staleness.
             share: Weight of this client's values in averaged sections: one over the number of clients.
         """
         with self._lock:
@@ -184,8 +184,14 @@ class Shard:
 
     @torch.no_grad()
     def exchange(self, values: Tensor, elasticity: float, share: float = 1.0) -> Commit:
-        """Moves the weights towards a client's by a part of the difference, and writes that part into `values`, which
-        the client subtracts from its own. In averaged sections the client's values stay. `share` is that of `push`."""
+        """Move the weights towards a client's by `elasticity` times the difference.
+
+        Args:
+            values: [n], the client's weights; overwritten with the scaled difference, which the client subtracts from
+                its own. In averaged sections it is 0.
+            elasticity: Fraction of the difference.
+            share: See `push`.
+        """
         with self._lock:
             version = self.snapshot.version
             given = values.to(self._values)
@@ -200,7 +206,7 @@ class Shard:
             return Commit(version + 1, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, version and optimiser, of one moment."""
+        """Return a consistent state of weights, version and optimizer."""
         with self._lock:
             return {
                 "start": self.start,
@@ -211,15 +217,15 @@ class Shard:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state over.
+        """Restore a state.
 
         Raises:
-            StateError: It is of another range.
+            StateError: If it is of another range.
         """
         if (state["start"], state["stop"]) != (self.start, self.stop):
             raise StateError(
-                f"checkpoint holds weights {state['start']} to {state['stop']}, this shard {self.start} to {self.stop}",
-                hint="start as many servers as the run was begun with",
+                f"checkpoint has weights {state['start']} to {state['stop']}, this shard {self.start} to {self.stop}",
+                hint="use the number of shards that the run was started with",
             )
         with self._lock, torch.no_grad():
             self._values.copy_(state["values"])
@@ -233,7 +239,7 @@ class Shard:
 
 
 def _copied(value: Any) -> Any:
-    """The same with tensors of its own: the optimiser goes on writing into its state."""
+    """Return a copy with cloned tensors, because the optimizer modifies its state in place."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):

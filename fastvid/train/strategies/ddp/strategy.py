@@ -1,11 +1,11 @@
 """Synchronous data parallelism: gradients are averaged over all ranks in every step.
 
 Each rank computes its share of the global batch. Its loss is the sum of its clips' losses, each weighted by one over
-the size of the global batch, times the number of ranks, because DistributedDataParallel averages over the ranks: so
-the gradient is that of the mean over the global batch, also where shares differ in size.
+the global batch size, times the world size, because DistributedDataParallel averages over the ranks. The gradient is
+thus that of the mean over the global batch, even if shares differ in size.
 
-Norm statistics are each rank's own in training, from its own clips; a checkpoint and an evaluation take their mean over
-the ranks. Running statistics are linear in the batches' statistics, so it does not matter how often that happens.
+In training, each rank computes norm statistics from its own clips; a checkpoint and an evaluation use their mean over
+the ranks. Running statistics are linear in the batches' statistics, so it does not matter how often they are averaged.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fastvid.train.ranks.elastic import Member
 
 
 class Ddp(Strategy):
-    """The strategy ``sync=ddp``. It has no state.
+    """The strategy ``sync=ddp``, without state.
 
     Args:
         member: This process.
-        gradients: What gradients travel as: "fp32" (as they are), "fp16" or "bf16" (half the bytes; needs CUDA).
+        gradients: Type in which gradients are communicated: "fp32" (unchanged), "fp16", or "bf16", which requires CUDA.
 
     Raises:
-        UsageError: The type is not known, or the device's back-end cannot send it.
+        UsageError: If the type is unknown or the backend cannot reduce it.
     """
 
     steps_alike = True
@@ -43,9 +43,9 @@ class Ddp(Strategy):
     def __init__(self, member: Member, *, gradients: str = "fp32") -> None:
         super().__init__(member)
         if gradients not in _HOOKS:
-            raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"known are {', '.join(_HOOKS)}")
+            raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"choose from {', '.join(_HOOKS)}")
         if gradients == "bf16" and member.device.type != "cuda":
-            raise UsageError("sync_options.gradients is 'bf16', which gloo cannot add up", hint="use fp16, or CUDA")
+            raise UsageError("sync_options.gradients is 'bf16', which gloo cannot reduce", hint="use fp16, or CUDA")
         self._hook = _HOOKS[gradients]
 
     def prepare(self, replica: Replica) -> None:
@@ -53,7 +53,8 @@ class Ddp(Strategy):
         if self.world_size == 1:
             return
         spans = len({parameter.device for parameter in replica.model.parameters()}) > 1
-        # Not static_graph: with no_sync in the first step it gives wrong gradients and an internal assertion (2.13).
+        # static_graph is not used: with no_sync in the first step it computes wrong gradients and fails an internal
+        # assertion (torch 2.13).
         replica.forward = DistributedDataParallel(
             replica.model,
             device_ids=[self.member.device] if self.member.device.type == "cuda" and not spans else None,
@@ -91,10 +92,10 @@ class Ddp(Strategy):
         return True
 
 
-# A half's range is no danger: the loss is a mean over the global batch, and each rank divides before anything is added.
+# Half precision does not overflow: the loss is a mean over the global batch, and each rank divides before the sum.
 _HOOKS: dict[str, Any] = {"fp32": None, "fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
-# No broadcast of buffers in each forward. Until torch 2.12 the argument is broadcast_buffers, deprecated since.
+# Disables the broadcast of buffers in each forward. Up to torch 2.12 the argument is broadcast_buffers.
 _PARAMETERS = inspect.signature(DistributedDataParallel).parameters
 _KEEP_BUFFERS: dict[str, Any] = {
     ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False

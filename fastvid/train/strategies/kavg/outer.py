@@ -1,4 +1,4 @@
-"""Momentum over whole rounds of local steps: block momentum and SlowMo."""
+"""Outer momentum over rounds of local steps: block momentum and SlowMo."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Kind = Literal["none", "block", "slowmo"]
 
 
 class OuterMomentum:
-    """A step from one common model to the next, along the ranks' mean and along the steps before.
+    """Momentum for the step from one common model to the next.
 
-    With anchor w, the mean m of the ranks' models, momentum u and rate e::
+    With anchor w, mean m of the ranks' models, momentum u and rate e::
 
         v = u v + (m - w)
         w = w + e v
 
-    "block" is that, as in BMUF (Chen and Huo 2016) and Cong and Liu 2021. "slowmo" (Wang et al. 2019) keeps the
-    momentum in units of the gradient, so v is scaled whenever the learning rate changes; with a constant one they are
-    the same. Momentum 0 and rate 1 give the mean itself, up to rounding.
+    This is "block", as in BMUF (Chen and Huo 2016) and Cong and Liu 2021. "slowmo" (Wang et al. 2019) keeps the
+    momentum in units of the gradient, so v is rescaled whenever the learning rate changes; with a constant rate they
+    are the same. Momentum 0 and rate 1 result in the mean itself, up to rounding.
 
     Args:
         kind: "none", "block" or "slowmo".
@@ -31,18 +31,21 @@ class OuterMomentum:
         lr: e, above 0.
 
     Raises:
-        UsageError: A value is out of range.
+        UsageError: If a value is out of range.
     """
 
     def __init__(self, kind: str, momentum: float, lr: float) -> None:
         if kind not in get_args(Kind):
-            raise UsageError(f"sync option outer is {kind!r}", hint=f"known are {', '.join(get_args(Kind))}")
+            raise UsageError(f"sync option outer is {kind!r}", hint=f"choose from {', '.join(get_args(Kind))}")
         if not 0 <= momentum < 1:
             raise UsageError(f"sync option outer_momentum is {momentum}, expected 0 <= u < 1")
         if not lr > 0:
             raise UsageError(f"sync option outer_lr is {lr}, expected more than 0")
         if kind == "none" and (momentum, lr) != (0.0, 1.0):
-            raise UsageError("outer_momentum and outer_lr need outer=block or outer=slowmo")
+            raise UsageError(
+                "sync options outer_momentum and outer_lr have no effect with outer=none",
+                hint="set sync_options.outer to block or slowmo",
+            )
         self.active = kind != "none"
         self._slowmo = kind == "slowmo"
         self._momentum, self._lr = momentum, lr
@@ -51,11 +54,11 @@ class OuterMomentum:
 
     @torch.no_grad()
     def step(self, anchor: Tensor, mean: Tensor, inner_lr: float) -> None:
-        """Replaces the mean by the next common model.
+        """Replace the mean with the next common model.
 
         Args:
             anchor: [n], the common model before the round.
-            mean: [n], of the ranks' models after it; overwritten.
+            mean: [n], the mean of the ranks' models after the round; overwritten.
             inner_lr: Learning rate of the round's last step.
         """
         if self._velocity is None:
@@ -67,11 +70,11 @@ class OuterMomentum:
         self._inner_lr = inner_lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Velocity, None before the first step, and the learning rate it belongs to."""
+        """Return the velocity (None before the first step) and the learning rate of its last step."""
         return {"velocity": self._velocity, "inner_lr": self._inner_lr}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Takes a state over."""
+        """Restore a state."""
         velocity = state["velocity"]
         self._velocity = None if velocity is None else velocity.to(device)
         self._inner_lr = float(state["inner_lr"])

@@ -1,4 +1,4 @@
-"""How many local steps a round of K-step averaging has."""
+"""The number of local steps per round of K-step averaging."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from fastvid.errors import UsageError
 
 Adapt = Literal["none", "loss"]
 
-_SHAPE: Final = "expected a whole number of steps, or STEPS@EPOCH,... such as 1@0,8@5,32@20.5"
+_SHAPE: Final = "use a whole number of steps, or STEPS@EPOCH,... such as 1@0,8@5,32@20.5"
 
 
 class Period:
     """K as a function of the samples seen and, if adaptive, of the training loss.
 
-    With ``adapt="loss"`` K is multiplied by ``sqrt(F / F0)`` and rounded up, F being the mean training loss of the
-    last stretch of `adapt_epochs` and F0 that of the first; the factor never rises. So ranks talk seldom while the loss
-    falls fast and the noise of single ranks does not matter, and often at the end. That is the rule of AdaComm (Wang
-    and Joshi 2018) without the halving that it adds where the rule itself does not shorten a round.
+    With ``adapt="loss"`` K is multiplied by ``sqrt(F / F0)`` and rounded up, where F is the mean training loss of the
+    last `adapt_epochs` epochs and F0 that of the first; the factor never increases. Ranks thus communicate rarely while
+    the loss decreases fast and the noise of single ranks does not matter, and often at the end. This is the rule of
+    AdaComm (Wang and Joshi 2018), without its additional halving when the rule does not shorten a round.
 
     Args:
         table: K, or ``K@EPOCH,...`` with ascending epochs from 0.
         adapt: "none" or "loss".
-        adapt_epochs: Epochs between two looks at the loss, above 0.
+        adapt_epochs: Epochs between two observations of the loss, above 0.
 
     Raises:
-        UsageError: A value is malformed or out of range.
+        UsageError: If a value is malformed or out of range.
     """
 
     def __init__(self, table: int | str, adapt: str = "none", adapt_epochs: float = 1.0) -> None:
         if adapt not in get_args(Adapt):
-            raise UsageError(f"sync option adapt is {adapt!r}", hint=f"known are {', '.join(get_args(Adapt))}")
+            raise UsageError(f"sync option adapt is {adapt!r}", hint=f"choose from {', '.join(get_args(Adapt))}")
         if not adapt_epochs > 0:
             raise UsageError(f"sync option adapt_epochs is {adapt_epochs}, expected more than 0")
         self.table = parse(table)
@@ -43,17 +43,19 @@ class Period:
         self._looked = 0.0
 
     def steps(self, epochs: float) -> int:
-        """K of the round that begins after `epochs` epochs."""
+        """Return K for the round that starts after `epochs` epochs."""
         steps = [steps for steps, epoch in self.table if epoch <= epochs][-1]
         return max(1, math.ceil(steps * self._factor))
 
     def due(self, epochs: float) -> bool:
-        """Whether it is time to look at the loss."""
+        """Return whether the loss is to be observed now."""
         return self.adaptive and epochs >= self._looked + self._every
 
     def observe(self, loss: float, epochs: float) -> None:
-        """The mean training loss over all ranks since the last look; the same on every rank. One that is not finite and
-        positive changes nothing."""
+        """Handle the mean training loss over all ranks since the last observation.
+
+        It must be the same on every rank. A loss that is not finite and positive is ignored.
+        """
         self._looked = epochs
         if not 0 < loss < math.inf:
             return
@@ -62,19 +64,19 @@ class Period:
         self._factor = min(self._factor, math.sqrt(loss / self._first))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen of the loss."""
+        """Return the observations so far."""
         return {"first": self._first, "factor": self._factor, "looked": self._looked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state over."""
+        """Restore a state."""
         self._first, self._factor, self._looked = state["first"], float(state["factor"]), float(state["looked"])
 
 
 def parse(table: int | str) -> tuple[tuple[int, float], ...]:
-    """Steps and the epoch from which they hold, ascending.
+    """Parse a table into (steps, first epoch) pairs, ascending by epoch.
 
     Raises:
-        UsageError: The text is no such table.
+        UsageError: If the text is not such a table.
     """
     entries = []
     for part in str(table).split(","):
@@ -86,6 +88,6 @@ def parse(table: int | str) -> tuple[tuple[int, float], ...]:
     epochs = [epoch for _, epoch in entries]
     if min(steps for steps, _ in entries) < 1 or epochs[0] != 0 or epochs != sorted(set(epochs)):
         raise UsageError(
-            f"sync option period is {table!r}, expected at least 1 step, from epoch 0 on, epochs ascending", hint=_SHAPE
+            f"sync option period is {table!r}, expected at least 1 step, and ascending epochs from 0", hint=_SHAPE
         )
     return tuple(entries)

@@ -1,53 +1,53 @@
-"""K-step averaging: each rank steps by itself on its share of each batch; after K steps all take the ranks' mean.
+"""K-step averaging: each rank takes K local steps on its shares, then all average their models.
 
-The algorithm is K-AVG of Zhou and Cong 2018; Hier-AVG (groups of ranks average more often), block momentum and SlowMo
-(`fastvid.train.strategies.kavg.outer`), post-local SGD (gradients are averaged in every step at first) and rounds whose
-length is scheduled or adaptive (`fastvid.train.strategies.kavg.period`) are options of it.
+The algorithm is K-AVG of Zhou and Cong 2018. Options add Hier-AVG (groups of ranks average more often), block momentum
+and SlowMo (`fastvid.train.strategies.kavg.outer`), post-local SGD (gradients are averaged in every step at first) and
+rounds of scheduled or adaptive length (`fastvid.train.strategies.kavg.period`).
 
-    every rank                 the same model w
-    K times                    a step on this rank's share of the next global batch, its gradient scaled as in ddp
-    all-reduce, once           mean of parameters, norm statistics, chosen moments and two words (stop, save)
+    every rank                 starts with the same model w
+    K times                    a step on this rank's share of the next global batch, with the gradient scaled as in ddp
+    one all-reduce             mean of parameters, norm statistics, optionally moments, and two words (stop, save)
     every rank                 w = the mean, or an outer step towards it
 
-Which samples a step takes, the learning rate and the loader's position are those of ddp: ranks share the same global
-batches, and samples are counted over all ranks. Only who knows what when differs.
+Samples per step, learning rate and loader position are those of ddp: ranks share the same global batches, and samples
+are counted over all ranks. Only the time of communication differs.
 
-Rounds. Averages come after local steps K, 2K, ... of an epoch, and at its end, where an evaluation and a checkpoint
-need one model. A round never reaches into the next epoch: more than an epoch's steps mean an epoch. Between averages
-nothing is said at all, so a wish for a checkpoint or for an end is heard at the next average, and a checkpoint inside
-an epoch waits for it: averaging when the clock says so would make the weights depend on the clock. A signal to stop
-therefore takes up to K steps; torchrun kills after 30 s.
+Rounds: models are averaged after local steps K, 2K, ... of an epoch, and at its end, where an evaluation and a
+checkpoint need one model. A round never extends into the next epoch: a K above the steps of an epoch means one epoch.
+Ranks do not communicate between averages, so a request to save or stop takes effect at the next average: averaging on
+request would make the weights depend on the clock. A signal to stop therefore takes up to K steps; torchrun kills after
+30 s.
 
-Checkpoints hold the mean, are the same for every world, and a run goes on from one with any number of ranks: the same
-samples in the same order at the same learning rate, in shares of another size. All ranks start from its one set of
-moments. A run that goes on with the same number of ranks repeats the run that wrote the checkpoint bit for bit.
+Checkpoints contain the mean, do not depend on the world size, and a run can resume from one with any number of ranks:
+with the same samples in the same order at the same learning rate, in shares of a different size. All ranks start from
+its single set of moments. A run resumed with the same number of ranks repeats the original run bit for bit.
 
-What is exact, and tested:
-    K = 1 with SGD, momentum and weight decay is SGD on the whole batch, to rounding, also with shares of uneven size.
-    A quadratic objective with additive noise: after every average the weights are those of SGD on the whole batch, for
-    any K, because the gradient is linear in the weights.
-    Groups that average as often as all do change nothing; groups of one rank change nothing.
-What is not:
-    Any other objective with K > 1 is another algorithm, whose weights depend on the number of ranks. So is Adam, even
-    at K = 1: each rank's second moment sees the noise of its own small share, so steps are smaller and the learning
-    rate must be tuned again. Clipping by norm and fp16's loss scaling are each rank's own.
+Exact, and tested:
+    K = 1 with SGD, momentum and weight decay is SGD on the whole batch, up to rounding, even if shares are uneven.
+    For a quadratic objective with additive noise, the weights after every average are those of SGD on the whole batch,
+    for any K, because the gradient is linear in the weights.
+    Groups that average no more often than all ranks, and groups of one rank, change nothing.
+Not exact:
+    Any other objective with K > 1 is a different algorithm, whose weights depend on the number of ranks. So is Adam,
+    even at K = 1: each rank's second moment includes the noise of its own small share, so steps are smaller and the
+    learning rate must be tuned again. Clipping by norm and the loss scaling of fp16 are local to each rank.
     Norm statistics: the mean of the ranks' running statistics is that of their batches, as with ddp.
 
 Moments (momentum buffers, Adam's m and v), option ``moments``:
-    local     each rank keeps its own; they are averaged only at an epoch's end and at a checkpoint, which needs one
-              set. So when a checkpoint was written shows in the weights, by as much as moments differ between ranks.
-    average   they travel with the parameters: twice the bytes for SGD with momentum, three times for Adam.
-    reset     zero after each average.
+    local     each rank keeps its own; they are averaged only at the end of an epoch and for a checkpoint, which needs
+              one set. The time of a checkpoint thus affects the weights, by as much as moments differ between ranks.
+    average   they are averaged with the parameters: twice the bytes for SGD with momentum, three times for Adam.
+    reset     they are set to zero after each average.
 
 Adam, measured (``python -m bench moments``: 4 ranks, batch 32, 320 steps at rate 0.002, a net of 93,194 parameters that
-learns a random teacher's classes, a tenth of them wrong; final training loss, mean of three seeds):
+learns a random teacher's classes with 10 % wrong labels; final training loss, mean of three seeds):
     gradients averaged in every step                     1.294; at rate 0.001 1.280, at 0.004 1.357
     local     K = 1, 2, 8, 32                            1.281, 1.281, 1.274, 1.271
     average   K = 1, 2, 8, 32                            1.279, 1.280, 1.275, 1.267
     reset     K = 1, 2, 8, 32                            1.414, 1.393, 1.378, 1.317
     local     K = 8 at rate 0.001, 0.004                 1.321, 1.293
-So moments that travel gain nothing for three times the bytes; a reset loses, most where it is frequent; and with four
-ranks K-step averaging does at twice the rate what averaged gradients do.
+Averaging the moments thus gains nothing for three times the bytes; resetting them is worse, most of all when frequent;
+and with four ranks, K-step averaging at twice the learning rate matches averaged gradients.
 """
 
 from __future__ import annotations
@@ -90,29 +90,30 @@ class Kavg(Strategy):
 
     Args:
         member: This process.
-        period: K: local steps of a round; or a schedule, such as "1@0,8@5", see `fastvid.train.strategies.kavg.period`.
-        adapt: "none", or "loss": rounds get shorter as the training loss falls.
-        adapt_epochs: Epochs between two looks at the loss.
-        group_size: Ranks of a group that averages more often: a number that divides the world, neighbours by rank; or
-            "node" for torchrun's LOCAL_WORLD_SIZE. 1 is no groups.
+        period: K, local steps per round; or a schedule, for example "1@0,8@5", see
+            `fastvid.train.strategies.kavg.period`.
+        adapt: "none", or "loss": rounds get shorter as the training loss decreases.
+        adapt_epochs: Epochs between two observations of the loss.
+        group_size: Ranks per group that averages more often, a divisor of the world size; groups consist of consecutive
+            ranks. "node" uses torchrun's LOCAL_WORLD_SIZE, 1 disables groups.
         group_period: Local steps between two averages of a group, counted from the start of a round.
-        moments: What becomes of the optimiser's moments: "local", "average" or "reset".
+        moments: Treatment of the optimizer's moments: "local", "average" or "reset".
         outer: Momentum over rounds: "none", "block" or "slowmo".
-        outer_momentum: Its momentum.
-        outer_lr: Its rate; 1 goes to the mean.
-        local_after: Epochs of ddp before the first local step: post-local SGD.
-        compress: Parameters travel as differences to the last common model in "fp16" or "bf16"; "none" sends
-            parameters in float32, or float64 where a parameter is. Statistics and moments are never compressed, and
-            travel in a message of their own then.
+        outer_momentum: Coefficient of the outer momentum.
+        outer_lr: Learning rate of the outer step; 1 moves to the mean.
+        local_after: Epochs of ddp before the first local step (post-local SGD).
+        compress: "fp16" or "bf16" sends parameters as differences to the last common model; "none" sends parameters in
+            float32, or float64 if any parameter is. Statistics and moments are never compressed, and are then sent in a
+            separate message.
 
     Attributes:
-        traffic: What this rank handed to collectives: "average" (all ranks), "group", "settle" (moments before a
-            checkpoint), "control" (metrics and scores); "average_rest" where parameters are compressed.
-        local_steps: Steps since all ranks held one model.
-        meter: Measures the gradient's noise, where a batch policy asks for it.
+        traffic: Traffic of this rank: "average" (all ranks), "group", "settle" (moments before a checkpoint), "control"
+            (metrics and scores), and with compression "average_rest".
+        local_steps: Steps since all ranks had the same model.
+        meter: Measures the gradient noise if a batch policy requests it.
 
     Raises:
-        UsageError: An option is out of range, or does not go with another or with the world.
+        UsageError: If an option is out of range, or conflicts with another or with the world size.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Kavg(Strategy):
         self._group_period = group_period
         self._group: dist.ProcessGroup | None = None
         self._ddp = Ddp(member)
-        self._together = False  # gradients are averaged in every step
+        self._synchronous = False  # whether gradients are averaged in every step
         self._averager: Averager | None = None
         self._anchor: Tensor | None = None
         self._loss = Window(2, member.device, self.total)
@@ -156,24 +157,24 @@ class Kavg(Strategy):
         self.local_steps, self._steps = 0, 1  # done and to do in the round
         self._clips = 0  # of the round, over all ranks
         self._share = torch.zeros((), dtype=torch.float64, device=member.device)  # of the round, this rank's
-        self._wishes = torch.zeros(2, dtype=torch.int64)
+        self._requests = torch.zeros(2, dtype=torch.int64)
         self._agreed: Tensor | None = None
 
     def measure(self, meter: NoiseMeter) -> None:
-        """Has the spread of the ranks' models measured at each average.
+        """Start measuring the spread of the ranks' models at each average.
 
         Raises:
-            UsageError: There are groups, whose averages hide the noise.
+            UsageError: If there are groups, whose averages would hide the noise.
         """
         if self._group_size > 1:
-            raise UsageError("batch=noise does not go with group_size", hint="use batch=schedule or batch=plateau")
+            raise UsageError("batch=noise does not support group_size", hint="use batch=schedule or batch=plateau")
         self.meter = meter
 
     def prepare(self, replica: Replica) -> None:
         super().prepare(replica)
         if self.outer.active or self._half or self.meter:
             self._anchor = self._collected(replica).parameters.clone()
-        # A group of all ranks is the world itself.
+        # A group of all ranks is the default group.
         if 1 < self._group_size < self.world_size:
             shape = (self.world_size // self._group_size, self._group_size)
             mesh = init_device_mesh(self.member.device.type, shape, mesh_dim_names=_MESH)
@@ -181,31 +182,31 @@ class Kavg(Strategy):
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         self._samples_per_epoch = max(1, replica.schedule.total // epochs)
-        self._together = self._epochs(replica) < self._local_after
-        if self._together:
+        self._synchronous = self._epochs(replica) < self._local_after
+        if self._synchronous:
             self._ddp.prepare(replica)
         while (epoch := loader.epoch) < epochs:
             yield Round(replica, self._batches(replica, loader), epoch)
 
     def _batches(self, replica: Replica, loader: Loader) -> Iterator[Batch]:
         for batch in loader:
-            if self._together and self._epochs(replica) >= self._local_after:
-                self._part(replica)
+            if self._synchronous and self._epochs(replica) >= self._local_after:
+                self._start_local_steps(replica)
             if self.local_steps == 0:
                 self._begin(replica)
             self._clips += batch.stop - batch.start
             yield batch
 
-    def _part(self, replica: Replica) -> None:
-        """From here on each rank steps by itself."""
+    def _start_local_steps(self, replica: Replica) -> None:
+        """Switch from averaging gradients to local steps."""
         log.info("local steps begin after %d clips", replica.samples)
         self._ddp.settle(replica)
-        replica.forward, self._together = replica.model, False
+        replica.forward, self._synchronous = replica.model, False
         if self._anchor is not None:
             self._anchor.copy_(self._collected(replica).parameters)
 
     def _begin(self, replica: Replica) -> None:
-        """A round begins; all ranks hold the same model."""
+        """Begin a round, in which all ranks start with the same model."""
         epochs = self._epochs(replica)
         self._look(epochs)
         self._steps = self.period.steps(epochs)
@@ -218,19 +219,19 @@ class Kavg(Strategy):
     def loss_scale(self, weight: Tensor) -> float:
         if self.meter is not None:
             self._share += weight
-        # So that the plain mean over ranks is the step on the whole batch also where shares are uneven.
+        # Makes the plain mean over ranks equal to the step on the whole batch, even if shares are uneven.
         return float(self.world_size)
 
-    def agree(self, wishes: Tensor) -> Callable[[], Tensor | None]:
-        if self._together:
-            return self._ddp.agree(wishes)
-        self._wishes, self._agreed = wishes, None
+    def agree(self, requests: Tensor) -> Callable[[], Tensor | None]:
+        if self._synchronous:
+            return self._ddp.agree(requests)
+        self._requests, self._agreed = requests, None
         return lambda: self._agreed
 
     def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
         if self.period.adaptive:
             self._loss.add(sums[::3])  # loss and rows
-        if self._together:
+        if self._synchronous:
             return
         self.local_steps += 1
         if self.local_steps >= self._steps:
@@ -248,7 +249,7 @@ class Kavg(Strategy):
     def settle(self, replica: Replica) -> bool:
         if self.period.adaptive:
             self._loss.gather()
-        if self._together:
+        if self._synchronous:
             return self._ddp.settle(replica)
         if self.local_steps:
             self._average(replica)
@@ -260,14 +261,14 @@ class Kavg(Strategy):
         return True
 
     def _average(self, replica: Replica) -> None:
-        """Ends a round: all ranks take the next common model."""
+        """End a round by moving all ranks to the next common model."""
         averager = self._collected(replica)
         mean, anchor = averager.parameters, self._anchor
         own = None if self.meter is None or anchor is None else (mean - anchor).double().square().sum()
         averager.reduce(self.world_size, None, "average", anchor)
         if anchor is not None:
             if self.meter is not None and own is not None:
-                # Per step and unit of the learning rate, so that rounds of any length and rate can be added up.
+                # Per step and unit of the learning rate, so that rounds of any length and rate can be summed.
                 unit = (self.local_steps * replica.lr) ** 2 or 1.0
                 both = (mean - anchor).double().square().sum()
                 self.meter.add(own / unit, both / unit, self._share / self.local_steps, self._clips)
@@ -279,27 +280,27 @@ class Kavg(Strategy):
         self.local_steps = 0
 
     def _collected(self, replica: Replica) -> Averager:
-        """The averager, filled with this rank's model."""
+        """Return the averager, filled with this rank's model."""
         others = statistics(replica.model)
         if self._moments == "average":
             others += moments(replica.optimizer)
         parameters = list(replica.model.parameters())
-        if self._averager is None or not self._averager.flat.holds([*parameters, *others]):
-            words = len(self._wishes)
+        if self._averager is None or not self._averager.flat.consists_of([*parameters, *others]):
+            words = len(self._requests)
             self._averager = Averager(parameters, others, words=words, half=self._half, traffic=self.traffic)
         flat = self._averager.flat
         flat.collect()
-        flat.words.copy_(self._wishes)
+        flat.words.copy_(self._requests)
         return self._averager
 
     def _adopt(self, replica: Replica, averager: Averager) -> None:
-        """This rank's model becomes what the averager holds."""
+        """Copy the model in the averager into this rank's replica."""
         averager.flat.spread()
         if self._moments == "reset":
             reset_moments(replica.optimizer)
 
     def _look(self, epochs: float) -> None:
-        """Shows the training loss to the period, when it is time."""
+        """Pass the training loss to the period, if due."""
         if self.period.due(epochs):
             loss, clips = self._loss.gather()
             self.period.observe(loss / max(1.0, clips), epochs)
@@ -321,25 +322,25 @@ class Kavg(Strategy):
         self.outer.load_state_dict(state["outer"], self.member.device)
 
     def on_membership_change(self, before: int, now: int) -> None:
-        log.info("resuming local steps of %d ranks with %d: from here on the weights are another run's", before, now)
+        log.info("resuming local steps with %d ranks instead of %d: the weights will differ from here on", now, before)
 
 
 def _group_size(size: int | str, world_size: int) -> int:
-    """Ranks of a group.
+    """Return the ranks per group.
 
     Raises:
-        UsageError: The size does not divide the world.
+        UsageError: If the size does not divide the world size.
     """
-    found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if size == NODE else size
-    if not isinstance(found, int) or found < 1 or world_size % found:
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if size == NODE else size
+    if not isinstance(ranks, int) or ranks < 1 or world_size % ranks:
         divisors = [str(number) for number in range(1, world_size + 1) if world_size % number == 0]
         raise UsageError(
-            f"sync option group_size is {size!r}, which does not divide the world of {world_size}",
+            f"sync option group_size is {size!r}, which does not divide the world size {world_size}",
             hint=f"use {', '.join(divisors)}, or {NODE!r}",
         )
-    return found
+    return ranks
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise UsageError(f"sync option {name} is {value!r}", hint=f"known are {', '.join(known)}")
+        raise UsageError(f"sync option {name} is {value!r}", hint=f"choose from {', '.join(known)}")

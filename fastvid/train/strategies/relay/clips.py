@@ -1,4 +1,4 @@
-"""What a stage does with real clips: partitions of a dataset, kept in memory, and the models of a sweep."""
+"""The stage worker for datasets: keeps partitions in memory and trains the models of a sweep on them."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble
 from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
-from fastvid.train.strategies.relay.resident_storage import Resident
+from fastvid.train.strategies.relay.resident_storage import ResidentStorage
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.relay.visit import Trainee, train_visit
+from fastvid.train.strategies.relay.visit import SweepModel, train_visit
 
 _SHARED: Final = (
     "data.path", "data.split", "data.eval_split", "data.where", "data.generation", "run.epochs", "run.out", "sync",
 )  # fmt: skip
-"""Beginnings of the settings in which models cannot differ."""
+"""Prefixes of the settings that all models of a sweep must share."""
 
 
 class Clips:
-    """A `fastvid.train.strategies.relay.stage.Workshop`.
+    """A `fastvid.train.strategies.relay.stage.StageWorker` for the partitions of a dataset.
 
     Args:
-        configs: One a model. They share dataset, splits and filter, and the number of epochs; everything else may
-            differ. Their generation is pinned.
-        num_partitions: S.
-        device: Where to compute.
+        configs: One per model, with a pinned generation. They share dataset, splits, filter and number of epochs;
+            everything else may differ.
+        num_partitions: S, number of partitions.
+        device: Device to compute on.
 
     Raises:
-        UsageError: The configurations do not share what they must, or a partition is smaller than a batch.
+        UsageError: If a shared setting differs, or a partition is smaller than a batch.
     """
 
     def __init__(self, configs: Sequence[Config], num_partitions: int, device: torch.device) -> None:
         check_shared(configs)
         self.member = Member(World(), device)
-        found = [assemble.datasets(config, None, self.member) for config in configs]
-        self.configs = [config for config, _, _ in found]
-        _, self.train, self.eval = found[0]
+        resolved = [assemble.datasets(config, None, self.member) for config in configs]
+        self.configs = [config for config, _, _ in resolved]
+        _, self.train, self.eval = resolved[0]
         counts = samples_by_shard(self.train)
         self.parts = deal_shards(counts, num_partitions)
         self.sizes = [sum(counts[shard] for shard in part) for part in self.parts]
-        self.cache = Resident(open_storage(self.train.storage.url))
+        self.cache = ResidentStorage(open_storage(self.train.storage.url))
         self._kept: dict[int, Partition] = {}
         self._held_out: Partition | None = None
         self._decoders: dict[int, str] = {}
         for config in self.configs:
             self._samples_per_epoch(config)
 
-    def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:
-        """See `Workshop`. Evaluation data is loaded as well: whoever ends an epoch evaluates."""
+    def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
+        """See `StageWorker`. Also loads the evaluation split, because the stage that ends an epoch evaluates."""
         before = self.cache.bytes_moved
         self._kept = {
             part: self._kept.get(part) or Partition(self.train, self.parts[part], self.cache) for part in partitions
@@ -69,27 +69,27 @@ class Clips:
             shards = [shard for shard, count in enumerate(samples_by_shard(self.eval)) if count]
             self._held_out = Partition(self.eval, shards, self.cache)
         kept = [*self._kept.values(), *([self._held_out] if self._held_out else [])]
-        self.cache.forget({name for partition in kept for name in partition.files})
+        self.cache.keep_only({name for partition in kept for name in partition.files})
         for partition in kept:
             partition.load()
         return {"bytes_moved": self.cache.bytes_moved - before}
 
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
-        """See `Workshop`."""
+        """See `StageWorker`."""
         before = self.cache.bytes_moved
-        trainee = self.trainee(unit.model, fresh=token is None)
-        data, report = train_visit(trainee, unit, token, self.member.device)
+        sweep_model = self.sweep_model(unit.model, fresh=token is None)
+        data, report = train_visit(sweep_model, unit, token, self.member.device)
         return data, {**report, "bytes_moved": self.cache.bytes_moved - before}
 
-    def trainee(self, model: int, *, fresh: bool) -> Trainee:
-        """A model of the sweep; one that has a token needs no initial weights."""
+    def sweep_model(self, model: int, *, fresh: bool) -> SweepModel:
+        """Return a model of the sweep; with `fresh`, its initial weights are loaded."""
         config = self.configs[model]
 
-        def replica() -> Replica:
-            made = assemble.make_replica(config, self._samples_per_epoch(config), self.member)
+        def build_replica() -> Replica:
+            replica = assemble.make_replica(config, self._samples_per_epoch(config), self.member)
             if fresh:
-                assemble.load_initial_weights(config, made.model)
-            return made
+                assemble.load_initial_weights(config, replica.model)
+            return replica
 
         @contextlib.contextmanager
         def batches(unit: Unit) -> Iterator[Iterable[Batch]]:
@@ -103,10 +103,10 @@ class Clips:
             finally:
                 loader.clips.close()
 
-        return Trainee(config, replica, batches, None if self.eval is None else self._evaluate(model))
+        return SweepModel(config, build_replica, batches, None if self.eval is None else self._evaluate(model))
 
     def _decoding(self, model: int) -> Config:
-        """Settings with the decoder that the model's first visit here chose: "auto" tries for a second each time."""
+        """Return the settings with the decoder that "auto" chose in the model's first visit."""
         config = self.configs[model]
         decoder = self._decoders.get(model, config.data.decoder)
         return replace(config, data=replace(config.data, decoder=decoder))
@@ -134,28 +134,28 @@ class Clips:
         if min(self.sizes) < size:
             raise UsageError(
                 f"data.global_batch_size is {size}, a partition has {min(self.sizes)} samples",
-                hint="use fewer stages, smaller batches, or data.last=keep",
+                hint="use fewer stages or smaller batches, or set data.last=keep",
             )
         return sum(samples - samples % size for samples in self.sizes)
 
 
 def partition_seed(seed: int, partition: int) -> int:
-    """Seed of order, frames and crops on a partition, so that its epochs are shuffled on their own; 0 to 2**63 - 1."""
+    """Return the seed of order, frames and crops on a partition, 0 to 2**63 - 1."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 def check_shared(configs: Sequence[Config]) -> None:
-    """Passes when models can travel over the same partitions.
+    """Check that models can train on the same partitions.
 
     Raises:
-        UsageError: There is no model, or they differ in what they must share; says in which setting.
+        UsageError: If there is no model, or a shared setting differs; names the setting.
     """
     if not configs:
-        raise UsageError("sweep has no model")
+        raise UsageError("sweep has no models", hint="return at least one Config from sweep()")
     first, *others = (flatten(to_json(config)) for config in configs)
     for other in others:
         for name in sorted(first.keys() | other.keys()):
             if name.startswith(_SHARED) and first.get(name) != other.get(name):
                 raise UsageError(
-                    f"models of a sweep share {name}, but it is {first.get(name)!r} and {other.get(name)!r}"
+                    f"models of a sweep must share {name}, but it is {first.get(name)!r} and {other.get(name)!r}"
                 )

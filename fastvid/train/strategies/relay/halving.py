@@ -1,4 +1,4 @@
-"""Successive halving: at some epochs only the better part of the models goes on (Jamieson & Talwalkar 2016)."""
+"""Successive halving: at some epochs only the best models continue (Jamieson & Talwalkar 2016)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fastvid.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """When models are compared, and how many go on.
+    """When models are compared, and how many continue.
 
     Attributes:
-        rungs: Epochs done at which models are compared, ascending, at least 1 each.
-        keep: Share of the models of a rung that goes on, rounded up; 0 < keep <= 1.
+        rungs: Numbers of finished epochs at which models are compared, ascending, at least 1 each.
+        keep: Fraction of the models of a rung that continue, rounded up; 0 < keep <= 1.
     """
 
     rungs: tuple[int, ...]
@@ -28,7 +28,7 @@ class Halving:
             raise UsageError(f"keep is {self.keep}, expected 0 < keep <= 1")
 
     def contenders(self, num_models: int) -> list[int]:
-        """Models that reach each rung; the last number goes on to the end."""
+        """Return the number of models that reach each rung, and last the number that reach the end."""
         counts = [num_models]
         for _ in self.rungs:
             counts.append(math.ceil(self.keep * counts[-1]))
@@ -38,12 +38,12 @@ class Halving:
 class Contest:
     """The comparisons of one sweep.
 
-    A model goes on, or is dropped, as soon as no score to come can change that. So the decisions are those of waiting
-    for all, and after each of the last k reports one more of the k survivors leaves: a ring never runs empty.
+    A model continues or is dropped as soon as no pending score can change that. The decisions are thus the same as
+    after waiting for all scores, and each of the last k reports releases one of the k survivors, so stages stay busy.
 
     Args:
-        rule: When and how many.
-        num_models: Of the sweep.
+        rule: When models are compared, and how many continue.
+        num_models: Number of models in the sweep.
     """
 
     def __init__(self, rule: Halving, num_models: int) -> None:
@@ -53,26 +53,26 @@ class Contest:
         self._decided: set[tuple[int, int]] = set()
 
     def compares(self, epochs_done: int) -> bool:
-        """Whether models that have done so many epochs are compared."""
+        """Return whether models are compared after that many epochs."""
         return epochs_done in self.rule.rungs
 
     def report(self, model: int, epochs_done: int, score: float) -> Iterator[tuple[int, bool]]:
-        """A model has reached a rung.
+        """Report that a model has reached a rung.
 
         Args:
-            model: Its number; of two equal scores the lower number wins.
+            model: Number of the model; of two equal scores the lower number wins.
             epochs_done: The rung.
             score: Higher is better; nan is the worst.
 
         Yields:
-            Every model about which this decides, and whether it goes on.
+            Every model that this report decides about, and whether it continues.
         """
         rung = self.rule.rungs.index(epochs_done)
         self._scores[rung][model] = -math.inf if math.isnan(score) else score
         yield from self._decide(rung)
 
     def withdraw(self, model: int) -> Iterator[tuple[int, bool]]:
-        """A model failed: from its next rung on it is the worst of all. Yields as `report` does."""
+        """Rank a failed model last, from its next rung on. Yields decisions as `report` does."""
         for rung, scores in enumerate(self._scores):
             if model not in scores:
                 scores[model] = -math.inf

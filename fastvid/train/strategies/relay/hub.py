@@ -1,4 +1,4 @@
-"""The hub: keeps the newest token of every model, gives units to stages, and takes over from those that die."""
+"""The hub: stores the newest token of every model, assigns units to stages, and handles dead stages."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.messages import Kind, Message, receive, send
 from fastvid.train.strategies.relay.ownership import Ownership
 from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
-from fastvid.train.strategies.relay.state_store import Shelf
+from fastvid.train.strategies.relay.state_store import TokenStore
 from fastvid.train.strategies.shared.link import Link, Listener
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S: Final = 0.02  # between two looks whether the sweep is over
-_PATIENCE_S: Final = 2.0  # for a link of a sweep that failed; its stage may be what failed
+_PAUSE_S: Final = 0.02  # between two checks whether the sweep is finished
+_PATIENCE_S: Final = 2.0  # to wait for each session of a failed sweep, whose stage may be dead
 _ATTEMPTS: Final = 3
-"""Stages that one unit may lose before its model counts as the cause, as one that does not fit into memory."""
+"""Stages that may die in one unit before its model fails, for example because it does not fit into memory."""
 
 
 @dataclass
-class Record:
-    """What happened.
+class SweepRecord:
+    """The events of a sweep.
 
     Attributes:
-        visits: One entry a visit that was done, in the order of their ends: the unit's values, ``stage``, ``start`` and
-            ``end`` in seconds since the hub began, and what the stage reported.
-        lost: Units that came to nothing because their stage died.
+        visits: One entry per finished visit, in the order of their ends: the fields of the unit, ``stage``, ``start``
+            and ``end`` in seconds since the hub started, and the values reported by the stage.
+        lost: Units that were lost because their stage died.
         token_bytes: Bytes of tokens sent and received by the hub.
-        stages: One entry each time that a stage loaded partitions.
+        stages: One entry each time a stage loaded partitions.
     """
 
     visits: list[dict[str, Any]] = field(default_factory=list)
@@ -47,32 +47,32 @@ class Record:
 
 
 class Hub:
-    """One a sweep.
+    """Coordinates the stages of a sweep.
 
     Args:
-        scheduler: Who goes where next.
-        store: Where stages come to.
-        shelf: Holds tokens, perhaps of a run that was interrupted.
-        timeout_s: Silence of a stage that means its death, and how long to wait for the first stage.
-        adopt_s: How long the partitions of a dead stage wait for a new one before another stage takes them too.
-        start_s: The same for all partitions at the beginning; None is `timeout_s`.
-        told: Is shown each visit that was done, as `Record.visits` has it; by one thread at a time.
+        scheduler: Chooses the next visits.
+        store: Store that stages connect to.
+        token_store: Stores tokens; may contain those of an interrupted run.
+        timeout_s: Seconds of silence after which a stage is considered dead; also the time to wait for a first stage.
+        adopt_s: Seconds that the partitions of a dead stage wait for a new stage before an existing one takes them.
+        start_s: The same for all partitions at the start; None uses `timeout_s`.
+        on_visit: Called with each finished visit, an entry of `SweepRecord.visits`, by one thread at a time.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         store: Store,
-        shelf: Shelf,
+        token_store: TokenStore,
         *,
         timeout_s: float,
         adopt_s: float = 30.0,
         start_s: float | None = None,
-        told: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_visit: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
-        self.scheduler, self.store, self.shelf = scheduler, store, shelf
-        self.timeout_s, self._told = timeout_s, told
-        self.record = Record()
+        self.scheduler, self.store, self.token_store = scheduler, store, token_store
+        self.timeout_s, self._on_visit = timeout_s, on_visit
+        self.record = SweepRecord()
         self._ownership = Ownership(
             scheduler.num_partitions, start_s=timeout_s if start_s is None else start_s, adopt_s=adopt_s
         )
@@ -83,12 +83,12 @@ class Hub:
         self._broken: BaseException | None = None
         self._listener = Listener(store, self._session, timeout_s)
 
-    def run(self) -> Record:
-        """Serves until the sweep is over. Stages may come and go meanwhile.
+    def run(self) -> SweepRecord:
+        """Serve until the sweep is finished. Stages may join and leave at any time.
 
         Raises:
-            WorkerError: No stage is left and none comes for `timeout_s`.
-            FastvidError: A stage's answer or the shelf is unusable.
+            WorkerError: If no stage is left and none joins for `timeout_s`.
+            FastvidError: If a stage's reply or the token store is unusable.
         """
         self._listener.start()
         try:
@@ -102,7 +102,7 @@ class Hub:
         return self.record
 
     def stop(self, error: BaseException) -> None:
-        """Ends the sweep: `run` raises the error."""
+        """Stop the sweep and make `run` raise the error."""
         with self._changed:
             self._broken = self._broken or error
             self._changed.notify_all()
@@ -117,13 +117,13 @@ class Hub:
                 self._alone_since = time.monotonic()
             elif not self.scheduler.finished and time.monotonic() - self._alone_since > self.timeout_s:
                 raise WorkerError(
-                    f"no stage came for {self.timeout_s:g} s",
-                    hint="start stages again; the sweep goes on from its tokens",
+                    f"no stage has joined for {self.timeout_s:g} s",
+                    hint="start stages again; the sweep resumes from its tokens",
                 )
             return self.scheduler.finished or self._broken is not None
 
     def _session(self, seat: int) -> None:
-        """Serve one stage; a thread each."""
+        """Serve one stage, in its own thread."""
         try:
             link = self._listener.open(seat)
             with self._changed:
@@ -139,7 +139,7 @@ class Hub:
             if not self._over():
                 log.warning("stage lost: %s", error)
         except BaseException as error:
-            # Whoever waits in `run` has to hear of it.
+            # Makes `run` raise the error in the main thread.
             self.stop(error)
             raise
 
@@ -173,7 +173,7 @@ class Hub:
     def _visit(self, link: Link, unit: Unit) -> None:
         start = time.monotonic() - self._began
         try:
-            sent = self.shelf.get(unit.model)
+            sent = self.token_store.get(unit.model)
             send(link, Message(Kind.UNIT, dataclasses.asdict(unit), sent or b""))
             answer = receive(link)
             if answer.kind is Kind.DONE:
@@ -181,8 +181,8 @@ class Hub:
                     tokens.check(answer.body)
                 except FormatError as error:
                     raise WorkerError(f"the stage on link {link.number} sent a damaged token: {error}") from error
-                # On the shelf before anybody can be given the model's next unit.
-                self.shelf.put(unit.model, answer.body)
+                # Stored before the model's next unit can be assigned.
+                self.token_store.put(unit.model, answer.body)
         except WorkerError:
             self._lost(unit, link.number)
             raise
@@ -193,7 +193,7 @@ class Hub:
             else:
                 row = {**dataclasses.asdict(unit), "stage": link.number, "start": start}
                 self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})
-                self._told(self.record.visits[-1])
+                self._on_visit(self.record.visits[-1])
                 score = answer.values.get("score")
                 self.scheduler.done(
                     unit, seconds=float(answer.values["seconds"]), score=float("nan") if score is None else score

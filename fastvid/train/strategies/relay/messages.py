@@ -1,4 +1,4 @@
-"""Messages between the hub and a stage over a `Link` of `fastvid.train.strategies.shared.link`."""
+"""Messages between the hub and a stage, sent over a `fastvid.train.strategies.shared.link.Link`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastvid.train.strategies.shared.link import Link
 
 
 class Kind(IntEnum):
-    """OWN, UNIT and END come from the hub; READY, DONE and FAILED from a stage."""
+    """Kind of a message: OWN, UNIT and END are sent by the hub; READY, DONE and FAILED by a stage."""
 
     OWN = 1
     UNIT = 2
@@ -25,12 +25,12 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one side tells the other.
+    """A message with JSON values and a body.
 
     Attributes:
         kind: See `Kind`.
         values: JSON values.
-        body: A token, or nothing.
+        body: A token, or empty.
     """
 
     kind: Kind
@@ -41,7 +41,7 @@ class Message:
 def send(link: Link, message: Message) -> None:
     """Send a message; raises as `Link.send` does."""
     values = json.dumps(message.values).encode()
-    # bytearray: torch refuses read-only memory without a warning.
+    # bytearray, because torch warns about read-only memory.
     payload = torch.frombuffer(bytearray(values + message.body), dtype=torch.uint8)
     link.send((message.kind, len(values)), payload)
 

@@ -1,4 +1,4 @@
-"""The options of a sweep, as a configuration holds them."""
+"""The options of a sweep, read from a configuration."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fastvid.train.strategies.relay.scheduler import Order
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """How models travel: ``sync_options`` of ``sync=relay``.
+    """The ``sync_options`` of ``sync=relay``.
 
     Attributes:
         out: Local folder of the sweep: the models' ``run.out``.
-        timeout_s: Silence that means death: the models' ``run.timeout_s``.
+        timeout_s: Seconds of silence after which a process is considered dead: the models' ``run.timeout_s``.
         order: "ring" or "hopper".
-        partitions: S; None takes the number of processes, or what a sweep that goes on has.
-        halving: From ``rungs``, epochs after which only the better part goes on, such as "1,3", and ``keep``, that
-            part. None trains all models to the end.
-        replay: results.json of a sweep whose order is repeated.
+        partitions: S, number of partitions; None uses the number of processes, or that of the resumed sweep.
+        halving: From ``rungs``, epochs after which only the best models continue, for example "1,3", and ``keep``, the
+            fraction that continues. None trains all models to the end.
+        replay: results.json of a sweep whose order of visits to repeat.
         adopt_s: See `fastvid.train.strategies.relay.hub.Hub`.
-        hub: Host and port of a hub in another job; this one has stages only.
-        port: Where the hub of this job is reached by other jobs; 0 for nowhere in particular.
+        hub: Host and port of a hub in another job; this job then has stages only.
+        port: Port of this job's hub for other jobs; 0 does not listen for other jobs.
     """
 
     out: str
@@ -42,10 +42,10 @@ class SweepOptions:
 
     @classmethod
     def of(cls, config: Config) -> SweepOptions:
-        """The options of a model's configuration.
+        """Return the options in a model's configuration.
 
         Raises:
-            UsageError: One is unknown or out of range.
+            UsageError: If an option is unknown or out of range.
         """
         given: dict[str, Any] = dict(config.sync_options)
         rungs, keep = given.pop("rungs", None), given.pop("keep", None)
@@ -54,15 +54,17 @@ class SweepOptions:
         if unknown:
             raise UsageError(
                 f"sync 'relay' has no option {', '.join(map(repr, unknown))}",
-                hint=f"its options are {', '.join(sorted([*known, 'rungs', 'keep']))}",
+                hint=f"choose from {', '.join(sorted([*known, 'rungs', 'keep']))}",
             )
         if given.get("order", "ring") not in get_args(Order):
-            raise UsageError(f"sync option order is {given['order']!r}", hint=f"known are {', '.join(get_args(Order))}")
+            raise UsageError(
+                f"sync option order is {given['order']!r}", hint=f"choose from {', '.join(get_args(Order))}"
+            )
         partitions = given.get("partitions")
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
             raise UsageError(f"sync option partitions is {partitions!r}, expected at least 1")
         if keep is not None and rungs is None:
-            raise UsageError("sync option keep is given without rungs")
+            raise UsageError("sync option keep needs rungs", hint="set sync_options.rungs, for example 1,3")
         if given.get("replay") is not None:
             given["replay"] = Path(given["replay"])
         if given.get("hub") is not None:

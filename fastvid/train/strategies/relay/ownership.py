@@ -1,18 +1,18 @@
-"""Which stage keeps which partitions, while stages come and go."""
+"""Assigns partitions to stages, while stages join and leave."""
 
 from __future__ import annotations
 
 
 class Ownership:
-    """Every partition has one stage, or waits for one. Times are seconds since the hub began.
+    """The stage of every partition, if any. Times are seconds since the hub started.
 
-    A stage that comes takes the lowest partition that waits; where none does, the highest one of the stage that has
-    most, if that has several. A partition that has waited long enough goes to the stage that has fewest.
+    A new stage takes the lowest waiting partition; if none waits, the highest one of the stage with the most
+    partitions, if that has several. A partition that has waited long enough goes to the stage with the fewest.
 
     Args:
-        num_partitions: S.
-        start_s: How long partitions wait at the beginning.
-        adopt_s: How long those of a stage that died wait.
+        num_partitions: S, number of partitions.
+        start_s: Seconds that partitions wait at the start.
+        adopt_s: Seconds that the partitions of a dead stage wait.
     """
 
     def __init__(self, num_partitions: int, *, start_s: float, adopt_s: float) -> None:
@@ -21,11 +21,11 @@ class Ownership:
         self._waiting = dict.fromkeys(range(num_partitions), start_s)
 
     def of(self, stage: int) -> tuple[int, ...]:
-        """A stage's partitions, ascending."""
+        """Return the partitions of a stage, ascending."""
         return tuple(sorted(self.stages[stage]))
 
     def join(self, stage: int) -> None:
-        """A stage comes."""
+        """Add a stage, and assign it at most one partition."""
         self.stages[stage] = set()
         if self._waiting:
             partition = min(self._waiting)
@@ -40,12 +40,12 @@ class Ownership:
         self.stages[stage].add(partition)
 
     def leave(self, stage: int, now: float) -> None:
-        """A stage goes."""
+        """Remove a stage; its partitions wait."""
         for partition in self.stages.pop(stage):
             self._waiting[partition] = now + self.adopt_s
 
     def adopt(self, now: float) -> bool:
-        """Gives away partitions that have waited long enough. Returns whether any were."""
+        """Assign the partitions that have waited long enough, and return whether there were any."""
         due = sorted(partition for partition, until in self._waiting.items() if now >= until) if self.stages else []
         for partition in due:
             _, poorest = min((len(kept), stage) for stage, kept in self.stages.items())

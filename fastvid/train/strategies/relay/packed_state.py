@@ -1,8 +1,8 @@
-"""State trees as bytes and back: JSON for the structure, raw bytes for the tensors, a checksum for both.
+"""Serializes state trees: JSON for the structure, raw bytes for the tensors, and a checksum of both.
 
     magic 8 | length of the structure, 8 bytes little-endian | structure, UTF-8 JSON | tensors | blake2b, 16 bytes
 
-Nothing is unpickled. Sizes differ from model to model, so the structure comes first and says where each tensor lies.
+Nothing is unpickled. The structure comes first and contains the offset of each tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastvid.errors import ChecksumError, FormatError
 
 MAGIC: Final = b"fvtoken1"
 
-_DIGEST: Final = 16  # bytes; 128 bits, as chance alone decides
+_DIGEST: Final = 16  # bytes; 128 bits suffice against accidental damage
 _HEAD: Final = len(MAGIC) + 8
 _DTYPES: Final = {
     str(dtype).removeprefix("torch."): dtype
@@ -30,14 +30,14 @@ _DTYPES: Final = {
 
 
 def pack(tree: Any) -> bytes:
-    """A tree as bytes. The same tree always gives the same bytes.
+    """Serialize a tree; equal trees result in equal bytes.
 
     Args:
         tree: Dicts with str or int keys, lists, tuples, None, bool, int, float, str and dense tensors. Strides and
-            devices are not kept.
+            devices are not stored.
 
     Raises:
-        FormatError: It holds anything else.
+        FormatError: If it contains anything else.
     """
     tensors: list[bytes] = []
     structure = json.dumps(_encode(tree, tensors, [0])).encode()
@@ -49,25 +49,25 @@ def pack(tree: Any) -> bytes:
 
 
 def check(data: bytes) -> None:
-    """Passes when the bytes are a token as `pack` made it.
+    """Check that the bytes are an intact token.
 
     Raises:
-        FormatError: They are no token.
-        ChecksumError: They were changed or cut.
+        FormatError: If they are not a token.
+        ChecksumError: If they were modified or truncated.
     """
     if data[: len(MAGIC)] != MAGIC or len(data) < _HEAD + _DIGEST:
-        raise FormatError("these bytes are no token")
+        raise FormatError("data is not a token")
     body = memoryview(data)[:-_DIGEST]
     if hashlib.blake2b(body, digest_size=_DIGEST).digest() != data[-_DIGEST:]:
-        raise ChecksumError("token differs from what was packed")
+        raise ChecksumError("token does not match its checksum")
 
 
 def unpack(data: bytes) -> Any:
-    """The tree of a token, its tensors on the CPU and owning their memory.
+    """Return the tree of a token; its tensors are on the CPU and own their memory.
 
     Raises:
-        FormatError: The bytes are no token.
-        ChecksumError: They were changed or cut.
+        FormatError: If the bytes are not a token.
+        ChecksumError: If they were modified or truncated.
     """
     check(data)
     length = int.from_bytes(data[len(MAGIC) : _HEAD], "little")
@@ -76,27 +76,27 @@ def unpack(data: bytes) -> Any:
 
 
 def _encode(value: Any, tensors: list[bytes], offset: list[int]) -> Any:
-    """Plain values stand for themselves; whatever JSON has no word for is a list that begins with its kind."""
+    """Convert a value to JSON: scalars as they are, anything else as a list that starts with its kind."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
         name = str(value.dtype).removeprefix("torch.")
         if name not in _DTYPES or value.layout is not torch.strided:
-            raise FormatError(f"a token cannot hold a tensor of {value.dtype}, {value.layout}")
-        # reshape: a tensor without dimensions cannot be viewed as bytes.
+            raise FormatError(f"a token cannot contain a tensor of {value.dtype}, {value.layout}")
+        # reshape, because a 0-dimensional tensor cannot be viewed as bytes.
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         tensors.append(data)
         offset[0] += len(data)
         return ["tensor", name, list(value.shape), offset[0] - len(data)]
     if isinstance(value, dict):
         if not all(isinstance(key, (str, int)) and not isinstance(key, bool) for key in value):
-            raise FormatError("a token's dicts have str or int keys")
+            raise FormatError("a token cannot contain a dict with keys other than str and int")
         return ["dict", [[key, _encode(item, tensors, offset)] for key, item in value.items()]]
     if isinstance(value, (list, tuple)):
         return [
             "list" if isinstance(value, list) else "tuple", [_encode(item, tensors, offset) for item in value]
         ]  # fmt: skip
-    raise FormatError(f"a token cannot hold a {type(value).__name__}")
+    raise FormatError(f"a token cannot contain a {type(value).__name__}")
 
 
 def _decode(value: Any, tensors: memoryview) -> Any:
@@ -108,7 +108,7 @@ def _decode(value: Any, tensors: memoryview) -> Any:
         empty = torch.empty(shape, dtype=_DTYPES[name])
         size = empty.numel() * empty.element_size()
         if size:
-            # bytearray: torch refuses read-only memory without a warning.
+            # bytearray, because torch warns about read-only memory.
             data = torch.frombuffer(bytearray(tensors[offset : offset + size]), dtype=torch.uint8)
             return data.view(empty.dtype).reshape(shape)
         return empty

@@ -1,4 +1,4 @@
-"""Which shards belong to which partition, and a dataset that shows one partition from a cache that is read once."""
+"""Assigns shards to partitions, each a dataset that reads its files only once."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.train.strategies.relay.resident_storage import Resident
+from fastvid.train.strategies.relay.resident_storage import ResidentStorage
 
 
 def deal_shards(samples: Sequence[int], num_partitions: int) -> list[tuple[int, ...]]:
-    """Shards of each partition, dealt so that partitions are of nearly equal size, as the slowest sets the pace.
+    """Return the shards of each partition, balanced by samples: the largest one sets the pace.
 
-    Largest shard first, each to the partition with fewest samples so far: at most 4/3 of the best possible largest
-    partition (Graham 1969).
+    Shards are assigned largest first, each to the partition with the fewest samples so far. The largest partition is
+    then at most 4/3 of the optimum (Graham 1969).
 
     Args:
-        samples: Samples of each shard that are trained on; shards without any belong to nobody.
-        num_partitions: S.
+        samples: Training samples per shard; shards without any are not assigned.
+        num_partitions: S, number of partitions.
 
     Raises:
-        UsageError: There are fewer shards than partitions.
+        UsageError: If there are fewer shards than partitions.
     """
     useful = [shard for shard, count in enumerate(samples) if count]
     if len(useful) < num_partitions:
         raise UsageError(
-            f"{len(useful)} shards hold the split, fewer than {num_partitions} partitions",
-            hint="use fewer stages, or shard the videos into more files (--samples-per-shard)",
+            f"only {len(useful)} shards contain samples of the split, fewer than {num_partitions} partitions",
+            hint="use fewer stages, or shard the videos again with a smaller --samples-per-shard",
         )
     dealt: list[list[int]] = [[] for _ in range(num_partitions)]
     sizes = [0] * num_partitions
@@ -40,25 +40,25 @@ def deal_shards(samples: Sequence[int], num_partitions: int) -> list[tuple[int, 
 
 
 def samples_by_shard(dataset: Dataset) -> list[int]:
-    """Selected samples of each shard of the generation."""
+    """Return the number of selected samples in each shard of the generation."""
     shards, _ = dataset.locate(np.arange(len(dataset)))
     return [int(count) for count in np.bincount(shards, minlength=len(dataset.generation.shards))]
 
 
 class Partition(Dataset):
-    """The samples of some shards, read through a cache.
+    """A dataset with the samples of some shards, read through a cache.
 
     Args:
-        whole: The selection that is partitioned.
-        shards: Shards that are shown.
-        cache: Where their bytes come from; shared by all datasets of a stage at one address.
+        whole: The dataset to partition.
+        shards: Shards of the partition.
+        cache: Cache of the files; shared by all datasets of a stage with the same URL.
     """
 
-    def __init__(self, whole: Dataset, shards: Sequence[int], cache: Resident) -> None:
+    def __init__(self, whole: Dataset, shards: Sequence[int], cache: ResidentStorage) -> None:
         super().__init__(
             whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number
         )  # fmt: skip
-        # Only now: annotations are no training data.
+        # Set after the annotations are read, which the cache does not need to keep.
         self.storage = cache
         self.shards = tuple(shards)
         owner, _ = self.locate(np.arange(len(self)))
@@ -66,11 +66,11 @@ class Partition(Dataset):
 
     @property
     def files(self) -> list[str]:
-        """Files that training on the partition needs."""
+        """Names of the files that training on the partition reads."""
         stems = [self.generation.shards[shard].name for shard in self.shards]
         return [f"{stem}.{suffix}" for stem in stems for suffix in ("pkt", "tar")]
 
     def load(self) -> None:
-        """Reads them all."""
+        """Read all files into the cache."""
         for name in self.files:
             self.storage.map(name)

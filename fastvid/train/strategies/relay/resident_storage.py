@@ -1,4 +1,4 @@
-"""A storage that reads each file once and keeps it; it counts what moves."""
+"""A storage that keeps each file in memory after the first read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fastvid.storage import Storage
 from fastvid.storage.protocol import truncated_error
 
 
-class Resident:
-    """Files of a storage, kept in the memory of this process once they were read.
+class ResidentStorage:
+    """Caches the files of a storage in the memory of this process.
 
     Args:
-        inner: Where they come from.
+        inner: The storage to read from.
 
     Attributes:
         bytes_moved: Bytes read from `inner` so far.
@@ -29,7 +29,7 @@ class Resident:
         self._lock = threading.Lock()
 
     def map(self, name: str) -> memoryview:
-        """All of a file, read-only."""
+        """Return a whole file, read-only."""
         with self._lock:
             found = self._files.get(name)
             if found is None:
@@ -38,14 +38,14 @@ class Resident:
             return found
 
     def read(self, name: str) -> bytes:
-        """All of a file."""
+        """Return a whole file."""
         return bytes(self.map(name))
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """Fills each writable view from the byte offset beside it.
+        """Fill each writable view from its byte offset.
 
         Raises:
-            StorageError: The file ends inside a range.
+            StorageError: If the file ends inside a range.
         """
         data = self.map(name)
         for offset, view in ranges:
@@ -55,11 +55,11 @@ class Resident:
             view.cast("B")[:] = part
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         return len(self.map(name))
 
-    def forget(self, names: set[str]) -> None:
-        """Lets go of all files but these."""
+    def keep_only(self, names: set[str]) -> None:
+        """Drop all other files from memory."""
         with self._lock:
             self._files = {name: data for name, data in self._files.items() if name in names}
 

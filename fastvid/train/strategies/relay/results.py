@@ -1,4 +1,4 @@
-"""What a sweep found: one JSON object, and a table for people."""
+"""The results of a sweep, as a JSON object and as a text table."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.records.metrics import clock
-from fastvid.train.strategies.relay.hub import Record
-from fastvid.train.strategies.relay.scheduler import Progress, Scheduler
+from fastvid.train.strategies.relay.hub import SweepRecord
+from fastvid.train.strategies.relay.scheduler import ModelProgress, Scheduler
 
 
-def results(configs: Sequence[Config], scheduler: Scheduler, record: Record, seconds: float) -> dict[str, Any]:
-    """A sweep's results, as values for JSON.
+def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord, seconds: float) -> dict[str, Any]:
+    """Return the results of a sweep as JSON values.
 
     Args:
-        configs: One a model.
-        scheduler: At the end.
-        record: What the hub saw. Of a sweep that went on from its tokens it begins there.
-        seconds: From the first to the last message.
+        configs: One per model.
+        scheduler: The scheduler at the end of the sweep.
+        record: The hub's record; for a resumed sweep it covers the time since the resume.
+        seconds: Duration of the sweep.
 
     Returns:
         ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits, which
-        `Scheduler` takes as ``replay``; ``seconds``; ``bound_seconds``, below which no order of the same visits could
-        come: the longest model, or the work spread evenly over the partitions; ``dataset_bytes``: read when partitions
-        were loaded, and read in visits; ``token_bytes``; ``lost``; ``timeline``.
+        `Scheduler` accepts as ``replay``; ``seconds``; ``bound_seconds``, a lower bound for any order of the same
+        visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes``, read while loading
+        partitions and during visits; ``token_bytes``; ``lost``; ``timeline``.
     """
     settings = differing([flatten(to_json(config)) for config in configs])
     spent = [sum(visit["seconds"] for visit in record.visits if visit["model"] == m) for m in range(len(configs))]
@@ -56,27 +56,27 @@ def results(configs: Sequence[Config], scheduler: Scheduler, record: Record, sec
     }
 
 
-def rank(model: Progress) -> tuple[bool, int, float, int]:
-    """Sorts models: whole ones before failed ones, those that lived longer first, then by their last score."""
+def rank(model: ModelProgress) -> tuple[bool, int, float, int]:
+    """Return the sort key of a model: failed models last, then by most epochs, then by highest last score."""
     score = model.scores[-1] if model.scores else -math.inf
     return model.status == "failed", -len(model.scores), math.inf if math.isnan(score) else -score, model.model
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries in which some mappings differ from each other."""
+    """Return the entries of each mapping that are not the same in all mappings."""
     keys = dict.fromkeys(key for setting in settings for key in setting)
     varied = [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
     return [{key: setting.get(key) for key in varied} for setting in settings]
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where JSON has no word for it."""
+    """Return the value, or None if JSON cannot represent it."""
     return value if math.isfinite(value) else None
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """The models of `results` as lines of text, best first."""
-    models = found["models"]
+def table(summary: Mapping[str, Any]) -> str:
+    """Return the models of `results` as lines of text, best first."""
+    models = summary["models"]
     names = list(models[0]["settings"]) if models else []
     head = ["model", *names, "score", "epochs", "status", "time"]
     rows = [

@@ -1,11 +1,11 @@
-"""Which model visits which partition next. Pure decisions: no clock, no threads, no processes.
+"""Decides which model visits which partition next, without clock, threads or processes.
 
 ring      every model visits partitions 0, 1, ... S-1 in this order in every epoch, first come first served
           (Chen et al. 2015). With equal times t and M >= S models it takes (M E + S - 1) t.
 hopper    a free stage takes any idle model that still needs its partition in this epoch (model hopper parallelism,
-          Cerebro, VLDB 2020); among them the one with most work left at the speed it has shown, because the longest
-          chain of visits bounds the whole.
-replay    the order that a run has recorded, model by model.
+          Cerebro, VLDB 2020), preferring the model with the most remaining work at its measured speed, because the
+          longest chain of visits bounds the total time.
+replay    the order of visits recorded by an earlier run, for each model.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Status = Literal["training", "waiting", "parked", "dropped", "failed", "over"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unit:
-    """One visit.
+    """One visit of a model to a partition.
 
     Attributes:
         model: Number of the model.
-        epoch: From 0.
+        epoch: Epoch, counted from 0.
         partition: Number of the partition.
         ends_epoch: Whether it is the last visit of its epoch.
     """
@@ -40,16 +40,17 @@ class Unit:
 
 
 @dataclass
-class Progress:
-    """Where a model stands.
+class ModelProgress:
+    """The progress of one model in a sweep.
 
     Attributes:
-        model: Its number.
-        visits: Partition of every visit done, in order; S of them are an epoch.
-        scores: One an epoch done; higher is better.
-        seconds: Spent in visits.
+        model: Number of the model.
+        visits: Partitions of all finished visits, in order; S of them are an epoch.
+        scores: One per finished epoch; higher is better.
+        seconds: Time spent in visits.
         status: "waiting" for a stage, "training", "parked" at a rung, "dropped" there, "failed", or "over".
-        reason: Why it failed.
+        reason: Why it failed; None if it did not.
+        arrived: Position in the queue of waiting models, lowest first.
     """
 
     model: int
@@ -62,19 +63,16 @@ class Progress:
 
 
 class Scheduler:
-    """Hands out units.
+    """Assigns units to free stages.
 
     Args:
-        num_models: M.
-        num_partitions: S.
+        num_models: M, number of models.
+        num_partitions: S, number of partitions.
         epochs: E, visits of each model to each partition.
         order: "ring" or "hopper".
-        halving: None trains all models to the end.
-        replay: For each model the partitions in the order of its visits, of a run that was recorded; given, it takes
-            the place of `order`. A model's record may end early, where it was dropped.
-
-    Raises:
-        UsageError: A number is below 1, or the replay belongs to another sweep.
+        halving: Successive halving; None trains all models to the end.
+        replay: For each model, the partitions of its visits in order, recorded by an earlier run; replaces `order`. The
+            visits of a model may end early, where it was dropped.
     """
 
     def __init__(
@@ -91,22 +89,22 @@ class Scheduler:
             if value < 1:
                 raise UsageError(f"sweep has {value} {name}, expected at least 1")
         if order not in get_args(Order):
-            raise UsageError(f"order is {order!r}", hint=f"known are {', '.join(get_args(Order))}")
+            raise UsageError(f"order is {order!r}", hint=f"choose from {', '.join(get_args(Order))}")
         if replay is not None:
             _check_replay(replay, num_models, num_partitions, epochs)
         self.num_partitions, self.epochs, self.order, self.replay = num_partitions, epochs, order, replay
-        self.models = [Progress(model, arrived=model) for model in range(num_models)]
+        self.models = [ModelProgress(model, arrived=model) for model in range(num_models)]
         self._contest = Contest(halving, num_models) if halving else None
         self._running: dict[int, Unit] = {}
         self._ticks = num_models
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to train, now or later."""
+        """Whether no model is running, waiting or parked."""
         return not self._running and all(model.status not in ("waiting", "parked") for model in self.models)
 
     def take(self, partitions: Collection[int]) -> Unit | None:
-        """A unit for a free stage that keeps these partitions; None where there is none now."""
+        """Return a unit for a free stage with these partitions; None if there is none now."""
         able = [
             (self._urgency(model), model, min(needs))
             for model in self.models
@@ -124,17 +122,17 @@ class Scheduler:
         return unit
 
     def done(self, unit: Unit, *, seconds: float = 0.0, score: float = 0.0) -> None:
-        """A unit was trained. `score` counts where it ends an epoch; higher is better."""
+        """Report a trained unit. `score` is used if it ends an epoch; higher is better."""
         assert self._running.pop(unit.model) == unit
         self._advance(self.models[unit.model], unit.partition, seconds, score)
 
     def lost(self, unit: Unit) -> None:
-        """A unit came to nothing; its model waits again, where it stood in the queue."""
+        """Report a lost unit; its model waits again, at its previous position in the queue."""
         assert self._running.pop(unit.model) == unit
         self.models[unit.model].status = "waiting"
 
     def fail(self, unit: Unit, reason: str) -> None:
-        """A unit cannot be trained; its model is given up, and the others go on."""
+        """Report that a unit cannot be trained; its model fails, and the others continue."""
         assert self._running.pop(unit.model) == unit
         self.models[unit.model].status = "failed"
         self.models[unit.model].reason = reason
@@ -142,11 +140,12 @@ class Scheduler:
             self._settle(self._contest.withdraw(unit.model))
 
     def restore(self, visits: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
-        """Goes where a run stood, before anything is taken; one entry a model. Decisions at rungs come out as before,
-        because they do not depend on the order of the reports.
+        """Restore the state of an earlier run, with one entry per model, before any unit is taken.
+
+        Decisions at rungs are the same as before, because they do not depend on the order of the reports.
 
         Raises:
-            StateError: The visits are none that this sweep can make.
+            StateError: If the visits are impossible in this sweep.
         """
         stages = self.num_partitions
         for epoch in range(self.epochs):
@@ -154,14 +153,14 @@ class Scheduler:
                 for partition in visits[model.model][epoch * stages : (epoch + 1) * stages]:
                     if partition not in self._needs(model):
                         raise StateError(
-                            f"model {model.model} has visited partition {partition} in epoch {epoch}",
-                            hint="another number of partitions or another order was recorded; use another run.out",
+                            f"model {model.model} visited partition {partition} in epoch {epoch}, out of order",
+                            hint="use the recorded number of partitions and order, or another run.out",
                         )
                     ends = (len(model.visits) + 1) % stages == 0
                     self._advance(model, partition, 0.0, scores[model.model][epoch] if ends else 0.0)
 
-    def _needs(self, model: Progress) -> set[int]:
-        """Partitions that a model may visit next."""
+    def _needs(self, model: ModelProgress) -> set[int]:
+        """Return the partitions that a model may visit next."""
         done = len(model.visits)
         if self.replay is not None:
             return set(self.replay[model.model][done : done + 1])
@@ -170,15 +169,15 @@ class Scheduler:
         seen = model.visits[done - done % self.num_partitions :]
         return set(range(self.num_partitions)) - set(seen)
 
-    def _urgency(self, model: Progress) -> tuple[float, int]:
-        """Lower goes first."""
+    def _urgency(self, model: ModelProgress) -> tuple[float, int]:
+        """Return the sort key of a waiting model; the lowest goes first."""
         if self.order == "ring" or self.replay is not None:
             return 0.0, model.arrived
         left = self.epochs * self.num_partitions - len(model.visits)
         speed = model.seconds / len(model.visits) if model.visits else math.inf
         return -left * speed, model.arrived
 
-    def _advance(self, model: Progress, partition: int, seconds: float, score: float) -> None:
+    def _advance(self, model: ModelProgress, partition: int, seconds: float, score: float) -> None:
         model.visits.append(partition)
         model.seconds += seconds
         model.status = "waiting"
@@ -209,11 +208,11 @@ class Scheduler:
 
 def _check_replay(replay: Sequence[Sequence[int]], num_models: int, num_partitions: int, epochs: int) -> None:
     if len(replay) != num_models:
-        raise UsageError(f"replay is of {len(replay)} models, the sweep has {num_models}")
+        raise UsageError(f"replay has {len(replay)} models, the sweep has {num_models}", hint="replay the same sweep")
     for model, visits in enumerate(replay):
         parts = [visits[begin : begin + num_partitions] for begin in range(0, len(visits), num_partitions)]
         if len(parts) > epochs or any(sorted(part) != list(range(num_partitions)) for part in parts):
             raise UsageError(
-                f"replay of model {model} is not whole epochs of {num_partitions} partitions",
-                hint="is it of another sweep?",
+                f"replay of model {model} does not consist of whole epochs of {num_partitions} partitions",
+                hint="replay a sweep with the same number of partitions and epochs",
             )

@@ -1,4 +1,4 @@
-"""The real scheduler under a simulated clock: how long a sweep will take, and who trains what when."""
+"""Runs the scheduler with a simulated clock, to predict the duration and the timeline of a sweep."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A unit on the clock.
+    """A simulated visit.
 
     Attributes:
-        unit: What is trained.
-        stage: Who trains it.
-        start: Time of its beginning, in the unit of the durations.
-        end: Time of its end.
+        unit: The trained unit.
+        stage: Number of the stage.
+        start: Start time, in the unit of the durations.
+        end: End time.
     """
 
     unit: Unit
@@ -33,13 +33,13 @@ def simulate(
     score: Callable[[Unit], float] = lambda _: 0.0,
     stages: Sequence[Sequence[int]] | None = None,
 ) -> list[Visit]:
-    """Runs a sweep without training.
+    """Simulate a sweep.
 
     Args:
-        scheduler: Before its first unit.
-        duration: Time that a unit takes, hand-over included.
-        score: Of a model after a unit that ends an epoch.
-        stages: Partitions of each stage; by default stage s keeps partition s.
+        scheduler: A scheduler before its first unit.
+        duration: Returns the time of a unit, including transfers.
+        score: Returns the score of a model after a unit that ends an epoch.
+        stages: Partitions of each stage; by default stage s has partition s.
 
     Returns:
         All visits in the order of their ends; the last end is the makespan.
@@ -57,7 +57,7 @@ def simulate(
         if not busy:
             return visits
         now = busy[0][0]
-        # All that end now end before anything begins, so that the order of stages decides nothing.
+        # Finish all visits that end now before starting new ones, so that the order of stages has no influence.
         while busy and busy[0][0] == now:
             _, stage, visit = heapq.heappop(busy)
             scheduler.done(visit.unit, seconds=visit.end - visit.start, score=score(visit.unit))
@@ -67,10 +67,10 @@ def simulate(
 
 
 def ring_makespan(models: int, partitions: int, epochs: int) -> int:
-    """Time of a ring in which every visit takes 1.
+    """Return the makespan of a ring in which every visit takes 1.
 
-    With at least as many models as stages the first stage never waits, and the last model leaves S - 1 later. With
-    fewer, no model ever waits, and the last one begins M - 1 late.
+    With at least as many models as stages, the first stage never waits, and the last model finishes S - 1 later. With
+    fewer, no model ever waits, and the last one starts M - 1 later than the first.
     """
     if models >= partitions:
         return models * epochs + partitions - 1

@@ -1,4 +1,4 @@
-"""A stage: keeps partitions, and trains the models that visit it."""
+"""A stage: keeps partitions and trains the models that visit it."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.shared.link import open_link
 
 
-class Workshop(Protocol):
-    """What a stage does with a model and data; the traffic around it is the same for all."""
+class StageWorker(Protocol):
+    """Loads partitions and trains models for a stage; `serve` does the communication."""
 
-    def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:
-        """Keeps these partitions from now on, and loads those that are new.
+    def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
+        """Keep exactly these partitions from now on, and load the new ones.
 
         Returns:
-            JSON values about it, for the results.
+            JSON values for the results.
         """
         ...
 
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
-        """Trains a unit.
+        """Train a unit.
 
         Args:
-            unit: One of the partitions that are kept.
-            token: The model as the last visit left it; None for a fresh one.
+            unit: The unit, on an assigned partition.
+            token: The model after its last visit; None for a new one.
 
         Returns:
-            The new token, and JSON values about the visit; ``score`` among them where the unit ends an epoch. Where the
-            model cannot be trained on, as when its loss is not finite, no token, and ``reason``. An error is the
-            stage's own, as one of its data, and ends it.
+            The new token, and JSON values about the visit, including ``score`` if the unit ends an epoch. If the model
+            cannot be trained further, for example because its loss is not finite: an empty token, and ``reason``. An
+            exception, for example about the data, is an error of the stage and stops it.
         """
         ...
 
 
-def serve(store: Store, workshop: Workshop, timeout_s: float) -> None:
-    """Works for the hub until it says that the sweep is over.
+def serve(store: Store, worker: StageWorker, timeout_s: float) -> None:
+    """Train the units assigned by the hub until the sweep is finished.
 
     Args:
-        store: Where the hub is met.
-        workshop: What is done.
-        timeout_s: Silence of the hub that means its death.
+        store: Store shared with the hub.
+        worker: Loads partitions and trains models.
+        timeout_s: Seconds of silence after which the hub is considered dead.
 
     Raises:
-        WorkerError: The hub is dead.
+        WorkerError: If the hub is dead.
     """
     link = open_link(store, timeout_s)
     while (message := receive(link)).kind is not Kind.END:
         began = time.perf_counter()
         with link.beating():
             if message.kind is Kind.OWN:
-                answer = Message(Kind.READY, workshop.own(tuple(message.values["partitions"])))
+                answer = Message(Kind.READY, worker.assign(tuple(message.values["partitions"])))
             else:
                 unit = Unit(**message.values)
                 faults.reach("visit")
-                token, report = workshop.visit(unit, message.body or None)
+                token, report = worker.visit(unit, message.body or None)
                 report["seconds"] = time.perf_counter() - began
                 answer = Message(Kind.FAILED if "reason" in report else Kind.DONE, report, token)
         faults.reach("visited")

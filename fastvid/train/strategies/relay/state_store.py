@@ -1,4 +1,4 @@
-"""The newest token of every model, in memory and in the run's folder, where a later run finds them."""
+"""Stores the newest token of every model, in memory and in the run's folder, for a resume."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fastvid.storage import open_storage
 from fastvid.train.strategies.relay import packed_state as tokens
 
 
-class Shelf:
-    """Tokens by model. Each file is replaced atomically, so a hub that is killed leaves whole tokens.
+class TokenStore:
+    """Tokens by model. Files are replaced atomically, so tokens stay intact if the hub is killed.
 
     Args:
-        num_models: M.
-        folder: Where they are kept; None keeps them in memory alone.
+        num_models: M, number of models.
+        folder: Folder of the files; None keeps tokens in memory only.
     """
 
     def __init__(self, num_models: int, folder: str | None = None) -> None:
@@ -29,29 +29,29 @@ class Shelf:
                     self._tokens[model] = self._storage.read(_name(model))
 
     def get(self, model: int) -> bytes | None:
-        """A model's token; None when it was never trained."""
+        """Return the token of a model; None if it was never trained."""
         return self._tokens[model]
 
     def put(self, model: int, token: bytes) -> None:
-        """Replaces a model's token."""
+        """Replace the token of a model."""
         if self._storage is not None:
             self._storage.write(_name(model), token)
-        faults.reach("shelf")
+        faults.reach("token_store")
         self._tokens[model] = token
 
     def history(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Visits and scores of every model, for `fastvid.train.strategies.relay.scheduler.Scheduler.restore`.
+        """Return visits and scores of every model, for `Scheduler.restore`.
 
         Raises:
-            FormatError: A token is damaged.
-            StateError: It is of something else.
+            FormatError: If a token is damaged.
+            StateError: If a token is of another model.
         """
         visits: list[list[int]] = []
         scores: list[list[float]] = []
         for model, data in enumerate(self._tokens):
             tree: dict[str, Any] = {"model": model, "visits": [], "scores": []} if data is None else tokens.unpack(data)
             if tree.get("model") != model:
-                raise StateError(f"token of model {tree.get('model')} lies in the place of model {model}")
+                raise StateError(f"token file of model {model} contains model {tree.get('model')}")
             visits.append([int(partition) for partition in tree["visits"]])
             scores.append([float(score) for score in tree["scores"]])
         return visits, scores

@@ -1,4 +1,4 @@
-"""The strategy ``sync=relay``: the models of a recipe travel between parts of the data, see the folder."""
+"""The strategy ``sync=relay``: models move between partitions of the data, see the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastvid.train.strategies.relay.options import SweepOptions
 
 
 class Relay(Strategy):
-    """Train all models of a recipe in one sweep, which is a run of its own and no part of the training loop."""
+    """Trains all models of a recipe in one sweep, which replaces the training loop."""
 
     shares_batches = False
 

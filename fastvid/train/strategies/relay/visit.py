@@ -1,4 +1,4 @@
-"""One visit: a model comes out of its token, trains on a partition once, and goes back into a token."""
+"""One visit: unpack a model from its token, train it on a partition, pack it into a new token."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from fastvid.train.strategies.relay.scheduler import Unit
 
 
 @dataclass(frozen=True)
-class Trainee:
-    """One model of a sweep, as a stage can build it.
+class SweepModel:
+    """One model of a sweep, with the functions that a stage needs to train it.
 
     Attributes:
-        config: Its run.
-        replica: Builds it fresh, always with the same weights.
-        batches: Opens the batches of an epoch of a partition; the same ones whenever it is asked for the same.
-        evaluate: Scores it; None scores it by its training loss.
+        config: Configuration of the model.
+        replica: Builds the model, always with the same initial weights.
+        batches: Opens the batches of an epoch of a partition; the same batches for the same unit.
+        evaluate: Scores the model; None uses the training loss as its score.
     """
 
     config: Config
@@ -45,31 +45,31 @@ _MODEL: Final = "model"
 
 
 def train_visit(
-    trainee: Trainee, unit: Unit, token: bytes | None, device: torch.device
+    sweep_model: SweepModel, unit: Unit, token: bytes | None, device: torch.device
 ) -> tuple[bytes, dict[str, Any]]:
-    """Trains a unit. A pure function of its arguments, so a unit that was lost can be trained again, anywhere.
+    """Train a unit. A pure function of its arguments, so any stage can repeat a lost unit.
 
     Args:
-        trainee: The model.
+        sweep_model: The model.
         unit: Epoch and partition.
-        token: The model as its last visit left it; None for a fresh one.
-        device: Where to compute.
+        token: The model after its last visit; None for a new one.
+        device: Device to compute on.
 
     Returns:
         The new token; and JSON values: ``samples`` (of this visit), ``loss`` (mean, in nats), ``top1_percent``, ``lr``,
-        ``lineage`` (number and digest of the samples); where the unit ends an epoch ``score`` (higher is better) and
-        ``eval``. Where the loss is not finite, no token, and the ``reason``.
+        ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score`` (higher is better) and
+        ``eval``. If the loss is not finite: an empty token, and the ``reason``.
 
     Raises:
-        StateError: The token is another model's, or of another place in the sweep.
+        StateError: If the token is of another model or another epoch.
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        replica, state = _open(trainee, unit, token)
+        replica, state = _open(sweep_model, unit, token)
         member = Member(World(), device)
-        stepper = Stepper.of(trainee.config, member, Strategy(member))
+        stepper = Stepper.of(sweep_model.config, member, Strategy(member))
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         before, lineage = replica.samples, Lineage()
-        with trainee.batches(unit) as batches:
+        with sweep_model.batches(unit) as batches:
             for batch in batches:
                 sums += stepper.step(replica, batch)[0]
                 replica.samples += batch.stop - batch.start
@@ -87,7 +87,7 @@ def train_visit(
         }
         state["visits"].append(unit.partition)
         if unit.ends_epoch:
-            score = None if trainee.evaluate is None else trainee.evaluate(replica)
+            score = None if sweep_model.evaluate is None else sweep_model.evaluate(replica)
             report["eval"] = None if score is None else score.as_row()
             report["score"] = -mean_loss if score is None else score.top1_percent
             state["scores"].append(report["score"])
@@ -96,20 +96,20 @@ def train_visit(
 
 
 def read_weights(token: bytes) -> dict[str, torch.Tensor]:
-    """The weights in a token: the model's state dict."""
+    """Return the model's state dict from a token."""
     return dict(tokens.unpack(token)["replica"]["model"])
 
 
-def _open(trainee: Trainee, unit: Unit, token: bytes | None) -> tuple[Replica, dict[str, Any]]:
-    replica = trainee.replica()
+def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Replica, dict[str, Any]]:
+    replica = sweep_model.replica()
     if token is None:
-        torch.manual_seed(trainee.config.run.seed)
+        torch.manual_seed(sweep_model.config.run.seed)
         return replica, {_MODEL: unit.model, "visits": [], "scores": []}
     state = tokens.unpack(token)
     if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:
         raise StateError(
-            f"token is of model {state[_MODEL]} after {len(state['scores'])} epochs, "
-            f"the unit of model {unit.model} in epoch {unit.epoch}"
+            f"token contains model {state[_MODEL]} after {len(state['scores'])} epochs, "
+            f"but the unit is model {unit.model} in epoch {unit.epoch}"
         )
     replica.load_state_dict(state.pop("replica"))
     torch.set_rng_state(state.pop("rng"))

@@ -1,1 +1,1 @@
-"""What several strategies use: means over ranks, gradient noise, counted traffic."""
+"""Code shared by several strategies: links, means over ranks, gradient noise, traffic counters."""

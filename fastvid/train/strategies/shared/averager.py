@@ -1,8 +1,8 @@
-"""The mean of a model over ranks: parameters, norm statistics, moments and a few words in one message.
+"""Averages a model over ranks: parameters, norm statistics, moments and a few words in one message.
 
-torch's own averagers (`torch.distributed.algorithms.model_averaging`, 2.13) were not used. They average after steps 1,
-K + 1, 2K + 1 and so on; leave out parameters without a gradient, buffers and the state of the optimiser; and rebind
-each parameter to a part of a new buffer, so that whatever kept its address works on stale memory.
+torch's own averagers (`torch.distributed.algorithms.model_averaging`, 2.13) are not used. They average after steps 1,
+K + 1, 2K + 1 and so on; omit parameters without a gradient, buffers and optimizer state; and rebind each parameter to a
+part of a new buffer, so that code with the old address uses stale memory.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from fastvid.train.strategies.shared.flat import Flat
 from fastvid.train.strategies.shared.traffic import Traffic
 
 HALVES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""Types that parameters may travel in, by name."""
+"""Half-precision dtypes in which parameters may be sent, by name."""
 
 
 class Averager:
-    """Brings tensors to their mean over a group of ranks; every rank of the group must call it with the same shapes.
+    """Averages tensors over a group of ranks; every rank of the group must call it with the same shapes.
 
     Args:
-        parameters: What may travel in half precision.
-        others: What may not: norm statistics and moments, whose small values half precision would lose.
-        words: Further numbers.
-        half: The type that parameters travel in, as differences to an anchor; None sends them as they are.
-        traffic: Counts.
+        parameters: Tensors that may be sent in half precision.
+        others: Tensors that may not: norm statistics and moments, whose small values would be lost.
+        words: Number of further values.
+        half: Dtype in which parameters are sent, as differences to an anchor; None sends them uncompressed.
+        traffic: Counts the messages.
 
     Attributes:
-        flat: Everything; holds the mean after `reduce`.
-        parameters: [n], the part of it that belongs to the parameters.
+        flat: The buffer of all values; contains the mean after `reduce`.
+        parameters: [n], the part of the buffer that belongs to the parameters.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Averager:
 
     @torch.no_grad()
     def reduce(self, size: int, group: dist.ProcessGroup | None, purpose: str, anchor: Tensor | None = None) -> None:
-        """The mean of what the ranks have collected.
+        """Average the buffer over the ranks.
 
-        Each rank divides by the number of ranks before anything is added, so that half precision does not overflow.
+        Each rank divides by the number of ranks before the sum, so that half precision does not overflow.
 
         Args:
-            size: Ranks of the group.
-            group: Of the ranks; None is all.
-            purpose: What the message is counted as.
-            anchor: [n], parameters that all ranks of the group hold alike; needed for half precision.
+            size: Number of ranks in the group.
+            group: Process group; None for all ranks.
+            purpose: Purpose under which `Traffic` counts the message.
+            anchor: [n], parameters that are the same on all ranks of the group; required for half precision.
         """
         if size == 1:
             return
@@ -70,7 +70,7 @@ class Averager:
             self._sum(self.flat.buffer.div_(size), group, purpose)
             return
         assert anchor is not None
-        # Differences are small, so rounding them costs little; and the ranks' sums of the same numbers stay the same.
+        # Differences are small, so rounding them costs little, and the result is the same on all ranks.
         self._half.copy_(self.parameters.sub_(anchor).div_(size))
         self._sum(self._half, group, purpose)
         torch.add(anchor, self._half, out=self.parameters)
@@ -84,14 +84,18 @@ class Averager:
 
 
 def statistics(model: nn.Module) -> list[Tensor]:
-    """The buffers that have a mean: those of floating type, such as running statistics. Counters are left out: they
-    count steps, which are the same on every rank."""
+    """Return the floating-point buffers of a model, such as running statistics.
+
+    Counters are excluded: they count steps, which are the same on every rank.
+    """
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
 def moments(optimizer: Optimizer) -> list[Tensor]:
-    """Momentum buffers and Adam's moments: the optimiser's tensors that have the shape of their parameter. Step
-    counters are left out."""
+    """Return momentum buffers and Adam's moments: state tensors with their parameter's shape.
+
+    Step counters are excluded.
+    """
     return [
         value
         for group in optimizer.param_groups
@@ -103,7 +107,7 @@ def moments(optimizer: Optimizer) -> list[Tensor]:
 
 @torch.no_grad()
 def reset_moments(optimizer: Optimizer) -> None:
-    """Sets moments and step counters to zero, in place: the next step is the optimiser's first."""
+    """Set moments and step counters to zero, in place, as before the optimizer's first step."""
     for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Many tensors side by side in one buffer, so that they travel in one message."""
+"""A buffer that concatenates many tensors, so that one message can transfer them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 class Flat:
-    """A buffer with a place for each of some tensors, and for further numbers behind them.
+    """A buffer with a range for each of some tensors, followed by further values.
 
-    The buffer is made once and stays where it is; so do the tensors, which are copied from and into, never rebound.
+    The buffer is allocated once. Tensors are copied from and to it and never rebound.
 
     Args:
-        tensors: Of any shapes, strides and floating types; the buffer lies on the first one's device.
-        extra: Further numbers.
+        tensors: Tensors of any shape, stride and floating dtype; the buffer is on the device of the first one.
+        extra: Number of further values.
 
     Attributes:
-        buffer: [n + extra], float64 where a tensor is, else float32.
-        values: [n], the part of the buffer that belongs to the tensors, in their order.
-        words: [extra], the part behind it.
+        buffer: [n + extra], float64 if any tensor is float64, else float32.
+        values: [n], the part of the buffer that belongs to the tensors, in order.
+        words: [extra], the part after it.
     """
 
     def __init__(self, tensors: Sequence[Tensor], extra: int = 0) -> None:
@@ -34,18 +34,18 @@ class Flat:
         parts = torch.split_with_sizes(self.values, sizes)
         self._views = [part.view(tensor.shape) for part, tensor in zip(parts, self.tensors, strict=True)]
 
-    def holds(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether its tensors are these very ones."""
+    def consists_of(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether the tensors of this buffer are the same objects as these."""
         return [id(tensor) for tensor in tensors] == [id(tensor) for tensor in self.tensors]
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Copies the tensors into the buffer."""
+        """Copy the tensors into the buffer."""
         for view, tensor in zip(self._views, self.tensors, strict=True):
             view.copy_(tensor)
 
     @torch.no_grad()
     def spread(self) -> None:
-        """Copies the buffer into the tensors."""
+        """Copy the buffer into the tensors."""
         for view, tensor in zip(self._views, self.tensors, strict=True):
             tensor.copy_(view)

@@ -1,4 +1,4 @@
-"""A link between two processes: a process group of two, so that a death ends one link and no other.
+"""A link between two processes: a process group of two, so a death breaks no other link.
 
 A message is a header of integers and at most one payload. The header is int64 [WORDS + 4]: a magic word, the payload's
 size in bytes, its CRC-32, `WORDS` words of the message, the header's CRC-32. The first word is the kind of message; 0
@@ -50,7 +50,7 @@ def listen(host: str, port: int, timeout_s: float) -> TCPStore:
         timeout_s: How long an operation of the store may take.
 
     Raises:
-        WorkerError: The port is taken.
+        WorkerError: If the port is in use.
     """
     with as_worker_error("cannot listen", address=f"{host}:{port}"):
         return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
@@ -60,21 +60,21 @@ def connect(host: str, port: int, timeout_s: float) -> TCPStore:
     """Open the store that another process serves at an address.
 
     Raises:
-        WorkerError: No process answers in time.
+        WorkerError: If no process answers in time.
     """
     with as_worker_error("no process answers", address=f"{host}:{port}"):
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 def shared_store(member: Member, timeout_s: float = 60.0) -> TCPStore:
-    """Open one store that all ranks of a job share; called on every rank at the same place. Rank 0 serves it.
+    """Open a store that rank 0 serves to all ranks of a job; call it on every rank at the same point.
 
-    Rank 0 must keep it until the others no longer use it.
+    Rank 0 must keep a reference until the other ranks no longer use the store.
 
     Raises:
-        WorkerError: Rank 0 cannot be reached.
+        WorkerError: If rank 0 cannot be reached.
     """
-    host = os.environ.get("MASTER_ADDR", "127.0.0.1")  # torchrun's name for the machine of rank 0
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")  # set by torchrun to the machine of rank 0
     own = listen(host, 0, timeout_s) if member.leads else None
     port = broadcast_bytes(None if own is None else str(own.port).encode(), member)
     assert port is not None
@@ -86,12 +86,12 @@ class Link:
 
     Args:
         store: Shared by both sides.
-        number: Of the link.
+        number: Number of the link.
         side: `SERVER` or `CLIENT`.
-        timeout_s: Silence that means death, and the longest wait for the other side to connect.
+        timeout_s: Seconds of silence after which the other side is considered dead; also the connection timeout.
 
     Raises:
-        WorkerError: The other side did not connect.
+        WorkerError: If the other side does not connect.
     """
 
     def __init__(self, store: Store, number: int, side: int, timeout_s: float) -> None:
@@ -115,11 +115,11 @@ class Link:
 
         Args:
             words: At most `WORDS`, the first of them not 0.
-            payload: Contiguous, on the CPU; not changed until this returns.
-            checksum: CRC-32 of the payload, where it is known.
+            payload: Contiguous, on the CPU; must not change until this returns.
+            checksum: CRC-32 of the payload, if known.
 
         Raises:
-            WorkerError: The other side is gone.
+            WorkerError: If the other side is gone.
         """
         if payload is not None and not payload.numel():
             payload = None
@@ -149,8 +149,8 @@ class Link:
             The message's words, and its payload.
 
         Raises:
-            ChecksumError: The header or the payload is damaged.
-            WorkerError: The other side is gone or silent, or the payload does not fit.
+            ChecksumError: If the header or the payload is damaged.
+            WorkerError: If the other side is gone or silent, or the payload does not fit.
         """
         while True:
             self._receive(self._header)
@@ -172,7 +172,7 @@ class Link:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Send heartbeats from a thread while this one works."""
+        """Send heartbeats from a background thread during the block."""
         over = threading.Event()
 
         def beats() -> None:
@@ -220,7 +220,7 @@ class Listener:
         """Return the server's side of a client's link.
 
         Raises:
-            WorkerError: The client does not connect.
+            WorkerError: If the client does not connect.
         """
         return Link(self._store, number, SERVER, self._timeout_s)
 
@@ -248,7 +248,7 @@ def open_link(store: Store, timeout_s: float) -> Link:
     """Return the client's side of a new link to the `Listener` of a store.
 
     Raises:
-        WorkerError: There is none, or it does not answer in time.
+        WorkerError: If there is none, or it does not answer in time.
     """
     own = own_connection(store)
     with as_worker_error("no server listens"):
@@ -258,14 +258,14 @@ def open_link(store: Store, timeout_s: float) -> Link:
 
 
 def own_connection(store: Store) -> Any:
-    """Return another connection to a store: a connection serves one call at a time, and some calls wait."""
-    # Any: torch's stubs leave out clone.
+    """Return another connection to a store, because each serves one call at a time."""
+    # Any: torch's stubs lack clone.
     shared: Any = store
     return shared.clone()
 
 
 def encode(words: Sequence[int], size: int = 0, checksum: int = 0) -> Tensor:
-    """Return a message's header, see the module."""
+    """Return a message's header, see the module docstring."""
     body = torch.tensor([MAGIC, size, checksum, *words, *[0] * (WORDS - len(words))])
     return torch.cat([body, torch.tensor([crc32(body)])])
 
@@ -274,12 +274,12 @@ def decode(header: Tensor) -> tuple[tuple[int, ...], int, int]:
     """Return words, bytes of the payload and its CRC-32.
 
     Raises:
-        ChecksumError: It is not a header, or is damaged.
+        ChecksumError: If it is not a header, or is damaged.
     """
     magic, size, checksum, *words, own = header.tolist()
     if magic != MAGIC or own != crc32(header[:-1]):
         raise ChecksumError(
-            "a message's header is damaged or of another format",
+            "message header is damaged or of another format",
             hint="run the same version of fastvid on both sides",
             magic=f"{magic:016x}",
         )
@@ -288,17 +288,17 @@ def decode(header: Tensor) -> tuple[tuple[int, ...], int, int]:
 
 def crc32(values: Tensor) -> int:
     """Return the CRC-32 of a contiguous CPU tensor's bytes."""
-    # An array is a buffer; numpy's annotations say so from Python 3.12 on.
+    # Any, because numpy's annotations declare arrays as buffers only from Python 3.12 on.
     data: Any = values.detach().view(torch.uint8).numpy()
     return zlib.crc32(data) if values.numel() else 0
 
 
 @contextlib.contextmanager
 def as_worker_error(what: str, **where: str | int) -> Iterator[None]:
-    """Raise errors of torch's stores and process groups as WorkerError."""
+    """Convert errors of torch's stores and process groups to WorkerError."""
     try:
         yield
     except RuntimeError as error:
         raise WorkerError(
-            f"{what}: {error}", hint="is the other process running, and can this machine reach it?", **where
+            f"{what}: {error}", hint="check that the other process is running and reachable from this machine", **where
         ) from error

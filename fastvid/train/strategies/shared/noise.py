@@ -1,4 +1,4 @@
-"""The noise of the gradient, measured for nothing from what ranks compute anyway."""
+"""Measures the gradient noise scale from gradients that the ranks compute anyway, at no extra cost."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastvid.train.strategies.shared.window import Window
 
-_EMPTY = 1e-12  # a share below this holds no clip: shares are at least one over the global batch
+_EMPTY = 1e-12  # a share below this contains no clip: nonempty shares are at least one over the global batch size
 
 
 class NoiseMeter:
-    """The gradient noise scale of McCandlish et al. 2018 (appendix A.1): noise of one clip's gradient over the squared
-    gradient, S / G2. It has the unit of a batch size: at that batch, noise and signal of a step are equal.
+    """Estimates the gradient noise scale of McCandlish et al. 2018 (appendix A.1).
 
-    It compares gradients of two batch sizes: each rank's and their mean. With x_p the gradient of rank p's b_p clips,
-    x the mean over the B clips of all P ranks::
+    It is S / G2, the variance of one clip's gradient over the squared gradient, in units of a batch size: at that
+    batch size, noise and signal of a step are equal.
+
+    The estimate compares gradients of two batch sizes: each rank's and their mean. With x_p the gradient of rank p's
+    b_p clips, and x the mean over the B clips of all P ranks::
 
         E|x_p|^2 = G2 + S / b_p      S  = sum_p b_p (|x_p|^2 - |x|^2) / (P - 1)
         E|x|^2   = G2 + S / B        G2 = |x|^2 - S / B
 
-    Both are unbiased, also where shares are uneven, and their means over many steps are divided. With local steps x_p
-    is how far rank p has moved in a round, per step and unit of the learning rate, and b_p the clips of all its steps;
-    that is exact where the gradient hardly changes within a round. Momentum makes the estimate too small until a round
-    is longer than its memory, 1 / (1 - momentum) steps; Adam measures in its own metric.
+    Both are unbiased, even if shares are uneven, and the result is the ratio of their means over many steps. With local
+    steps, x_p is the distance that rank p has moved in a round, per step and unit of the learning rate, and b_p the
+    clips of all its steps; this is accurate if the gradient hardly changes within a round. Momentum makes the estimate
+    too small unless a round is longer than 1 / (1 - momentum) steps; with Adam, it is in Adam's metric.
 
     Args:
         world_size: P, at least 2; with one rank nothing is measured.
-        device: Where gradients are.
+        device: Device of the gradients.
         total: Sums a CPU tensor over the ranks.
 
     Attributes:
-        count: Measurements since `clear`; the same on every rank.
+        count: Measurements since `clear`, the same on every rank.
     """
 
     def __init__(self, world_size: int, device: torch.device, total: Callable[[Tensor], Callable[[], Tensor]]) -> None:
@@ -46,27 +48,29 @@ class NoiseMeter:
         self._window = Window(4, device, total)
 
     def add(self, own: Tensor, mean: Tensor, share: Tensor, clips: int) -> None:
-        """One measurement.
+        """Add a measurement.
 
         Args:
-            own: Squared norm of this rank's gradient, scaled as ddp scales it: of ``P b_p / B`` times x_p.
+            own: Squared norm of this rank's gradient with ddp's scaling, ``P b_p / B`` times x_p.
             mean: Squared norm of the mean over the ranks, x.
-            share: b_p / B, this rank's part of the clips.
+            share: b_p / B, this rank's fraction of the clips.
             clips: B.
         """
         if self.world_size < 2:
             return
-        # A rank without a clip has nothing to say: b_p |x_p|^2 is 0.
+        # A rank without clips contributes 0, because b_p |x_p|^2 is 0.
         single = own / (self.world_size * share.clamp_min(_EMPTY)).square()
         values = torch.stack([share * clips * single, share * clips * mean, share * single, share * mean])
-        # What an fp16 step overflowed is left out on every rank: the mean of all ranks is not finite either.
+        # A step that overflowed in fp16 is skipped on every rank, because the mean over all ranks is not finite either.
         finite = torch.isfinite(mean)
         self._window.add(torch.where(finite & torch.isfinite(values), values, 0.0))
         self.count += 1
 
     def scale(self) -> float:
-        """S / G2 over the measurements since `clear`, the same on every rank, which must all call it here; in clips.
-        Infinite where no signal is left of the noise; nan where there is neither."""
+        """Return S / G2 since `clear`, in clips; infinite without signal, nan without noise too.
+
+        The result is the same on every rank. Every rank must call it at the same point.
+        """
         own, mean, own_share, mean_share = self._window.gather()
         others = max(1, self.world_size - 1)
         noise = (own - mean) / others
@@ -76,20 +80,20 @@ class NoiseMeter:
         return math.inf if signal <= 0 else noise / signal
 
     def clear(self) -> None:
-        """Forgets all measurements."""
+        """Discard all measurements."""
         self._window.clear()
         self.count = 0
 
     def gather(self) -> None:
-        """Brings the ranks' measurements together, before a checkpoint."""
+        """Sum the measurements over the ranks, before a checkpoint."""
         self._window.gather()
 
     def state_dict(self) -> dict[str, Any]:
-        """The measurements as last gathered, and how many ranks made them."""
+        """Return the measurements as last gathered, and the world size."""
         return {"window": self._window.state_dict(), "count": self.count, "world_size": self.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state over. Measurements of another number of ranks are left out: they cannot be added to these."""
+        """Restore a state; measurements made with a different world size cannot be combined and are discarded."""
         self.clear()
         if state["world_size"] == self.world_size:
             self._window.load_state_dict(state["window"])
@@ -97,21 +101,21 @@ class NoiseMeter:
 
 
 class GradientNorms:
-    """Squared norms of the gradient of this rank and of the mean, taken while DistributedDataParallel averages.
+    """Measures the squared norms of this rank's gradient and of the mean, in DDP's all-reduce.
 
     Args:
-        wrapped: Its communication hook is replaced by one that averages in the same way.
-        device: Where gradients are.
+        wrapped: The module; its communication hook is replaced with an equivalent one that also measures.
+        device: Device of the gradients.
     """
 
     def __init__(self, wrapped: DistributedDataParallel, device: torch.device) -> None:
         self.wrapped = wrapped
         self._norms = torch.zeros(2, dtype=torch.float64, device=device)
-        # Without annotations: what torch accepts as one differs between its versions.
+        # A lambda without annotations, because torch versions differ in the annotations that they accept.
         wrapped.register_comm_hook(None, lambda _, bucket: self._average(bucket))
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """Squared norms since the last time: of this rank's gradient, and of the mean."""
+        """Return the squared norms of this rank's gradient and of the mean since the last call."""
         own, mean = self._norms.clone()
         self._norms.zero_()
         return own, mean

@@ -1,4 +1,4 @@
-"""Counting what a rank says to the others."""
+"""Counts the collective operations of a rank and their bytes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 class Traffic:
-    """Collective operations of one rank and the bytes it handed to them, by purpose.
+    """Collective operations of one rank and the bytes passed to them, by purpose.
 
-    A ring all-reduce among P ranks moves 2 (P - 1) / P times those bytes through each rank's link, in each direction.
+    A ring all-reduce over P ranks transfers 2 (P - 1) / P times these bytes over each rank's link, in each direction.
 
     Attributes:
         calls: Operations by purpose.
@@ -22,10 +22,10 @@ class Traffic:
         self.bytes: Counter[str] = Counter()
 
     def count(self, purpose: str, message: Tensor) -> None:
-        """A message is handed to a collective operation."""
+        """Count a tensor passed to a collective operation."""
         self.calls[purpose] += 1
         self.bytes[purpose] += message.numel() * message.element_size()
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """``{purpose: {"calls", "bytes"}}``."""
+        """Return ``{purpose: {"calls": ..., "bytes": ...}}``."""
         return {purpose: {"calls": self.calls[purpose], "bytes": self.bytes[purpose]} for purpose in sorted(self.calls)}

@@ -1,4 +1,4 @@
-"""Numbers that each rank adds up by itself and that all ranks bring together now and then."""
+"""Numbers that each rank sums locally and that are occasionally summed over all ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Window:
-    """Sums over ranks and over some stretch of the run. What is decided from `gather` is decided alike on every rank.
+    """Sums over ranks and over a part of the run. `gather` returns the same values on every rank.
 
     Args:
-        size: Numbers.
-        device: Where they are added up, so that adding waits for nothing.
+        size: Number of values.
+        device: Device on which they are summed, so that adding needs no device sync.
         total: Sums a CPU tensor over the ranks.
     """
 
@@ -25,12 +25,12 @@ class Window:
         self._added = False
 
     def add(self, values: Tensor) -> None:
-        """Adds this rank's numbers, [size]."""
+        """Add this rank's values, [size]."""
         self._own += values
         self._added = True
 
     def gather(self) -> list[float]:
-        """The sums over all ranks since `clear`. Every rank must call it at the same place."""
+        """Return the sums over all ranks since `clear`. Every rank must call it at the same point."""
         if self._added:
             self._gathered += self._total(self._own.cpu())()
             self._own.zero_()
@@ -38,16 +38,16 @@ class Window:
         return [float(value) for value in self._gathered]
 
     def clear(self) -> None:
-        """Begins a new stretch."""
+        """Reset the sums."""
         self._own.zero_()
         self._gathered.zero_()
         self._added = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums as last gathered."""
+        """Return the sums as last gathered."""
         return {"gathered": self._gathered.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a state over."""
+        """Restore a state."""
         self.clear()
         self._gathered += torch.tensor(state["gathered"], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Batches that grow: what is decided, that all ranks decide alike, and that samples and rates stay exact."""
+"""Growing batches: decisions, their equality on all ranks, and exact samples and rates."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EPOCH = lab.STEPS * toy.BATCH
 
 
 def sizes(rank: Outcome) -> list[int]:
-    """Samples of each step."""
+    """Return the samples of each step."""
     samples = [*rank["trace"]["samples"], rank["samples"]]
     return [after - before for before, after in pairwise(samples)]
 
 
 def expected(milestones: tuple[float, ...], largest: int = 10**9) -> list[int]:
-    """Sizes of a run whose batch doubles at epochs; what is left of an epoch is a multiple of the first size."""
+    """Return the sizes of a run whose batch doubles at epochs; the rest of an epoch is a multiple of the first."""
     found, samples = [], 0
     while samples < toy.EPOCHS * EPOCH:
         wanted = toy.BATCH
@@ -52,31 +52,31 @@ def test_the_batch_doubles_where_the_rate_would_have_halved(outcomes: Outcomes, 
     for rank in outcomes(world, f"batch-{name}"):
         assert sizes(rank) == expected((1.0, 2.5))
         assert set(sizes(rank)) >= {8, 16, 32}
-        # The same samples at the same places of each epoch as with a fixed batch.
+        # The same samples at the same positions of each epoch as with a fixed batch.
         assert rank["samples"] == plain["samples"]
         assert rank["lineage"] == plain["lineage"]
         warm = round(0.5 * EPOCH)
         for samples, rate in zip(rank["trace"]["samples"], rank["trace"]["lr"], strict=True):
-            # Rate over batch follows the schedule, so the rate itself stays after warm-up.
+            # The ratio of rate to batch size follows the schedule, so the rate itself is constant after warm-up.
             assert rate == pytest.approx(0.05 if samples >= warm else 0.05 * (0.1 + 0.9 * samples / warm), rel=1e-14)
 
 
-def test_growing_batches_give_one_result_in_every_world(outcomes: Outcomes) -> None:
+def test_growing_batches_give_the_same_result_for_any_world_size(outcomes: Outcomes) -> None:
     one = outcomes(1, "batch-ddp")[0]
     for world in (2, 3):
         for rank in outcomes(world, "batch-ddp"):
             assert difference(one, rank) < 1e-9
 
 
-def test_growth_ends_at_the_largest(outcomes: Outcomes) -> None:
+def test_growth_stops_at_the_maximum(outcomes: Outcomes) -> None:
     ranks = outcomes(2, "batch-capped")
     for rank in ranks:
         assert sizes(rank) == expected((1.0, 2.5), largest=16)
-        # Where the batch may not grow, the rate falls, so that rate over batch stays on its path.
+        # Where the batch may not grow, the rate decreases, so that the ratio still follows the schedule.
         assert rank["trace"]["lr"][-1] == pytest.approx(0.05 * 0.5, rel=1e-14)
 
 
-def test_a_plateau_grows_the_batch_alike_on_all_ranks(outcomes: Outcomes) -> None:
+def test_a_plateau_grows_the_batch_equally_on_all_ranks(outcomes: Outcomes) -> None:
     ranks = outcomes(2, "batch-plateau")
     assert sizes(ranks[0]) == sizes(ranks[1])
     by_epoch = [
@@ -92,7 +92,7 @@ def test_a_plateau_grows_the_batch_alike_on_all_ranks(outcomes: Outcomes) -> Non
 
 
 @pytest.mark.parametrize("name", ["whole-noise", "again-noise"])
-def test_noise_grows_the_batch_alike_on_all_ranks(outcomes: Outcomes, name: str) -> None:
+def test_noise_grows_the_batch_equally_on_all_ranks(outcomes: Outcomes, name: str) -> None:
     first, second = outcomes(2, name)
     assert sizes(first) == sizes(second)
     assert max(sizes(first)) == 32
@@ -101,22 +101,22 @@ def test_noise_grows_the_batch_alike_on_all_ranks(outcomes: Outcomes, name: str)
 
 
 def truth() -> float:
-    """The noise scale of the quadratic at its start: of clips drawn from all samples of the toy."""
+    """Return the noise scale of the quadratic at the start, for clips drawn from all samples of the toy."""
     clips = torch.stack([toy.clip(sample).flatten()[: lab.DIMENSIONS] for sample in range(toy.NUM_SAMPLES)])
     signal = (lab.CURVATURE * lab.START + clips.mean(0)).square().sum()
     return float(clips.var(0).sum() / signal)
 
 
 @pytest.mark.parametrize("name", ["ddp", "k1", "k5"])
-def test_the_noise_scale_is_measured(outcomes: Outcomes, name: str) -> None:
+def test_the_measured_noise_scale_matches_the_known_one(outcomes: Outcomes, name: str) -> None:
     scales = [rank["noise_scale"] for rank in outcomes(2, f"meter-{name}")]
     assert scales[0] == scales[1]
-    # Samples are drawn without replacement, so that the mean of an epoch is not that of independent draws.
+    # Samples are drawn without replacement, so the mean over an epoch differs from that of independent draws.
     assert scales[0] == pytest.approx(truth(), rel=0.15)
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 9), min_size=2, max_size=5))
-def test_the_estimate_is_unbiased_in_uneven_shares(seed: int, shares: list[int]) -> None:
+def test_the_noise_estimate_is_unbiased_for_uneven_shares(seed: int, shares: list[int]) -> None:
     # For every gradient G and noise S the expectation is known, so S and G2 are put in without drawing anything.
     generator = torch.Generator().manual_seed(seed)
     signal, noise = (0.1 + torch.rand(2, generator=generator, dtype=torch.float64)).tolist()
@@ -129,7 +129,7 @@ def test_the_estimate_is_unbiased_in_uneven_shares(seed: int, shares: list[int])
     assert meter.scale() == pytest.approx(noise / signal, rel=1e-9)
 
 
-def test_a_meter_without_noise_or_signal() -> None:
+def test_the_noise_scale_is_zero_infinite_or_nan_without_noise_or_signal() -> None:
     def scale(own: float, mean: float) -> float:
         meter = NoiseMeter(2, torch.device("cpu"), lambda values: lambda: values)
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_a_meter_without_noise_or_signal() -> None:
     assert 0 < scale(1.0, 0.9) < math.inf
 
 
-def test_what_overflowed_is_not_measured() -> None:
+def test_overflowed_steps_are_not_measured() -> None:
     meter = NoiseMeter(2, torch.device("cpu"), lambda values: lambda: values)
     for own, mean in ((1.0, 0.9), (math.inf, math.inf), (1.0, math.nan)):
         meter.add(torch.tensor(own), torch.tensor(mean), torch.tensor(0.5), 8)
@@ -150,7 +150,7 @@ def test_what_overflowed_is_not_measured() -> None:
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20), st.integers(2, 4), st.integers(8, 600))
-def test_sizes_never_fall_and_never_pass_the_largest(scales: list[float], growth: int, largest: int) -> None:
+def test_sizes_never_decrease_or_exceed_the_maximum(scales: list[float], growth: int, largest: int) -> None:
     policy = Noise(growth, largest)
     policy.begin(8, EPOCH, ())
     found = [policy.size(0)]
@@ -165,7 +165,7 @@ def test_sizes_never_fall_and_never_pass_the_largest(scales: list[float], growth
     }
 
 
-def test_a_plateau_waits_for_its_patience() -> None:
+def test_a_plateau_grows_only_after_its_patience() -> None:
     policy = Plateau(2, None, threshold=0.1, patience=2)
     policy.begin(8, EPOCH, ())
     losses = [math.nan, 2.0, 1.0, 0.95, 1.1, 0.95, 0.95, 0.5, math.nan, 0.5, 0.4]
@@ -177,7 +177,7 @@ def test_a_plateau_waits_for_its_patience() -> None:
     assert found == [8, 8, 8, 8, 16, 16, 32, 32, 32, 64, 64]
 
 
-def test_a_policy_goes_on_from_its_state() -> None:
+def test_a_policy_resumes_from_its_state() -> None:
     first, second = Plateau(2, None, 0.1, 2), Plateau(2, None, 0.1, 2)
     for policy in (first, second):
         policy.begin(8, EPOCH, ())
@@ -189,7 +189,7 @@ def test_a_policy_goes_on_from_its_state() -> None:
     assert first.size(0) == second.size(0) == 16
 
 
-def test_schedules_are_read_from_epochs() -> None:
+def test_batch_at_is_parsed_as_epochs() -> None:
     policy = Scheduled(2, None, at="1,2.5")
     policy.begin(8, 88, (7,))
     assert [policy.size(samples) for samples in (0, 87, 88, 219, 220)] == [8, 8, 16, 16, 32]
@@ -207,12 +207,12 @@ def test_schedules_are_read_from_epochs() -> None:
         ({"batch": "noise", "batch_window": 0}, "batch_window is 0"),
         ({"batch": "plateau", "batch_patience": 0}, "batch_patience is 0"),
         ({"batch": "schedule", "batch_lr": "sqrt"}, "batch_lr is 'sqrt'"),
-        ({"batch_max": 64}, "without sync_options.batch"),
+        ({"batch_max": 64}, "need a batch policy"),
         ({"batch": "noise", "batch_size": 64}, "no option 'batch_size'"),
     ],
 )
 @pytest.mark.parametrize("name", ["ddp", "kavg"])
-def test_a_wrong_option_is_named(name: str, options: dict[str, object], message: str) -> None:
+def test_an_invalid_option_is_named(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_strategy(name, ALONE, options)
 
@@ -224,14 +224,14 @@ class Unmeasured(Strategy):
         pass
 
 
-def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(UsageError, match="does not go with group_size"):
+def test_conflicting_options_are_refused() -> None:
+    with pytest.raises(UsageError, match="does not support group_size"):
         build_strategy("kavg", Member(World(0, 4), torch.device("cpu")), {"batch": "noise", "group_size": 2})
     two = Member(World(0, 2), torch.device("cpu"))
     unmeasured: Any = build_strategy(f"{__name__}:Unmeasured", two, {"batch": "noise"})
-    with pytest.raises(UsageError, match="nothing measures the gradient's noise"):
+    with pytest.raises(UsageError, match="does not measure the gradient noise"):
         unmeasured.prepare(SimpleNamespace(forward=None))
-    with pytest.raises(UsageError, match="nowhere to grow"):
+    with pytest.raises(UsageError, match="no epochs to grow at"):
         make_policy("schedule").begin(8, EPOCH, ())
     with pytest.raises(UsageError, match="batch_max is 4"):
         make_policy("plateau", largest=4).begin(8, EPOCH, ())

@@ -16,7 +16,7 @@ from tests.load.tools import make, rows
     last=st.sampled_from(["drop", "mask", "keep"]),
     growths=st.lists(st.integers(1, 90), max_size=4),
 )
-def test_growing_batches_deliver_what_fixed_ones_do(size, last, growths):
+def test_growing_batches_deliver_the_same_samples_as_fixed_ones(size, last, growths):
     dataset = FakeDataset(size)
     fixed = [row for batch in make(dataset, last=last, global_batch_size=4) for row in rows(batch)]
     loader, seen = make(dataset, last=last, global_batch_size=4), []
@@ -29,6 +29,6 @@ def test_growing_batches_deliver_what_fixed_ones_do(size, last, growths):
     assert [row for batch in batches for row in rows(batch)] == fixed
     assert seen == [batch.start for batch in batches]
     assert all(len(batch) % 4 == 0 for batch in batches[:-1])
-    # The epoch is over, and the next one is whole.
+    # The epoch has ended, and the next one is complete.
     assert (loader.epoch, loader.position) == (1, 0)
     assert sum(batch.stop - batch.start for batch in feed) == len(fixed)

@@ -27,7 +27,7 @@ PAUSE_S = 0.005
 
 
 def begin_together(folder: Path, name: str, names: Sequence[str]) -> Callable[[Trainer], None]:
-    """Has a trainer take its first step when all that are named are about to take theirs."""
+    """Make a trainer wait before its first step until all named jobs are about to take theirs."""
     own, all_of_them = folder / f"{name}.steps", [folder / f"{other}.steps" for other in names]
 
     def step(*_: object) -> None:

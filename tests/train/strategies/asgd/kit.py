@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from fastvid.train.strategies.asgd.client import Client
+from fastvid.train.strategies.asgd.client import ParameterClient
 from fastvid.train.strategies.asgd.server import Server
-from fastvid.train.strategies.asgd.weight_shard import Rule, Section, Shard, ranges
+from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, Section, WeightShard, ranges
 from fastvid.train.strategies.shared.link import Link
 
-SGD_RULE: Rule = functools.partial(SGD, lr=0.0)
+SGD_RULE: OptimizerFactory = functools.partial(SGD, lr=0.0)
 
 
 @contextlib.contextmanager
@@ -28,15 +28,15 @@ def serving(
     size: int,
     *,
     shards: int = 1,
-    rule: Rule = SGD_RULE,
+    rule: OptimizerFactory = SGD_RULE,
     sections: Sequence[Section] | None = None,
     dtype: torch.dtype = torch.float64,
-    kind: type[Shard] = Shard,
+    kind: type[WeightShard] = WeightShard,
     timeout_s: float = 20.0,
     states: Sequence[Any] | None = None,
     **options: Any,
 ) -> Iterator[list[Server]]:
-    """The servers of all shards. The clients have left before it ends."""
+    """Yield the servers of all shards. Clients must leave before the block ends."""
     servers = [
         Server(
             kind(start, stop, rule, sections, dtype=dtype),
@@ -53,8 +53,8 @@ def serving(
 
 
 @contextlib.contextmanager
-def client_of(servers: Sequence[Server], size: int, timeout_s: float = 20.0) -> Iterator[Client]:
-    client = Client([server.address for server in servers], size, timeout_s=timeout_s)
+def client_of(servers: Sequence[Server], size: int, timeout_s: float = 20.0) -> Iterator[ParameterClient]:
+    client = ParameterClient([server.address for server in servers], size, timeout_s=timeout_s)
     yield client
     client.leave()
 
@@ -75,7 +75,7 @@ def noted_waits() -> Iterator[list[Link]]:
 
 
 def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Waits for a state; who waits so long has failed."""
+    """Wait for a condition, and fail after a time limit."""
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end
@@ -87,7 +87,7 @@ def weights_of(servers: Sequence[Server]) -> Tensor:
 
 
 def together(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Runs work in so many threads, which begin at the same time."""
+    """Run functions in threads that start at the same time."""
     barrier = threading.Barrier(count)
 
     def one(index: int) -> Any:

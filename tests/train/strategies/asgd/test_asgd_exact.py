@@ -1,4 +1,4 @@
-"""One client is plain training: exactly, whatever the optimiser, the shards and the leases."""
+"""One client exactly equals plain training, for any optimizer, number of shards and lease size."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
 
 from fastvid.train.strategies.asgd.downpour import Downpour
-from fastvid.train.strategies.asgd.weight_shard import Rule, Section, ranges
+from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, Section, ranges
 from tests.train.strategies.asgd.kit import SGD_RULE, client_of, serving, weights_of
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, OptimizerFactory] = {
     "sgd": SGD_RULE,
     "momentum": functools.partial(SGD, lr=0.0, momentum=0.9, nesterov=True),
     "adagrad": functools.partial(Adagrad, lr=0.0),
@@ -33,7 +33,7 @@ def net(dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def gradient(weights: Tensor, step: int) -> Tensor:
-    """Of a noisy function that is not quadratic."""
+    """Return the gradient of a noisy function that is not quadratic."""
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(8, SIZE, generator=generator, dtype=torch.float64).to(weights.dtype)
     leaf = weights.clone().requires_grad_()
@@ -45,8 +45,8 @@ def rate(step: int) -> float:
     return 0.1 / (1 + step / 7)
 
 
-def plain(rule: Rule, steps: int = STEPS, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The same by an optimiser of PyTorch alone, a tensor a section."""
+def plain(rule: OptimizerFactory, steps: int = STEPS, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Train with a plain PyTorch optimizer, with one tensor per section."""
     parameters = [nn.Parameter(part) for part in net(dtype)]
     optimizer = rule(
         [
@@ -65,7 +65,7 @@ def plain(rule: Rule, steps: int = STEPS, dtype: torch.dtype = torch.float64) ->
     return torch.cat([parameter.detach() for parameter in parameters])
 
 
-def served(rule: Rule, shards: int, *, dtype: torch.dtype = torch.float64, **loop: Any) -> Tensor:
+def served(rule: OptimizerFactory, shards: int, *, dtype: torch.dtype = torch.float64, **loop: Any) -> Tensor:
     with serving(SIZE, shards=shards, rule=rule, sections=SECTIONS, dtype=dtype) as servers:
         with client_of(servers, SIZE) as client:
             weights = torch.cat(net(dtype))
@@ -81,16 +81,16 @@ def served(rule: Rule, shards: int, *, dtype: torch.dtype = torch.float64, **loo
 @pytest.mark.parametrize("rule", RULES)
 # 37 = 3 * 9 + 10: the last of four shards is longer, and shards end inside sections.
 @pytest.mark.parametrize("shards", [1, 4])
-def test_one_client_is_plain_training_to_the_bit(rule: str, shards: int) -> None:
+def test_one_client_equals_plain_training_bit_for_bit(rule: str, shards: int) -> None:
     assert torch.equal(served(RULES[rule], shards), plain(RULES[rule]))
 
 
-def test_one_client_is_plain_training_in_single_precision() -> None:
+def test_one_client_equals_plain_training_in_single_precision() -> None:
     assert torch.equal(served(SGD_RULE, 2, dtype=torch.float32), plain(SGD_RULE, dtype=torch.float32))
 
 
-def test_sparse_transfers_are_local_steps_and_sums() -> None:
-    """With n_push = 3 and n_fetch = 5, by the definition of the algorithm, in few lines."""
+def test_rare_transfers_equal_local_steps_and_summed_gradients() -> None:
+    """Compare n_push = 3 and n_fetch = 5 with a direct implementation of the algorithm."""
     server, local = torch.cat(net()), torch.cat(net())
     total, since_push = torch.zeros(SIZE, dtype=torch.float64), 0
     for step in range(STEPS):
@@ -117,8 +117,8 @@ def test_sparse_transfers_are_local_steps_and_sums() -> None:
     assert torch.equal(weights, local)
 
 
-def test_overlapping_transfers_lose_no_gradient_and_change_none_under_way() -> None:
-    """The server's weights are the first ones minus every gradient that the client gave, in their order."""
+def test_overlapping_transfers_neither_lose_nor_change_gradients() -> None:
+    """The server's weights are the initial ones minus every gradient of the client, in order."""
     given = []
     with serving(SIZE, shards=3) as servers:
         with client_of(servers, SIZE) as client:
@@ -127,7 +127,7 @@ def test_overlapping_transfers_lose_no_gradient_and_change_none_under_way() -> N
             worker = Downpour(client, weights, overlap=True)
             reused = torch.empty(SIZE, dtype=torch.float64)
             for step in range(STEPS):
-                # The caller's buffer is written to while the push of what was in it is under way.
+                # The caller overwrites its buffer while the push of the previous contents is in flight.
                 reused.copy_(gradient(weights, step))
                 given.append(reused.clone())
                 worker.step(reused, 0.1, last=step == STEPS - 1)
@@ -138,9 +138,9 @@ def test_overlapping_transfers_lose_no_gradient_and_change_none_under_way() -> N
         expected.add_(each, alpha=-0.1)
     assert torch.equal(final, expected)
     assert sum(worker.staleness.values()) == STEPS
-    # A gradient is computed while the push before it is under way: one version behind, after the first.
+    # A gradient is computed while the previous push is in flight: one version stale, except the first.
     assert worker.staleness == {0: 1, 1: STEPS - 1}
 
 
-def test_the_last_range_takes_the_rest() -> None:
+def test_the_last_range_includes_the_remainder() -> None:
     assert ranges(37, 4) == [(0, 9), (9, 18), (18, 27), (27, 37)]

@@ -18,7 +18,7 @@ from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.asgd.messages import Kind
 from fastvid.train.strategies.asgd.staleness import Policy
-from fastvid.train.strategies.asgd.weight_shard import Section, Shard
+from fastvid.train.strategies.asgd.weight_shard import Section, WeightShard
 from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
@@ -51,8 +51,8 @@ def newest(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("optim", [{}, {"name": "adam", "clip_norm": 0.5}, {"name": "adagrad"}], ids=lambda o: str(o))
-def test_one_rank_trains_as_ddp_does(tmp_path: Path, optim: dict[str, Any]) -> None:
-    """To the bit: momentum, weight decay, schedule, groups, norm statistics, masked rows, lineage, metrics."""
+def test_one_rank_trains_like_ddp(tmp_path: Path, optim: dict[str, Any]) -> None:
+    """Equal bit for bit: momentum, weight decay, schedule, groups, norm statistics, masked rows, lineage, metrics."""
     shared: dict[str, Any] = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}
     runs = {
         name: lab.run(lab.Case(sync=name, options=options, **shared), tmp_path / name, jobs.ALONE)
@@ -74,7 +74,7 @@ def in_a_row(made: Trainer) -> None:
 
 
 def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
-    """Its blocks lie in a row, two micro-batches follow each other; the server gets the gradient of the whole batch."""
+    """With a pipeline of blocks and two micro-batches, the server receives the gradient of the whole batch."""
     runs = {
         "whole": lab.run(case(), tmp_path / "whole", jobs.ALONE),
         "row": lab.run(case(options={"shards": 2}, setup=in_a_row), tmp_path / "row", jobs.ALONE),
@@ -82,15 +82,15 @@ def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
     }
     assert same(runs["row"], runs["ddp"])
     assert runs["row"]["lineage"] == runs["whole"]["lineage"]
-    # Sums over micro-batches are rounded elsewhere.
+    # Sums over micro-batches round differently.
     differences = [
         float((runs["row"]["weights"][name] - value).abs().max()) for name, value in runs["whole"]["weights"].items()
     ]
     assert 0 < max(differences) < 1e-12
 
 
-def test_elastic_averaging_of_one_rank_ends_where_it_pulls(tmp_path: Path) -> None:
-    """Its own optimiser steps; the server follows. Momentum stays with the rank, and evaluations change nothing."""
+def test_elastic_averaging_of_one_rank_converges(tmp_path: Path) -> None:
+    """The rank's own optimizer steps, with its own momentum; the server follows. Evaluations change nothing."""
     options = {"elasticity": 0.5, "lease_batches": 3}
     often = lab.run(case(options=options, run={"eval_every_epochs": 1}), tmp_path / "often", jobs.ALONE)
     once = lab.run(case(options=options), tmp_path / "once", jobs.ALONE)
@@ -99,13 +99,13 @@ def test_elastic_averaging_of_one_rank_ends_where_it_pulls(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("options", [{}, {"n_push": 3, "shards": 2}], ids=["every", "sums"])
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_stopped_run_resumes(tmp_path: Path, options: dict[str, Any]) -> None:
     made = case(options={"lease_batches": 4, **options}, norm=True)
     whole = lab.run(made, tmp_path / "whole", jobs.ALONE)
     stopped = lab.run(made, tmp_path / "again", jobs.ALONE, toy.StopAfter(6))
     assert not stopped["over"]
     state = newest(tmp_path / "again")
-    # What was computed and not pushed is not in the checkpoint, and is lent again.
+    # Samples that were computed but not pushed are not in the checkpoint, and are leased again.
     pushed = 7 - 7 % options.get("n_push", 1) if options else 7
     assert state["replica"]["samples"] == sum(entry["samples"] for entry in state["lineage"])
     assert state["replica"]["samples"] in (pushed * toy.BATCH, 7 * toy.BATCH, 4 * toy.BATCH)
@@ -116,15 +116,15 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, options: dict[str, Any])
         assert same(whole, again)
 
 
-def test_statistics_are_the_running_average_of_what_clients_send() -> None:
-    shard = Shard(0, 4, SGD_RULE, [Section(0, 2), Section(2, 4, averaged=True)], dtype=torch.float64)
+def test_server_statistics_are_the_running_average_of_the_clients() -> None:
+    shard = WeightShard(0, 4, SGD_RULE, [Section(0, 2), Section(2, 4, averaged=True)], dtype=torch.float64)
     shard.initialise(torch.tensor([1.0, 1.0, 5.0, 5.0]))
     shard.push(torch.tensor([1.0, 1.0, 7.0, 9.0]), 0, 0.5, Policy())
-    # Alone its word counts; among four a quarter.
+    # The values of a single client have weight 1, those of one of four 1/4.
     assert shard.snapshot.values.tolist() == [0.5, 0.5, 7.0, 9.0]
     shard.push(torch.tensor([1.0, 1.0, 3.0, 5.0]), 1, 0.5, Policy(), share=0.25)
     assert shard.snapshot.values.tolist() == [0.0, 0.0, 6.0, 8.0]
-    # An exchange leaves a client's own statistics alone.
+    # An exchange does not change the client's own statistics.
     values = torch.tensor([4.0, 4.0, 2.0, 4.0], dtype=torch.float64)
     shard.exchange(values, 0.5, share=0.5)
     assert values.tolist() == [2.0, 2.0, 0.0, 0.0]
@@ -133,7 +133,7 @@ def test_statistics_are_the_running_average_of_what_clients_send() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where three ranks of one job left what they found."""
+    """Return the folder with the results of three ranks of one job."""
     folder = tmp_path_factory.mktemp("asgd")
     assert toy.spawn(RANKS, folder, *jobs.OPTIONS, module=jobs.__name__) == [0] * RANKS
     return folder
@@ -154,9 +154,9 @@ def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any]
     assert first["samples"] == expected["samples"]
     untrained = toy.score(jobs.ALONE, bad=())
     assert first["score"]["scored"] == toy.NUM_SAMPLES
-    # Weights that are pulled, not pushed, go slower.
+    # Elastic averaging moves the weights more slowly.
     assert first["score"]["loss"] < (1.0 if name == "elastic" else 0.9) * untrained.loss
-    # The others took part.
+    # The other ranks took part.
     rows = metrics.curve(metrics.read(folder / name / metrics.METRICS_FILE))
     assert max(row["clients"] for row in rows) == RANKS
     assert rows[-1]["step"] < expected["samples"] // toy.BATCH
@@ -167,14 +167,14 @@ def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any]
         assert max(row.get("staleness_max", 0) for row in rows) <= (2 * 2 - 1) * (RANKS - 1)
 
 
-def test_the_checkpoint_holds_the_servers_statistics(folder: Path) -> None:
+def test_the_checkpoint_contains_the_servers_statistics(folder: Path) -> None:
     first, second, _ = lab.results(folder, "plain", RANKS)
     saved = newest(folder / "plain")
     values = torch.cat([state["shard"]["values"] for state in saved["strategy"]["state"]["servers"]])
     kept = [saved["replica"]["model"][f"1.running_{name}"] for name in ("mean", "var")]
     assert torch.equal(values[-8:], torch.cat(kept))
     assert all(torch.equal(first["weights"][name], value) for name, value in saved["replica"]["model"].items())
-    # A client's own are its own.
+    # A client keeps its own statistics.
     assert not torch.equal(second["weights"]["1.running_mean"], kept[0])
 
 
@@ -191,9 +191,9 @@ def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
         return {name: forks.wait(process) for name, process in running.items()}
 
 
-def test_a_client_that_is_killed_costs_its_lease_and_nobody_else(tmp_path: Path, expected: dict[str, Any]) -> None:
-    """The server and its clients are jobs of their own; one dies in the middle of its third push."""
-    # Two shards: a push is two messages, the head's being the second.
+def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path: Path, expected: dict[str, Any]) -> None:
+    """Server and clients are separate jobs; one client dies in the middle of its third push."""
+    # With two shards, a push is two messages, the second to the head.
     codes = run_jobs(tmp_path, server="", steady="", doomed=f"payload-{Kind.PUSH:d}:6")
     assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
     server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
@@ -209,10 +209,10 @@ def test_a_client_that_is_killed_costs_its_lease_and_nobody_else(tmp_path: Path,
     assert steady["score"] is None
 
 
-def test_a_server_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_a_killed_server_resumes_from_its_checkpoint(tmp_path: Path, expected: dict[str, Any]) -> None:
     codes = run_jobs(tmp_path, server="step:9", client="")
     assert codes["server"] == -signal.SIGKILL
-    # The client says that the server is gone.
+    # The client reports that the server is gone.
     assert codes["client"] == 1
     before = newest(tmp_path / "server")
     done = sum(entry["samples"] for entry in before["lineage"])
@@ -224,10 +224,10 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, exp
     assert [row["samples"] for row in starts] == [0, done]
 
 
-def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+def test_conflicting_options_are_refused(tmp_path: Path) -> None:
     for options, message in (
         ({"n_push": 0}, "n_push is 0"),
-        ({"elasticity": 0.5, "overlap": True}, "do not go with elasticity"),
+        ({"elasticity": 0.5, "overlap": True}, "cannot be combined with elasticity"),
         ({"server": "nowhere"}, "expected host:port"),
         ({"bound": 0}, "bound is 0"),
         ({"batch": "schedule"}, "no option 'batch'"),
@@ -237,6 +237,6 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     lab.run(case(), tmp_path / "one", jobs.ALONE, toy.StopAfter(3))
     other = lab.build(case(options={"shards": 2}), tmp_path / "one", jobs.ALONE)
     other.load_state_dict(newest(tmp_path / "one"))
-    with pytest.raises(StateError, match="1 shards"):
+    with pytest.raises(StateError, match="1 server shards"):
         other.fit()
     other.recorder.close()

@@ -1,4 +1,4 @@
-"""Clients that have nothing to do for a while, under a bound on how far one may be ahead of another."""
+"""Clients that are idle for a while, with a bound on how far a client may be ahead of another."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 
 import torch
 
-from fastvid.train.strategies.asgd.client import Progress
+from fastvid.train.strategies.asgd.client import LeaseProgress
 from fastvid.train.strategies.asgd.lease import Lease, Leases
 from fastvid.train.strategies.asgd.staleness import Policy
 from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, until
 
 
-def test_a_client_that_waits_for_samples_holds_nobody_back() -> None:
-    """Of two leases the first is long: who has done the other asks for a third, which there is not."""
+def test_an_idle_client_does_not_delay_others() -> None:
+    """Of two leases the first is long: the client that finishes the other requests a third, which does not exist."""
     leases = Leases(samples_per_epoch=12, epochs=1, size=10)
     with serving(4, policy=Policy(bound=1), leases=leases) as servers:
         weights = torch.zeros(4, dtype=torch.float64)
@@ -27,21 +27,21 @@ def test_a_client_that_waits_for_samples_holds_nobody_back() -> None:
             assert (long.stop - long.start, short.stop - short.start) == (10, 2)
 
             def wait() -> None:
-                idle.push(weights, 1.0, progress=Progress(short.number, short.stop))
+                idle.push(weights, 1.0, progress=LeaseProgress(short.number, short.stop))
                 assert idle.lease() is None
 
             waiting = threading.Thread(target=wait)
             waiting.start()
             for position in range(long.start, long.stop):
-                busy.push(weights, 1.0, progress=Progress(long.number, position + 1))
+                busy.push(weights, 1.0, progress=LeaseProgress(long.number, position + 1))
             waiting.join(20)
             assert not waiting.is_alive()
         assert leases.over
         assert servers[0].shard.snapshot.version == 11
 
 
-def test_a_client_that_gets_samples_again_starts_with_the_slowest() -> None:
-    """Else all would wait until it had made up for every push that it could not make."""
+def test_a_client_with_new_samples_takes_the_slowest_clock() -> None:
+    """Otherwise all others would wait until it had caught up on every push that it could not make."""
     leases = Leases(samples_per_epoch=8, epochs=1, size=4)
     with serving(4, policy=Policy(bound=2), leases=leases) as servers:
         weights = torch.zeros(4, dtype=torch.float64)
@@ -58,18 +58,18 @@ def test_a_client_that_gets_samples_again_starts_with_the_slowest() -> None:
                 waiting.start()
                 for pushed in (1, 2, 3):
                     for client, lease in held.items():
-                        client.push(weights, 1.0, progress=Progress(lease.number, lease.start + pushed))
-            # What the client that has left did not finish is lent to the one that waits.
+                        client.push(weights, 1.0, progress=LeaseProgress(lease.number, lease.start + pushed))
+            # The unfinished samples of the departed client are leased to the waiting one.
             waiting.join(20)
             assert [(lease.start, lease.stop) for lease in got] == [(3, 4)]
             assert servers[0].clients[idle.number].clock == 3
             for client, lease in ((idle, got[0]), (other, held[other])):
-                client.push(weights, 1.0, progress=Progress(lease.number, lease.stop))
+                client.push(weights, 1.0, progress=LeaseProgress(lease.number, lease.stop))
         assert leases.over
 
 
-def test_clients_that_wait_let_the_server_sleep() -> None:
-    """Each tells the others once that it waits; answering that with the same would go on for ever."""
+def test_the_server_does_not_spin_while_clients_wait() -> None:
+    """An idle client notifies the others only once; answering each notification would loop forever."""
     asked = []
 
     class Counting(Leases):
@@ -88,10 +88,10 @@ def test_clients_that_wait_let_the_server_sleep() -> None:
             waiting = [threading.Thread(target=client.lease) for client in (one, other)]
             for thread in waiting:
                 thread.start()
-            # Both have waited for so long that they were told so.
+            # Both have waited long enough to receive a heartbeat.
             until(lambda: len(set(map(id, told))) == 2)
             assert len(asked) < 20
-            busy.push(weights, 1.0, progress=Progress(held.number, held.stop))
+            busy.push(weights, 1.0, progress=LeaseProgress(held.number, held.stop))
             for thread in waiting:
                 thread.join(20)
         assert leases.over

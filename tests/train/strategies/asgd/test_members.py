@@ -1,4 +1,4 @@
-"""Clients come, go and die; samples are lent; a server goes on from its checkpoint."""
+"""Clients that join, leave and die, their leases, and a server that resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fastvid.errors import ChecksumError, StateError, UsageError
-from fastvid.train.strategies.asgd.client import Client, Progress
+from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.downpour import Downpour
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.messages import Header, Kind, bits_float, float_bits
+from fastvid.train.strategies.asgd.messages import Kind, MessageHeader, bits_float, float_bits
 from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.shared.link import decode, encode
 from tests import forks
@@ -33,7 +33,7 @@ def ones(size: int = SIZE) -> Tensor:
     return torch.ones(size, dtype=torch.float64)
 
 
-def test_the_first_weights_are_those_of_the_first_client() -> None:
+def test_the_first_client_initializes_the_weights() -> None:
     with serving(SIZE, shards=2) as servers:
 
         def work(index: int) -> tuple[Tensor, tuple[int, ...]]:
@@ -43,24 +43,24 @@ def test_the_first_weights_are_those_of_the_first_client() -> None:
 
         found = together(3, work)
         first = weights_of(servers)
-        # All of one client, on both shards; and the others have got them.
+        # Both shards have the weights of one client, and the other clients have fetched them.
         assert first[0] in (1, 2, 3)
         assert torch.equal(first, ones() * first[0])
         assert all(torch.equal(weights, first) and versions == (0, 0) for weights, versions in found)
 
 
-def test_who_asks_before_there_are_weights_is_refused() -> None:
+def test_requests_before_initialization_are_rejected() -> None:
     with serving(SIZE) as servers, client_of(servers, SIZE) as client:
         for ask in (lambda: client.fetch(ones()), lambda: client.push(ones(), 1.0, (0,)), client.lease):
-            with pytest.raises(UsageError, match="refuses"):
+            with pytest.raises(UsageError, match="rejected"):
                 ask()
 
 
-def test_another_brings_the_weights_if_the_first_client_goes() -> None:
+def test_another_client_initializes_the_weights_if_the_first_leaves() -> None:
     with serving(SIZE) as servers:
-        gone = Client([servers[0].address], SIZE, timeout_s=20.0)
-        # It is asked for weights, and leaves instead.
-        assert gone._ask(gone._links[0], Header(Kind.JOIN)).fresh
+        gone = ParameterClient([servers[0].address], SIZE, timeout_s=20.0)
+        # It is chosen to initialize the weights, but leaves instead.
+        assert gone._ask(gone._links[0], MessageHeader(Kind.JOIN)).fresh
         with client_of(servers, SIZE) as client:
             joined = threading.Thread(target=client.join, args=(ones() * 7,))
             joined.start()
@@ -69,7 +69,7 @@ def test_another_brings_the_weights_if_the_first_client_goes() -> None:
             assert torch.equal(weights_of(servers), ones() * 7)
 
 
-def test_who_comes_late_starts_from_the_current_version() -> None:
+def test_a_late_client_starts_from_the_current_version() -> None:
     with serving(SIZE, shards=2) as servers, client_of(servers, SIZE) as early:
         early.join(ones())
         for _ in range(4):
@@ -79,13 +79,13 @@ def test_who_comes_late_starts_from_the_current_version() -> None:
             assert late.join(weights) == (4, 4)
             assert torch.equal(weights, -ones())
             assert late.push(ones(), 0.5) == 0
-            # What was fetched before is now one version behind, and two after the next.
+            # The weights fetched before are now one version old, and two after the next push.
             assert early.push(ones(), 0.5, (4, 4)) == 1
             assert early.push(ones(), 0.5, (4, 4)) == 2
         assert servers[0].clients[2].clock == 5
 
 
-def test_a_warm_start_lets_others_in_after_so_many_updates() -> None:
+def test_a_warm_start_admits_other_clients_after_the_warm_up() -> None:
     with serving(SIZE, warm_up=6) as servers, client_of(servers, SIZE) as first:
         first.join(ones())
         with client_of(servers, SIZE) as second:
@@ -101,11 +101,11 @@ def test_a_warm_start_lets_others_in_after_so_many_updates() -> None:
 
 
 def updates_to(threshold: float, seed: int, warm_up: int) -> int:
-    """Server updates until a noisy quadratic of four delayed clients is below a threshold, from far away."""
+    """Return the server updates that four delayed clients need to bring a noisy quadratic below a threshold."""
     clients, curvature = 4, torch.linspace(0.05, 1.0, SIZE, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     with serving(SIZE, warm_up=warm_up) as servers:
-        links = [Client([servers[0].address], SIZE, timeout_s=20.0) for _ in range(clients)]
+        links = [ParameterClient([servers[0].address], SIZE, timeout_s=20.0) for _ in range(clients)]
         held = [ones() * 10 for _ in links]
         links[0].join(held[0])
         count, there = 0, 1
@@ -126,29 +126,29 @@ def updates_to(threshold: float, seed: int, warm_up: int) -> int:
 
 
 def test_a_warm_start_needs_fewer_updates() -> None:
-    """Four clients in turn, gradients three versions late; near the start the steps are largest."""
+    """Four clients push in turn, with gradients three versions old; steps are largest near the start."""
     cold = [updates_to(6.0, seed, 0) for seed in range(5)]
     warm = [updates_to(6.0, seed, 10) for seed in range(5)]
     assert sum(warm) < sum(cold)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_client_killed_in_a_push_harms_nobody(shards: int) -> None:
-    """It dies between the header and the numbers of its fifth push; its samples are trained on by another."""
+def test_a_client_killed_during_a_push_does_not_affect_others(shards: int) -> None:
+    """It dies between the header and the payload of its fifth push; another client trains on its samples."""
     leases = Leases(samples_per_epoch=23, epochs=2, size=8)
-    # Its start takes seconds, or minutes where others keep the machine busy.
+    # Its startup takes seconds, or minutes on a busy machine.
     with serving(SIZE, shards=shards, leases=leases, timeout_s=200) as servers, client_of(servers, SIZE, 200) as other:
         weights = ones()
         other.join(weights)
         ports = [server.address[1] for server in servers]
-        # Each push has a message to each shard, the head's being the last.
+        # Each push sends a message to each shard, the last one to the head.
         fault = f"payload-{Kind.PUSH:d}:{5 * shards}"
         dying = forks.start(doomed.__name__, SIZE, *ports, FASTVID_FAULT=fault)
         assert forks.wait(dying) == -signal.SIGKILL
         until(lambda: all(server.lost == 1 for server in servers))
         # Four of eight are done.
         assert (leases.acknowledged, leases.returned) == (4, 4)
-        # On the other shards the fifth push is in: they had all of it.
+        # The other shards have received all of the fifth push and contain it.
         assert [server.shard.snapshot.version for server in servers] == [4, 5][:shards]
         for server in servers:
             assert torch.equal(
@@ -157,16 +157,16 @@ def test_a_client_killed_in_a_push_harms_nobody(shards: int) -> None:
         seen = []
         while (lease := other.lease()) is not None:
             for position in range(lease.start, lease.stop):
-                other.push(ones(), 1.0, progress=Progress(lease.number, position + 1))
+                other.push(ones(), 1.0, progress=LeaseProgress(lease.number, position + 1))
                 seen.append(lease.epoch * 23 + position)
         assert sorted(seen) == list(range(4, 46))
         assert leases.over
         assert leases.acknowledged == 46
         assert servers[0].clients[2].pushes == 4
-        assert not servers[0].clients[2].here
+        assert not servers[0].clients[2].active
 
 
-def test_positions_are_acknowledged_once_by_clients_that_come_and_go() -> None:
+def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
     leases = Leases(samples_per_epoch=50, epochs=3, size=8)
     done: list[tuple[int, int]] = []
     with serving(SIZE, shards=2, leases=leases) as servers:
@@ -180,11 +180,13 @@ def test_positions_are_acknowledged_once_by_clients_that_come_and_go() -> None:
                     worker = Downpour(client, weights, n_push=3, n_fetch=2, overlap=index == 1)
                     while (lease := worker.lease()) is not None:
                         taken += 1
-                        # Every third lease is left in the middle by a client that goes and comes again.
+                        # Every third lease is abandoned in the middle by a client that leaves and rejoins.
                         leaves = taken % 3 == 0 and index > 0
                         stop = (lease.start + lease.stop) // 2 if leaves else lease.stop
                         for position in range(lease.start, stop):
-                            worker.step(ones(), 1.0, Progress(lease.number, position + 1), last=position == stop - 1)
+                            worker.step(
+                                ones(), 1.0, LeaseProgress(lease.number, position + 1), last=position == stop - 1
+                            )
                         worker.settle()
                         done.extend((lease.epoch, position) for position in range(lease.start, stop))
                         if leaves:
@@ -201,14 +203,14 @@ def test_positions_are_acknowledged_once_by_clients_that_come_and_go() -> None:
         assert servers[0].lost == 0
 
 
-def test_a_client_waits_for_leases_that_may_come_back() -> None:
+def test_a_client_waits_for_leases_that_may_be_returned() -> None:
     leases = Leases(samples_per_epoch=4, epochs=1, size=4)
     with (
         noted_waits() as told,
         serving(SIZE, leases=leases, timeout_s=8.0) as servers,
         client_of(servers, SIZE) as second,
     ):
-        first = Client([servers[0].address], SIZE)
+        first = ParameterClient([servers[0].address], SIZE)
         first.join(ones())
         second.join(ones())
         assert first.lease() is not None
@@ -223,7 +225,7 @@ def test_a_client_waits_for_leases_that_may_come_back() -> None:
         assert got[0] is not None
 
 
-def test_a_server_goes_on_from_its_checkpoint() -> None:
+def test_a_server_resumes_from_its_checkpoint() -> None:
     rule = functools.partial(SGD, lr=0.0, momentum=0.9)
 
     def push(servers: list[Server], first: int, last: int) -> None:
@@ -234,7 +236,7 @@ def test_a_server_goes_on_from_its_checkpoint() -> None:
                 for position in range(lease.start, lease.stop):
                     if position == last:
                         return
-                    client.push(weights * (position + 1), 0.01, progress=Progress(lease.number, position + 1))
+                    client.push(weights * (position + 1), 0.01, progress=LeaseProgress(lease.number, position + 1))
                     client.fetch(weights)
 
     with serving(SIZE, shards=2, rule=rule, leases=Leases(20, 1, 6)) as servers:
@@ -251,7 +253,7 @@ def test_a_server_goes_on_from_its_checkpoint() -> None:
         push(servers, 9, 20)
         assert torch.equal(weights_of(servers), whole)
         assert servers[0].shard.snapshot.version == 20
-        # A client of the run before is not mistaken for one of this.
+        # A client of the previous run is not mistaken for one of this run.
         assert sorted(servers[0].clients) == [1, 2]
         assert servers[0].staleness == {0: 20}
     assert again.over
@@ -276,12 +278,12 @@ def test_a_lease_is_acknowledged_by_its_holder_only() -> None:
     assert again.number != lease.number
 
 
-def test_a_header_is_exact_integers_and_refuses_damage() -> None:
-    """Float32 would lose the last digits of a large number, as happens to numbers that travel with weights."""
-    header = Header(Kind.PUSH, client=2**24 + 1, version=2**53 + 1, rate=float_bits(0.1), lease=-1, stop=2**62)
+def test_a_header_roundtrips_exactly_and_damage_is_detected() -> None:
+    """Sent as float32, like weights, large integers would lose their last digits."""
+    header = MessageHeader(Kind.PUSH, client=2**24 + 1, version=2**53 + 1, rate=float_bits(0.1), lease=-1, stop=2**62)
     words = encode(astuple(header))
     assert words.dtype == torch.int64
-    assert Header.of(decode(words)[0]) == header
+    assert MessageHeader.of(decode(words)[0]) == header
     assert bits_float(header.rate) == 0.1
     for index in range(len(words)):
         damaged = words.clone()

@@ -1,4 +1,4 @@
-"""What delay does, through the real server: the stability law, rates by staleness, histograms, bounds."""
+"""Effects of staleness with the real server: stability limit, staleness-aware rates, histograms, bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastvid.errors import UsageError
-from fastvid.train.strategies.asgd.client import Client
+from fastvid.train.strategies.asgd.client import ParameterClient
 from fastvid.train.strategies.asgd.downpour import Downpour
 from fastvid.train.strategies.asgd.staleness import Policy
 from tests.train.strategies.asgd.kit import client_of, serving, together, weights_of
@@ -46,7 +46,7 @@ def descend(curvature: Tensor, delay: int, steps: int, policy: Policy) -> tuple[
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2, 3, 7, 15])
-def test_a_delay_is_stable_up_to_the_law_and_no_further(delay: int) -> None:
+def test_delayed_descent_is_stable_exactly_below_the_limit(delay: int) -> None:
     limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1))) / RATE
     factors = torch.tensor([0.5, 0.95, 1.05, 1.5], dtype=torch.float64)
     (first, last), staleness = descend(factors * limit, delay, 60 + 25 * delay, Policy())
@@ -57,10 +57,10 @@ def test_a_delay_is_stable_up_to_the_law_and_no_further(delay: int) -> None:
     assert max(staleness) == delay
 
 
-def test_a_rate_by_staleness_holds_where_the_plain_one_diverges() -> None:
+def test_a_staleness_aware_rate_is_stable_where_the_plain_rate_diverges() -> None:
     delay = 7
     limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1))) / RATE
-    # Up to 4 times the limit. Divided by 7, it is far below.
+    # Up to 4 times the limit; divided by 7, far below it.
     curvature = torch.tensor([1.5, 2.5, 4.0], dtype=torch.float64) * limit
     (first, last), _ = descend(curvature, delay, 200, Policy())
     assert (last > first).all()
@@ -77,7 +77,7 @@ def test_a_rate_is_divided_by_the_staleness_only() -> None:
 def crowd(
     clients: int, pushes: int, policy: Policy, pauses_s: list[float], n_push: int = 1
 ) -> tuple[Counter[int], int]:
-    """So many clients push for as long as each has pushes. Returns the server's staleness and largest lead."""
+    """Run clients with a number of pushes each; return the server's staleness and largest lead."""
     with serving(4, policy=policy) as servers:
 
         def work(index: int) -> Counter[int]:
@@ -102,7 +102,7 @@ def crowd(
 
 
 @pytest.mark.parametrize(("clients", "n_push"), [(2, 1), (4, 1), (4, 5)])
-def test_equal_clients_are_stale_by_just_under_the_number_of_others(clients: int, n_push: int) -> None:
+def test_mean_staleness_is_just_below_the_number_of_other_clients(clients: int, n_push: int) -> None:
     pushes = 40 if n_push == 1 else 12
     staleness, _ = crowd(clients, pushes, Policy(), [0.004 / n_push] * clients, n_push)
     count = sum(staleness.values())
@@ -113,10 +113,10 @@ def test_equal_clients_are_stale_by_just_under_the_number_of_others(clients: int
 
 
 @pytest.mark.parametrize("bound", [1, 3])
-def test_no_client_runs_ahead_of_the_slowest_by_more_than_the_bound(bound: int) -> None:
+def test_no_client_exceeds_the_bound(bound: int) -> None:
     clients, pauses_s = 3, [0.0, 0.0, 0.01]
     staleness, lead = crowd(clients, 30, Policy(bound=bound), pauses_s)
-    # The fast ones do run as far ahead as they may.
+    # The fast clients reach the bound.
     assert lead == bound
     assert max(staleness) <= (2 * bound - 1) * (clients - 1)
 
@@ -126,32 +126,32 @@ def test_without_a_bound_fast_clients_run_ahead() -> None:
     assert lead > 6
 
 
-def test_a_client_that_dies_or_leaves_holds_nobody_back() -> None:
+def test_a_dead_or_departed_client_does_not_delay_others() -> None:
     with serving(4, policy=Policy(bound=2)) as servers, client_of(servers, 4) as fast:
         weights = torch.zeros(4, dtype=torch.float64)
         fast.join(weights)
         with client_of(servers, 4) as slow:
             slow.join(weights.clone())
             fast.push(weights, 1.0)
-        # The other has left without a push.
+        # The other client has left without a push.
         for _ in range(5):
             fast.push(weights, 1.0)
         assert servers[0].shard.snapshot.version == 6
 
 
-def test_rules_that_contradict_each_other_are_refused() -> None:
+def test_conflicting_policies_are_refused() -> None:
     for bad in ({"bound": 0}, {"elasticity": 1.0}, {"elasticity": 0.5, "staleness_aware": True}):
         with pytest.raises(UsageError):
             Policy(**bad)  # type: ignore[arg-type]
 
 
-def test_elastic_averaging_is_its_recurrence() -> None:
-    """Two clients with weights of their own, in a fixed order: ``d = a (w - w*); w -= d; w* += d``."""
+def test_elastic_averaging_follows_its_recurrence() -> None:
+    """Two clients with separate weights, in a fixed order: ``d = a (w - w*); w -= d; w* += d``."""
     centre = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     own = [torch.tensor([5.0, 0.0, 1.0], dtype=torch.float64), torch.tensor([-1.0, 2.0, 2.0], dtype=torch.float64)]
     with serving(3, shards=2, policy=Policy(elasticity=0.25)) as servers:
         with client_of(servers, 3) as first, client_of(servers, 3) as second:
-            clients: list[Client] = [first, second]
+            clients: list[ParameterClient] = [first, second]
             first.join(centre.clone())
             second.join(torch.zeros(3, dtype=torch.float64))
             kept = [weights.clone() for weights in own]

@@ -1,4 +1,4 @@
-"""A fetched vector is one committed version, whatever is pushed meanwhile."""
+"""A fetched vector is one committed version, even during pushes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastvid.errors import ChecksumError
 from fastvid.train.strategies.asgd.staleness import Policy
-from fastvid.train.strategies.asgd.weight_shard import Commit, Shard, Snapshot
+from fastvid.train.strategies.asgd.weight_shard import Commit, Snapshot, WeightShard
 from fastvid.train.strategies.shared.link import crc32
 from tests.train.strategies.asgd.kit import client_of, serving, together
 
@@ -19,7 +19,7 @@ SIZE = 400_000
 WRITERS, READERS = 2, 2
 
 
-class Unlocked(Shard):
+class Unlocked(WeightShard):
     """What is often written: weights change in place while they are sent. A version's checksum is taken when it is
     made, as it is in the real one."""
 
@@ -35,7 +35,7 @@ class Unlocked(Shard):
         self._snapshot = Snapshot(version, self._values, crc32(self._values))
 
 
-def readings(kind: type[Shard]) -> tuple[int, int, int]:
+def readings(kind: type[WeightShard]) -> tuple[int, int, int]:
     """Every push changes all weights by one, so a version is a constant vector; returns how many fetched vectors were
     constant, how many were not, and how many the checksum refused."""
     counts = {"whole": 0, "torn": 0, "refused": 0}
@@ -69,15 +69,15 @@ def readings(kind: type[Shard]) -> tuple[int, int, int]:
 
 
 def test_snapshots_are_never_torn() -> None:
-    whole, torn, refused = readings(Shard)
+    whole, torn, refused = readings(WeightShard)
     assert whole > 5
     assert torn == refused == 0
 
 
-def test_tearing_is_seen_where_it_happens() -> None:
-    """The control of the test above: without snapshots, both the oracle and the checksum see torn vectors."""
+def test_tearing_is_detected_without_the_lock() -> None:
+    """Positive control of the test above: without snapshots, the oracle and the checksum detect torn vectors."""
     torn = refused = attempts = 0
-    # Whether a vector is sent while it changes is chance: on a busy machine one attempt in five sees none.
+    # Tearing depends on timing: on a busy machine, one attempt in five sees none.
     while not (torn and refused) and attempts < 20:
         _, *seen = readings(Unlocked)
         torn, refused, attempts = torn + seen[0], refused + seen[1], attempts + 1
@@ -85,7 +85,7 @@ def test_tearing_is_seen_where_it_happens() -> None:
     assert refused > 0
 
 
-def test_a_payload_that_is_not_its_checksum_is_refused() -> None:
+def test_a_payload_with_a_wrong_checksum_is_refused() -> None:
     with serving(8) as servers, contextlib.ExitStack() as stack:
         client = stack.enter_context(client_of(servers, 8))
         client.join(torch.zeros(8, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""K-step averaging where it is known exactly: K = 1, quadratics, groups."""
+"""K-step averaging in cases with a known exact result: K = 1, quadratics, groups."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.train.strategies.conftest import Outcome, Outcomes
 
 
 def difference(a: Outcome, b: Outcome) -> float:
-    """Largest difference of the final weights."""
+    """Return the largest difference of the final weights."""
     return max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"])
 
 
 def apart(a: Outcome, b: Outcome, step: int) -> float:
-    """Largest difference of the weights after a step, counted from 1."""
+    """Return the largest difference of the weights after a step, counted from 1."""
     return float((a["trace"]["weights"][step - 1] - b["trace"]["weights"][step - 1]).abs().max())
 
 
@@ -30,7 +30,7 @@ def test_one_step_is_sgd_on_the_whole_batch(outcomes: Outcomes, name: str) -> No
 
 
 def test_one_step_is_sgd_also_in_uneven_and_masked_shares(outcomes: Outcomes) -> None:
-    # Shares of 2, 3 and 3; and an epoch whose last batch holds 2 samples for 3 ranks.
+    # Shares of 2, 3 and 3; and an epoch whose last batch has 2 samples for 3 ranks.
     for name in ("momentum", "masked"):
         whole = outcomes(1, f"ddp-{name}")[0]
         for rank in outcomes(3, f"k1-{name}"):
@@ -56,21 +56,21 @@ def test_with_additive_noise_every_average_is_synchronous_sgd(outcomes: Outcomes
     assert len(averaged) == toy.EPOCHS * (lab.STEPS // k)
     for rank in ranks:
         assert max(apart(whole, rank, step) for step in averaged) < 1e-14
-        # The end of each epoch is an average too, so the end of the run is.
+        # Each epoch ends with an average, so the run does too.
         assert difference(whole, rank) < 1e-14
-    # Between averages the ranks are elsewhere: the test can fail.
+    # Between averages the ranks differ, so the test can fail.
     between = [step for step in steps if (step - 1) % lab.STEPS % k == k - 2]
     assert min(apart(whole, rank, step) for step in between for rank in ranks) > 1e-3
 
 
-def test_without_noise_the_iterates_are_known(outcomes: Outcomes) -> None:
+def test_iterates_match_the_closed_form_without_noise(outcomes: Outcomes) -> None:
     for rank in outcomes(4, "still-k11"):
         for step, weights in enumerate(rank["trace"]["weights"], start=1):
             known = (1 - lab.RATE * lab.CURVATURE) ** step * lab.START
             assert float((weights - known).abs().max()) < 1e-14
 
 
-def test_block_momentum_of_a_quadratic_is_known(outcomes: Outcomes) -> None:
+def test_block_momentum_matches_the_closed_form_of_a_quadratic(outcomes: Outcomes) -> None:
     shrink = (1 - lab.RATE * lab.CURVATURE) ** lab.STEPS
     w, velocity = torch.full_like(shrink, lab.START), torch.zeros_like(shrink)
     for epoch in range(toy.EPOCHS):
@@ -80,22 +80,22 @@ def test_block_momentum_of_a_quadratic_is_known(outcomes: Outcomes) -> None:
             assert float((rank["trace"]["weights"][(epoch + 1) * lab.STEPS - 1] - w).abs().max()) < 1e-14
 
 
-def test_groups_that_average_as_often_as_all_are_kavg(outcomes: Outcomes) -> None:
+def test_groups_that_average_as_often_as_all_ranks_equal_kavg(outcomes: Outcomes) -> None:
     for mine, plain in zip(outcomes(4, "groups-equal"), outcomes(4, "k4"), strict=True):
         assert difference(mine, plain) == 0
 
 
-def test_groups_of_one_are_kavg(outcomes: Outcomes) -> None:
+def test_groups_of_one_rank_equal_kavg(outcomes: Outcomes) -> None:
     for mine, plain in zip(outcomes(4, "groups-of-1"), outcomes(4, "k4"), strict=True):
         assert difference(mine, plain) == 0
 
 
-def test_one_group_of_all_is_kavg_with_its_period(outcomes: Outcomes) -> None:
+def test_one_group_of_all_ranks_equals_kavg_with_its_period(outcomes: Outcomes) -> None:
     for mine, plain in zip(outcomes(4, "groups-of-4"), outcomes(4, "k2"), strict=True):
         assert difference(mine, plain) == 0
 
 
-def test_groups_agree_inside_and_differ_outside_between_averages(outcomes: Outcomes) -> None:
+def test_weights_agree_within_groups_and_differ_between_them(outcomes: Outcomes) -> None:
     ranks = outcomes(4, "groups-of-2")
     for step in (2, 6, 13):
         assert apart(ranks[0], ranks[1], step) == apart(ranks[2], ranks[3], step) == 0
@@ -104,6 +104,6 @@ def test_groups_agree_inside_and_differ_outside_between_averages(outcomes: Outco
         assert apart(ranks[0], ranks[1], step) == apart(ranks[0], ranks[3], step) == 0
     for step in (1, 3, 5, 12):
         assert apart(ranks[0], ranks[1], step) > 1e-6
-    # Neither is it K-AVG with one of the two periods.
+    # The result also differs from K-AVG with either of the two periods.
     assert difference(ranks[0], outcomes(4, "k4")[0]) > 1e-6
     assert difference(ranks[0], outcomes(4, "k2")[0]) > 1e-6

@@ -1,4 +1,4 @@
-"""When ranks talk in K-step averaging, about what, and what an average holds."""
+"""K-step averaging: when ranks communicate, what they send, and what an average contains."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ STEPS = toy.EPOCHS * lab.STEPS
 
 
 def said(rank: Outcome, numbers: int) -> list[tuple[int, str]]:
-    """Steps done before each all-reduce of so many numbers, and its type."""
+    """Return the steps done before each all-reduce of that many elements, and its dtype."""
     return [(done, dtype) for done, size, dtype in rank["trace"]["reduced"] if size == numbers]
 
 
-def test_ranks_meet_after_k_steps_and_never_before(outcomes: Outcomes) -> None:
+def test_ranks_average_after_k_steps_and_never_before(outcomes: Outcomes) -> None:
     first, second = outcomes(2, "k4")
     met = [step for step in range(1, STEPS + 1) if apart(first, second, step) == 0]
     assert met == [epoch * lab.STEPS + step for epoch in range(toy.EPOCHS) for step in (4, 8)]
-    # The rest of each epoch's steps ends with it.
+    # The last round of each epoch ends with the epoch.
     assert difference(first, second) == 0
 
 
-def test_one_all_reduce_a_round_and_silence_between(outcomes: Outcomes) -> None:
+def test_there_is_one_all_reduce_per_round(outcomes: Outcomes) -> None:
     for rank in outcomes(2, "count-k11"):
         # floor(steps / K) messages of the model's size.
         ends = [epoch * lab.STEPS for epoch in range(1, toy.EPOCHS + 1)]
@@ -89,7 +89,7 @@ def test_halves_carry_differences(outcomes: Outcomes) -> None:
             ]
             assert rank["traffic"]["average"]["bytes"] == 5 * PARAMETERS * 2
             assert rank["traffic"]["average_rest"]["bytes"] == 5 * WORDS * 8
-        # Rounded, and in the same way on all ranks.
+        # Rounded, equally on all ranks.
         assert difference(*ranks) == 0
         errors.append(difference(ranks[0], exact))
     # bfloat16 has three bits less.
@@ -168,7 +168,7 @@ def test_a_flat_buffer_is_as_wide_as_its_widest_tensor() -> None:
 
 def test_outer_steps(outcomes: Outcomes) -> None:
     plain, block0, block, slowmo = (outcomes(2, f"k4{name}")[0] for name in ("", "-block0", "-block", "-slowmo"))
-    # No momentum and rate 1 are the mean; with a constant rate both kinds are one.
+    # Momentum 0 and rate 1 give the mean; with a constant learning rate both kinds are equal.
     assert difference(plain, block0) < 1e-13
     assert difference(block, slowmo) < 1e-13
     assert difference(block, plain) > 1e-3
@@ -211,7 +211,7 @@ def test_adaptive_rounds_get_shorter_alike_on_all_ranks(outcomes: Outcomes) -> N
     ("options", "message"),
     [
         ({"period": 0}, "period is 0"),
-        ({"period": "4@1"}, "from epoch 0"),
+        ({"period": "4@1"}, "epochs from 0"),
         ({"period": "4@0,8@0"}, "ascending"),
         ({"period": "often"}, "period is 'often'"),
         ({"adapt": "noise"}, "adapt is 'noise'"),
@@ -220,16 +220,16 @@ def test_adaptive_rounds_get_shorter_alike_on_all_ranks(outcomes: Outcomes) -> N
         ({"compress": "int8"}, "compress is 'int8'"),
         ({"outer": "nesterov"}, "outer is 'nesterov'"),
         ({"outer": "block", "outer_momentum": 1.0}, "outer_momentum is 1.0"),
-        ({"outer_momentum": 0.5}, "need outer"),
+        ({"outer_momentum": 0.5}, "no effect with outer=none"),
         ({"outer": "block", "outer_lr": 0}, "outer_lr is 0"),
-        ({"group_size": 3}, "world of 4"),
+        ({"group_size": 3}, "world size 4"),
         ({"group_size": "rack"}, "group_size is 'rack'"),
         ({"group_size": 2, "group_period": 0}, "group_period is 0"),
         ({"local_after": -1}, "local_after is -1"),
         ({"k": 8}, "no option 'k'"),
     ],
 )
-def test_a_wrong_option_is_named_with_what_is_allowed(options: dict[str, object], message: str) -> None:
+def test_an_invalid_option_names_the_allowed_values(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_strategy("kavg", Member(World(1, 4), torch.device("cpu")), options)
 
@@ -237,6 +237,6 @@ def test_a_wrong_option_is_named_with_what_is_allowed(options: dict[str, object]
 def test_a_node_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     build_strategy("kavg", Member(World(0, 8), torch.device("cpu")), {"group_size": "node"})
-    with pytest.raises(UsageError, match="world of 6"):
+    with pytest.raises(UsageError, match="world size 6"):
         build_strategy("kavg", Member(World(0, 6), torch.device("cpu")), {"group_size": "node"})
     assert ALONE.world.size == 1

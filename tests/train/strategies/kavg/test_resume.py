@@ -1,4 +1,4 @@
-"""Local steps that are stopped, killed and gone on with, in the same world and in others."""
+"""Runs with local steps that are stopped or killed and resumed, in the same world and in others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.train.strategies.kavg.test_kavg_exact import difference
 
 
 @pytest.mark.parametrize("name", scenarios.STATEFUL)
-def test_a_run_that_goes_on_repeats_the_run_that_did_not_stop(outcomes: Outcomes, name: str) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_run(outcomes: Outcomes, name: str) -> None:
     world = 4 if name == "groups" else 2
     whole, again = outcomes(world, f"whole-{name}"), outcomes(world, f"again-{name}")
     for mine, undisturbed in zip(again, whole, strict=True):
@@ -30,13 +30,13 @@ def test_a_run_that_goes_on_repeats_the_run_that_did_not_stop(outcomes: Outcomes
         assert mine["trace"]["lr"] == undisturbed["trace"]["lr"][-steps:]
 
 
-def test_a_stop_waits_for_the_average(outcomes: Outcomes) -> None:
-    # Asked for after 12 steps; K is 4 and an epoch has 11 steps, so the next average is after 11 + 4.
+def test_a_stop_takes_effect_at_the_next_average(outcomes: Outcomes) -> None:
+    # Requested after 12 steps; K is 4 and an epoch has 11 steps, so the next average is after 11 + 4.
     for rank in outcomes(2, "again-k4"):
         assert rank["stopped_at"] == 15 * toy.BATCH
 
 
-def test_checkpoints_come_at_averages_only(outcomes: Outcomes) -> None:
+def test_checkpoints_are_written_only_at_averages(outcomes: Outcomes) -> None:
     rank = outcomes(2, "whole-k4")[0]
     # Local momentum is averaged right before each.
     saved = [
@@ -46,14 +46,14 @@ def test_checkpoints_come_at_averages_only(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_after_a_kill_another_world_goes_on_with_the_same_samples(outcomes: Outcomes, world: int) -> None:
+def test_another_world_resumes_with_the_same_samples_after_a_kill(outcomes: Outcomes, world: int) -> None:
     undisturbed, ranks = outcomes(2, "batch-kavg")[0], outcomes(world, "resumed")
     fixed = outcomes(2, "k4")[0]
     for rank in ranks:
         assert rank["lineage"] == undisturbed["lineage"] == fixed["lineage"]
         assert rank["samples"] == undisturbed["samples"] == toy.EPOCHS * 88
         assert difference(rank, ranks[0]) == 0
-        # Batches and learning rates of the steps that were left are those of the undisturbed run.
+        # Batches and learning rates of the remaining steps equal those of the uninterrupted run.
         steps = len(rank["trace"]["samples"])
         assert rank["trace"]["samples"] == undisturbed["trace"]["samples"][-steps:]
         assert rank["trace"]["lr"] == undisturbed["trace"]["lr"][-steps:]
@@ -61,7 +61,7 @@ def test_after_a_kill_another_world_goes_on_with_the_same_samples(outcomes: Outc
     assert 88 < ranks[0]["trace"]["samples"][0] < 2 * 88
 
 
-def test_the_checkpoint_a_kill_left_is_an_average(outcomes: Outcomes) -> None:
+def test_the_checkpoint_after_a_kill_is_an_average(outcomes: Outcomes) -> None:
     folder = outcomes.killed()
     found = Checkpoints(str(folder / "checkpoints")).newest()
     assert found is not None

@@ -31,7 +31,7 @@ from fastvid.train.ranks.elastic import Member
 from fastvid.train.strategies.ddp.strategy import Ddp
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import serve
-from fastvid.train.strategies.relay.visit import Trainee, train_visit
+from fastvid.train.strategies.relay.visit import SweepModel, train_visit
 from tests.train import toy
 
 MODELS, STAGES, EPOCHS = 5, 2, 3
@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 TIMEOUT_S = 100.0
 ROOT = Path(__file__).parents[4]
 
-# Sizes, optimisers, rates, batch sizes and dropout all differ.
+# Sizes, optimizers, rates, batch sizes and dropout all differ.
 WIDTHS = (4, 7, 3, 6, 5)
 BATCHES = (8, 5, 10, 4, 8)
 OPTIMS: tuple[dict[str, Any], ...] = (
@@ -65,7 +65,7 @@ def config(model: int) -> Config:
     return replace(base, optim=optim, data=replace(base.data, global_batch_size=BATCHES[model]))
 
 
-def trainee(model: int) -> Trainee:
+def sweep_model(model: int) -> SweepModel:
     made = config(model)
 
     def replica() -> Replica:
@@ -79,7 +79,7 @@ def trainee(model: int) -> Trainee:
     def batches(unit: Unit) -> Iterator[Iterator[Batch]]:
         yield clips(unit, BATCHES[model])
 
-    return Trainee(made, replica, batches, score if model % 2 else None)
+    return SweepModel(made, replica, batches, score if model % 2 else None)
 
 
 def clips(unit: Unit, size: int) -> Iterator[Batch]:
@@ -105,7 +105,7 @@ def clips(unit: Unit, size: int) -> Iterator[Batch]:
 
 
 def score(replica: Replica) -> Score:
-    """Of one batch; norm layers keep their statistics."""
+    """Score a model on one batch without changing its norm statistics."""
     replica.model.eval()
     held_out = torch.stack([toy.clip(sample) for sample in range(500, 520)])
     with torch.no_grad():
@@ -115,18 +115,18 @@ def score(replica: Replica) -> Score:
 
 
 class Lab:
-    """What a stage does here."""
+    """The stage worker of these tests."""
 
-    def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:
+    def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
         return {"bytes_moved": PART * len(partitions)}
 
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
-        return train_visit(trainee(unit.model), unit, token, CPU)
+        return train_visit(sweep_model(unit.model), unit, token, CPU)
 
 
 def alone(model: int, visits: list[int]) -> Replica:
-    """The same model trained in one go by a plain loop, over the partitions in an order; no token, no hub."""
-    made, member = trainee(model), Member(World(), CPU)
+    """Train the same model in a plain loop over the partitions in an order, without tokens and hub."""
+    made, member = sweep_model(model), Member(World(), CPU)
     replica = made.replica()
     stepper = Stepper(made.config.optim, made.config.run, member, Ddp(member))
     for number, partition in enumerate(visits):
@@ -137,16 +137,16 @@ def alone(model: int, visits: list[int]) -> Replica:
 
 
 def token_after(model: int, visits: list[int]) -> bytes | None:
-    """The token of a model that has made these visits."""
+    """Return the token of a model after these visits."""
     token = None
     for number, partition in enumerate(visits):
         unit = Unit(model, number // STAGES, partition, (number + 1) % STAGES == 0)
-        token, _ = train_visit(trainee(model), unit, token, CPU)
+        token, _ = train_visit(sweep_model(model), unit, token, CPU)
     return token
 
 
 def start_stage(port: int, *sweeps: str, **environment: str) -> subprocess.Popen[bytes]:
-    """A stage that works in some sweeps, one after the other."""
+    """Run a stage in several sweeps, one after the other."""
     command = [sys.executable, "-W", "error", "-m", "tests.train.strategies.relay.relay_lab", str(port), *sweeps]
     return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)
 

@@ -1,4 +1,4 @@
-"""Tokens: what goes in comes out, bit for bit, and what was changed is refused."""
+"""Tokens: values are restored bit for bit, and damage is detected."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(tree=TREES)
-def test_a_tree_survives(tree: Any) -> None:
+def test_a_tree_is_unpacked_unchanged(tree: Any) -> None:
     data = packed_state.pack(tree)
     assert same(packed_state.unpack(data), tree)
     assert packed_state.pack(packed_state.unpack(data)) == data
 
 
-def test_every_changed_bit_and_every_cut_is_noticed() -> None:
+def test_every_flipped_bit_and_truncation_is_detected() -> None:
     data = packed_state.pack({"weights": torch.arange(6.0), "step": 3})
     for index in range(len(data)):
         for broken in (data[:index], data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]):
@@ -65,12 +65,12 @@ def test_every_changed_bit_and_every_cut_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), torch.zeros(2).to_sparse(), {2.5: 1}, torch.zeros(1).cfloat()])
-def test_what_cannot_travel_is_refused(value: Any) -> None:
+def test_unsupported_values_are_refused(value: Any) -> None:
     with pytest.raises(FastvidError, match="token"):
         packed_state.pack({"value": value})
 
 
-def test_memory_of_a_tensor_is_its_own() -> None:
+def test_an_unpacked_tensor_owns_its_memory() -> None:
     tree = packed_state.unpack(packed_state.pack([torch.zeros(3), torch.zeros(3)]))
     tree[0].fill_(1)
     assert tree[1].eq(0).all()

@@ -1,4 +1,4 @@
-"""Partitions of a dataset, and that their bytes move once."""
+"""Partitions of a dataset, whose bytes are read only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastvid.load.loader import ClipLoader
 from fastvid.storage import open_storage
 from fastvid.train.strategies.relay.ownership import Ownership
 from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
-from fastvid.train.strategies.relay.resident_storage import Resident
+from fastvid.train.strategies.relay.resident_storage import ResidentStorage
 from tests import datasets
 
 SAMPLES = 12
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(samples=st.lists(st.integers(0, 9), max_size=12), partitions=st.integers(1, 4))
-def test_shards_are_dealt_once_and_evenly(samples: list[int], partitions: int) -> None:
+def test_shards_are_assigned_once_and_evenly(samples: list[int], partitions: int) -> None:
     useful = [shard for shard, count in enumerate(samples) if count]
     if len(useful) < partitions:
         with pytest.raises(UsageError, match=f"fewer than {partitions} partitions"):
@@ -48,12 +48,13 @@ def test_shards_are_dealt_once_and_evenly(samples: list[int], partitions: int) -
     assert max(sizes) - min(sizes) <= max(samples)
 
 
-def test_partitions_together_are_the_split(folder: Path) -> None:
+def test_the_union_of_partitions_is_the_split(folder: Path) -> None:
     whole = Dataset(str(folder / "shards"), split="train")
     counts = samples_by_shard(whole)
     assert counts == [5, 3, 2]
     parts = [
-        Partition(whole, shards, Resident(open_storage(str(folder / "shards")))) for shards in deal_shards(counts, 2)
+        Partition(whole, shards, ResidentStorage(open_storage(str(folder / "shards"))))
+        for shards in deal_shards(counts, 2)
     ]
     assert [part.keys.to_pylist() for part in parts] == [
         [f"clip{n:02d}" for n in range(5)], [f"clip{n:02d}" for n in range(5, 10)]
@@ -73,17 +74,17 @@ def clips(dataset: Dataset, epoch: int) -> torch.Tensor:
     return video
 
 
-def test_no_byte_of_the_dataset_moves_after_the_first_epoch(folder: Path, tmp_path: Path) -> None:
+def test_no_dataset_bytes_are_read_after_the_first_epoch(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "shards", tmp_path / "shards")
     whole = Dataset(str(tmp_path / "shards"), split="train")
-    cache = Resident(whole.storage)
+    cache = ResidentStorage(whole.storage)
     part = Partition(whole, (0, 2), cache)
-    expected = [clips(Partition(whole, (0, 2), Resident(whole.storage)), epoch) for epoch in range(3)]
+    expected = [clips(Partition(whole, (0, 2), ResidentStorage(whole.storage)), epoch) for epoch in range(3)]
     first = clips(part, 0)
     moved = cache.bytes_moved
     names = [f"{whole.generation.shards[shard].name}.{suffix}" for shard in (0, 2) for suffix in ("tar", "pkt")]
     assert moved == sum((tmp_path / "shards" / name).stat().st_size for name in names)
-    # The proof that counts: the dataset is gone, and training goes on.
+    # Training continues even after the dataset is deleted.
     shutil.rmtree(tmp_path / "shards")
     assert [first, *(clips(part, epoch) for epoch in (1, 2))][2].equal(expected[2])
     assert clips(part, 1).equal(expected[1])
@@ -93,9 +94,9 @@ def test_no_byte_of_the_dataset_moves_after_the_first_epoch(folder: Path, tmp_pa
         cache.map(f"{whole.generation.shards[1].name}.tar")
 
 
-def test_loading_reads_all_that_an_epoch_needs(folder: Path) -> None:
+def test_load_reads_every_file_that_an_epoch_needs(folder: Path) -> None:
     whole = Dataset(str(folder / "shards"), split="train")
-    cache = Resident(whole.storage)
+    cache = ResidentStorage(whole.storage)
     part = Partition(whole, (1,), cache)
     part.load()
     moved = cache.bytes_moved
@@ -103,7 +104,7 @@ def test_loading_reads_all_that_an_epoch_needs(folder: Path) -> None:
     assert cache.bytes_moved == moved > 0
 
 
-def test_stages_come_and_go() -> None:
+def test_partitions_are_reassigned_when_stages_join_and_leave() -> None:
     owners = Ownership(3, start_s=10.0, adopt_s=5.0)
     owners.join(0)
     owners.join(1)

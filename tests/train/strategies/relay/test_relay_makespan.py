@@ -1,4 +1,4 @@
-"""How long whole sweeps take through the real hub, links and stages, where a visit is a sleep."""
+"""Makespan of whole sweeps with the real hub, links and stages, in which a visit is a sleep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastvid.train.strategies.relay.hub import Hub
 from fastvid.train.strategies.relay.scheduler import Order, Scheduler, Unit
 from fastvid.train.strategies.relay.simulate import ring_makespan
 from fastvid.train.strategies.relay.stage import serve
-from fastvid.train.strategies.relay.state_store import Shelf
+from fastvid.train.strategies.relay.state_store import TokenStore
 
 pytestmark = pytest.mark.soak  # timings, which want an idle machine
 
@@ -27,12 +27,12 @@ ATTEMPTS = 3  # the fastest counts: what else the machine does only slows
 
 
 class Sleeper:
-    """A stage whose visits take as long as they are told. A model's score is its number."""
+    """A stage worker whose visits take a given time. The score of a model is its number."""
 
     def __init__(self, seconds: Callable[[Unit], float]) -> None:
         self._seconds = seconds
 
-    def own(self, partitions: tuple[int, ...]) -> dict[str, Any]:
+    def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
         return {}
 
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
@@ -49,10 +49,10 @@ def makespan(
     seconds: Callable[[Unit], float] = lambda _: VISIT_S,
     halving: Halving | None = None,
 ) -> tuple[float, float]:
-    """From the first visit to the end of the last, and the seconds spent in visits."""
+    """Return the seconds from the first visit to the end of the last, and the seconds spent in visits."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     scheduler = Scheduler(models, stages, epochs, order=order, halving=halving)
-    hub = Hub(scheduler, store, Shelf(models), timeout_s=TIMEOUT_S, start_s=TIMEOUT_S)
+    hub = Hub(scheduler, store, TokenStore(models), timeout_s=TIMEOUT_S, start_s=TIMEOUT_S)
     workers = [
         threading.Thread(target=serve, args=(store.clone(), Sleeper(seconds), TIMEOUT_S), daemon=True)  # type: ignore[attr-defined]
         for _ in range(stages)
@@ -75,7 +75,7 @@ def makespan(
 
 
 @pytest.mark.parametrize(("models", "stages", "epochs"), [(2, 2, 3), (4, 2, 3), (5, 3, 2), (1, 2, 4), (2, 3, 3)])
-def test_a_ring_takes_the_time_of_the_formula(models: int, stages: int, epochs: int) -> None:
+def test_measured_ring_makespan_matches_the_formula(models: int, stages: int, epochs: int) -> None:
     """(M E + S - 1) t with at least as many models as stages; with fewer there are bubbles, as predicted."""
     expected = ring_makespan(models, stages, epochs) * VISIT_S
     found, worked = min(makespan(models, stages, epochs) for _ in range(ATTEMPTS))
@@ -97,7 +97,7 @@ def test_a_hopper_beats_a_ring_of_uneven_models() -> None:
 
 
 def test_dropped_models_free_their_slots() -> None:
-    """The worse half of four models leaves after the first of three epochs: 4 + 2 * 2 visits a stage instead of 12."""
+    """The worse half of four models is dropped after one of three epochs: 4 + 2 * 2 visits per stage, not 12."""
     stages = 2
     whole, _ = min(makespan(4, stages, 3) for _ in range(ATTEMPTS))
     halved, _ = min(makespan(4, stages, 3, halving=Halving((1,), 0.5)) for _ in range(ATTEMPTS))

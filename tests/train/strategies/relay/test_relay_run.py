@@ -28,7 +28,7 @@ from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.clips import Clips, check_shared
 from fastvid.train.strategies.relay.options import SweepOptions
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.relay.state_store import Shelf
+from fastvid.train.strategies.relay.state_store import TokenStore
 from tests import datasets, forks
 
 ROOT = Path(__file__).parents[4]
@@ -75,7 +75,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    """Under torchrun; both processes are killed when the second one has been given its third visit or so."""
+    """Run under torchrun; both processes are killed at about the third visit of the second one."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
     command += ["--max-restarts", "1"]
     command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={folder / 'out'}"]
@@ -91,7 +91,7 @@ def found(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Sums of floats depend on the number of threads, and the commands compute with one."""
+    """Use one thread, as the commands do, because sums of floats depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -99,28 +99,28 @@ def one_thread() -> Iterator[None]:
 
 
 def digest(tree: Any) -> str:
-    """Short, as a failed comparison of the bytes themselves is printed for minutes."""
+    """Return a short digest, because pytest takes minutes to print a failed comparison of the bytes."""
     return hashlib.sha256(tokens.pack(tree)).hexdigest()
 
 
 def check_against_training_alone(folder: Path, out: Path) -> None:
     """Weights, moments and counters are those of a plain loop over the partitions in the recorded order."""
-    shelf = Shelf(MODELS, str(out / "tokens"))
+    token_store = TokenStore(MODELS, str(out / "tokens"))
     alone = Clips(recipes.load_all(str(folder / "recipe.py")), STAGES, torch.device("cpu"))
-    alone.own(tuple(range(STAGES)))
+    alone.assign(tuple(range(STAGES)))
     member = Member(World(), torch.device("cpu"))
-    visits, _ = shelf.history()
+    visits, _ = token_store.history()
     for number in range(MODELS):
-        trainee = alone.trainee(number, fresh=True)
-        replica = trainee.replica()
-        stepper = Stepper(trainee.config.optim, trainee.config.run, member, Ddp(member))
+        sweep_model = alone.sweep_model(number, fresh=True)
+        replica = sweep_model.replica()
+        stepper = Stepper(sweep_model.config.optim, sweep_model.config.run, member, Ddp(member))
         with torch.random.fork_rng(devices=[]):
             for index, partition in enumerate(visits[number]):
-                with trainee.batches(Unit(number, index // STAGES, partition)) as batches:
+                with sweep_model.batches(Unit(number, index // STAGES, partition)) as batches:
                     for batch in batches:
                         stepper.step(replica, batch)
                         replica.samples += batch.stop - batch.start
-        token = shelf.get(number)
+        token = token_store.get(number)
         assert token is not None
         assert digest(tokens.unpack(token)["replica"]) == digest(replica.state_dict())
         weights = torch.load(out / "weights" / f"model-{number:04d}.pt", weights_only=True)
@@ -128,7 +128,7 @@ def check_against_training_alone(folder: Path, out: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_killed_processes_leave_models_of_a_plain_loop(folder: Path, found: dict[str, Any]) -> None:
+def test_models_equal_those_of_a_plain_loop_when_processes_are_killed(folder: Path, found: dict[str, Any]) -> None:
     rows = metrics.read(folder / "out" / metrics.METRICS_FILE)
     starts = [row["visits"] for row in rows if row["kind"] == "start"]
     assert len(starts) == 2
@@ -136,7 +136,7 @@ def test_killed_processes_leave_models_of_a_plain_loop(folder: Path, found: dict
     check_against_training_alone(folder, folder / "out")
 
 
-def test_results_say_what_happened(folder: Path, found: dict[str, Any]) -> None:
+def test_results_contain_scores_losses_and_bytes(folder: Path, found: dict[str, Any]) -> None:
     models = found["models"]
     assert sorted(model["model"] for model in models) == list(range(MODELS))
     assert [model["status"] for model in models] == ["over"] * MODELS
@@ -145,10 +145,10 @@ def test_results_say_what_happened(folder: Path, found: dict[str, Any]) -> None:
         assert [sorted(model["visits"][:2]), sorted(model["visits"][2:])] == [[0, 1], [0, 1]]
         assert len(model["scores"]) == EPOCHS
         assert set(model["settings"]) >= {"model.options.width", "optim.name", "optim.base_lr"}
-    # No dataset byte moves in a visit.
+    # A visit reads no dataset bytes.
     assert found["dataset_bytes"]["in_visits"] == 0
     assert found["dataset_bytes"]["loaded"] > 0
-    # Every visit has its line, with the samples that it trained on.
+    # Every visit has a row with the samples that it trained on.
     rows = metrics.read(folder / "out" / metrics.METRICS_FILE)
     done = {(row["model"], row["epoch"], row["partition"]): row for row in rows if row["kind"] == "visit"}
     assert sorted(done) == [(m, e, s) for m in range(MODELS) for e in range(EPOCHS) for s in range(STAGES)]
@@ -161,8 +161,8 @@ def test_results_say_what_happened(folder: Path, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_killed_stage_of_another_job_is_no_matter(folder: Path) -> None:
-    """A hub with its stage, and a stage in a job of its own that dies in its second visit: nobody starts again."""
+def test_a_killed_stage_of_another_job_does_not_stop_the_sweep(folder: Path) -> None:
+    """Run a hub with a stage, and a stage in a separate job that dies in its second visit; nothing restarts."""
     out = folder / "apart"
     run = ("fastvid.train", folder / "recipe.py", f"run.out={out}")
     options = ["sync_options.partitions=2", "sync_options.adopt_s=0.5", "sync_options.order=ring"]
@@ -181,7 +181,7 @@ def test_a_killed_stage_of_another_job_is_no_matter(folder: Path) -> None:
     check_against_training_alone(folder, out)
 
 
-def test_what_is_wrong_with_the_data_is_said_at_once(folder: Path, tmp_path: Path) -> None:
+def test_data_errors_are_raised_before_the_first_visit(folder: Path, tmp_path: Path) -> None:
     alone = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={tmp_path}"]
     wrong = subprocess.run(
         [*alone, "data.split=none", "data.where=nothing > 1"], cwd=folder, env=environment(), capture_output=True,
@@ -192,7 +192,7 @@ def test_what_is_wrong_with_the_data_is_said_at_once(folder: Path, tmp_path: Pat
     assert "Traceback" not in wrong.stderr
 
 
-def test_models_that_cannot_travel_together_are_refused(folder: Path) -> None:
+def test_models_with_different_shared_settings_are_refused(folder: Path) -> None:
     first, second, _ = recipes.load_all(str(folder / "recipe.py"))
     with pytest.raises(UsageError, match=r"share run\.epochs"):
         check_shared([first, replace(second, run=replace(second.run, epochs=3))])
@@ -205,7 +205,7 @@ def test_models_that_cannot_travel_together_are_refused(folder: Path) -> None:
     for options, message in (
         ({"order": "star"}, "order is 'star'"),
         ({"period": 3}, "no option 'period'"),
-        ({"keep": 0.5}, "without rungs"),
+        ({"keep": 0.5}, "keep needs rungs"),
         ({"rungs": "one"}, "rungs is 'one'"),
         ({"hub": "here"}, "expected host:port"),
     ):

@@ -1,4 +1,4 @@
-"""Who visits what and when, computed by the real scheduler under a simulated clock."""
+"""The schedule of visits, from the real scheduler with a simulated clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDERS: tuple[Order, ...] = ("ring", "hopper")
 
 
 def check(visits: Sequence[Visit], models: int, partitions: int, epochs: int) -> None:
-    """Every (model, epoch, partition) once; a model and a stage do one thing at a time; epochs in order."""
+    """Check that every unit runs once, models and stages run one unit at a time, and epochs are in order."""
     keys = [(visit.unit.model, visit.unit.epoch, visit.unit.partition) for visit in visits]
     wanted = [(m, e, s) for m in range(models) for e in range(epochs) for s in range(partitions)]
     assert sorted(keys) == wanted
@@ -40,37 +40,37 @@ def check(visits: Sequence[Visit], models: int, partitions: int, epochs: int) ->
 
 @pytest.mark.parametrize("order", ORDERS)
 @given(sizes=SIZES, seed=st.integers(0, 99))
-def test_every_unit_once_and_nobody_in_two_places(order: Order, sizes: tuple[int, int, int], seed: int) -> None:
+def test_every_unit_is_trained_once_and_never_in_parallel(order: Order, sizes: tuple[int, int, int], seed: int) -> None:
     draw = random.Random(seed)
     speed = [draw.uniform(1, 8) for _ in range(sizes[0])]
     check(simulate(Scheduler(*sizes, order=order), lambda unit: speed[unit.model]), *sizes)
 
 
 @given(sizes=SIZES)
-def test_ring_makespan_is_the_formula(sizes: tuple[int, int, int]) -> None:
+def test_ring_makespan_equals_the_formula(sizes: tuple[int, int, int]) -> None:
     models, partitions, epochs = sizes
     visits = simulate(Scheduler(*sizes, order="ring"), lambda _: 1.0)
     assert visits[-1].end == ring_makespan(*sizes)
     if models >= partitions:
         assert visits[-1].end == models * epochs + partitions - 1
-        # No bubble: a stage that has begun works until its last unit.
+        # No bubble: a stage is busy from its first to its last unit.
         for stage in range(partitions):
             mine = [visit for visit in visits if visit.stage == stage]
             assert mine[-1].end - mine[0].start == len(mine) == models * epochs
 
 
 @pytest.mark.parametrize(("models", "partitions"), [(1, 4), (2, 4), (3, 4)])
-def test_fewer_models_than_stages_leave_bubbles(models: int, partitions: int) -> None:
+def test_stages_idle_with_fewer_models_than_stages(models: int, partitions: int) -> None:
     epochs = 50
     visits = simulate(Scheduler(models, partitions, epochs, order="ring"), lambda _: 1.0)
     busy = sum(visit.end - visit.start for visit in visits)
-    # Utilisation M / S, but for the start of M - 1.
+    # Utilization is M / S, except for the startup of M - 1.
     assert busy / (partitions * visits[-1].end) == pytest.approx(
         models / partitions, rel=models / (epochs * partitions)
     )
 
 
-def test_hopper_fills_the_ring_from_the_first_moment() -> None:
+def test_hopper_keeps_all_stages_busy_from_the_start() -> None:
     assert simulate(Scheduler(6, 3, 4, order="hopper"), lambda _: 1.0)[-1].end == 6 * 4
 
 
@@ -95,7 +95,7 @@ def test_hopper_beats_ring_when_speeds_differ() -> None:
 
 
 @given(sizes=SIZES, seed=st.integers(0, 99))
-def test_a_recorded_order_is_replayed_whatever_the_speeds(sizes: tuple[int, int, int], seed: int) -> None:
+def test_a_recorded_order_is_replayed_for_any_speeds(sizes: tuple[int, int, int], seed: int) -> None:
     draw = random.Random(seed)
     first = Scheduler(*sizes, order="hopper")
     simulate(first, lambda _: draw.uniform(1, 8))
@@ -110,7 +110,7 @@ def test_a_recorded_order_is_replayed_whatever_the_speeds(sizes: tuple[int, int,
     seed=st.integers(0, 999),
     keep=st.sampled_from([0.3, 0.5, 0.8]),
 )
-def test_halving_frees_slots_as_computed(sizes: tuple[int, int, int], seed: int, keep: float) -> None:
+def test_halving_frees_the_computed_number_of_slots(sizes: tuple[int, int, int], seed: int, keep: float) -> None:
     models, partitions, epochs = sizes
     quality = random.Random(seed).sample(range(models), models)
     rule = Halving((1,) if epochs < 4 else (1, 3), keep)
@@ -119,19 +119,19 @@ def test_halving_frees_slots_as_computed(sizes: tuple[int, int, int], seed: int,
     counts = rule.contenders(models)
     ends = [*rule.rungs, epochs]
     lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    # The best go on, and each trains exactly as long as it lives.
+    # The best models continue, and each trains exactly until it is dropped.
     ranking = sorted(range(models), key=lambda model: -quality[model])
     for model in range(models):
         rungs = sum(ranking.index(model) < count for count in counts)
         assert len(scheduler.models[model].visits) == partitions * ends[rungs - 1]
         assert scheduler.models[model].status == ("over" if rungs == len(counts) else "dropped")
-    # A decision falls as soon as it is certain, so the ring stays full while enough models are left.
+    # Decisions are made as soon as they are certain, so the ring stays full while enough models are left.
     if counts[-1] >= partitions:
         work = sum(count * length for count, length in zip(counts, lengths, strict=True))
         assert visits[-1].end == work + partitions - 1
 
 
-def test_halving_decides_ties_and_failures_without_waiting_for_ever() -> None:
+def test_halving_decides_ties_and_failures_without_deadlock() -> None:
     scheduler = Scheduler(4, 2, 3, order="ring", halving=Halving((1,), 0.5))
     for _ in range(2):
         broken = scheduler.take([0])
@@ -145,7 +145,7 @@ def test_halving_decides_ties_and_failures_without_waiting_for_ever() -> None:
     assert [model.status for model in nan.models] == ["dropped", "over", "dropped"]
 
 
-def test_a_lost_unit_goes_first_and_a_failed_model_leaves() -> None:
+def test_a_lost_unit_is_repeated_first_and_a_failed_model_is_dropped() -> None:
     scheduler = Scheduler(3, 2, 1, order="ring")
     lost = scheduler.take([0])
     assert lost == Unit(0, 0, 0)
@@ -159,7 +159,7 @@ def test_a_lost_unit_goes_first_and_a_failed_model_leaves() -> None:
 
 
 @given(sizes=SIZES, seed=st.integers(0, 99), steps=st.integers(0, 30), halved=st.booleans())
-def test_a_run_that_was_interrupted_goes_on(sizes: tuple[int, int, int], seed: int, steps: int, halved: bool) -> None:
+def test_an_interrupted_sweep_resumes(sizes: tuple[int, int, int], seed: int, steps: int, halved: bool) -> None:
     draw = random.Random(seed)
     quality = [draw.random() for _ in range(sizes[0])]
     halving = Halving((1,)) if halved else None
@@ -183,7 +183,7 @@ def test_a_run_that_was_interrupted_goes_on(sizes: tuple[int, int, int], seed: i
 def test_records_of_other_sweeps_are_refused() -> None:
     with pytest.raises(UsageError, match="2 models, the sweep has 1"):
         Scheduler(1, 2, 1, replay=[[0, 1], [1, 0]])
-    with pytest.raises(UsageError, match="not whole epochs"):
+    with pytest.raises(UsageError, match="does not consist of whole epochs"):
         Scheduler(1, 2, 1, replay=[[0, 0]])
     with pytest.raises(StateError, match="visited partition 1 in epoch 0"):
         Scheduler(1, 2, 1, order="ring").restore([[1]], [[]])
