@@ -12,7 +12,7 @@ import logging
 
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.units import things
-from fastvid.sharding.verify.verify import CHECKS, Report, repair_sidecars, verify_dataset
+from fastvid.sharding.verify.verify import CHECKS, VerifyReport, repair_sidecars, verify_dataset
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _verify(args: argparse.Namespace) -> Report:
+def _verify(args: argparse.Namespace) -> VerifyReport:
     line: Progress | None = None
 
     def progress(count: int, total: int) -> None:
@@ -64,7 +64,7 @@ def _verify(args: argparse.Namespace) -> Report:
     return report
 
 
-def _text(report: Report, show: int) -> str:
+def _text(report: VerifyReport, show: int) -> str:
     found = {name: sum(problem.check == name for problem in report.problems) for name in CHECKS}
     lines = [f"generation {report.generation}, {report.samples} of {things(report.total, 'sample')} decoded", ""]
     lines.append(f"{'check':12} {'checked':>8} {'wrong':>7}")

@@ -1,10 +1,10 @@
-"""Any frame of any sample, for people: notebooks, pages, checks.
+"""Random access to frames of samples, for notebooks, pages and checks.
 
     dataset = fastvid.open("shards/mine", split="train")
     video = dataset["some_key"]
     video.frames([0, 8]).data        # uint8 [2, H, W, 3]
 
-Reads and decodes the planned packets only, checked against their checksums, like the loader.
+Like the loader, reads and decodes only the planned packets, and checks their checksums.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Video:
     """One video stream of a sample.
 
     Args:
-        shard: Where it lies.
+        shard: Shard that contains it.
         row: Row of the sample in the shard.
         key: The sample's key.
-        label: The sample's label, -1 without one.
-        stream: Which stream.
+        label: The sample's label, -1 if it has none.
+        stream: Name of the stream.
     """
 
     def __init__(self, shard: Shard, row: int, *, key: str, label: int, stream: str = "rgb") -> None:
@@ -60,7 +60,7 @@ class Video:
 
     @property
     def num_frames(self) -> int:
-        """Frames shown."""
+        """Number of frames."""
         return self.info.num_frames
 
     @property
@@ -70,30 +70,30 @@ class Video:
 
     @property
     def width(self) -> int:
-        """Pixels."""
+        """Width in pixels."""
         return self.info.width
 
     @property
     def height(self) -> int:
-        """Pixels."""
+        """Height in pixels."""
         return self.info.height
 
     @property
     def table(self) -> PacketTable:
-        """Its packets."""
+        """The stream's packets."""
         return self._shard.table(self._row, self.stream)
 
     def frames(self, frames: Sequence[int] | npt.ArrayLike) -> FrameBatch:
-        """Decodes frames.
+        """Decode frames.
 
         Args:
             frames: Indices in display order, 0 <= f < num_frames; any order, repeats allowed.
 
         Raises:
-            UsageError: No frame is asked for, or one lies outside the video.
-            StorageError: The shard cannot be read.
-            ChecksumError: The shard's bytes are not those that were indexed.
-            DecodeError: The packets do not give the frames.
+            UsageError: If no frame is requested, or one is outside the video.
+            StorageError: If the shard cannot be read.
+            ChecksumError: If the shard's bytes differ from the indexed ones.
+            DecodeError: If the packets do not decode to the frames.
         """
         shard = self._shard
         reader = shard.reader(self._row, self.stream)
@@ -104,17 +104,17 @@ class Video:
             raise
 
     def flow(self, frames: Sequence[int] | npt.ArrayLike) -> Float32Array:
-        """Optical flow from frames to the frames behind them, float32 [T, H, W, 2]: x and y in pixels a frame.
+        """Return the optical flow from frames to their next frames, float32 [T, H, W, 2]: x and y in pixels per frame.
 
         Args:
             frames: Indices in display order, 0 <= f < num_frames; the last frame repeats the flow before it.
 
         Raises:
-            FormatError: The sample has no flow.
-            UsageError: No frame is asked for, or one lies outside the video.
-            StorageError: The shard cannot be read.
-            ChecksumError: The shard's bytes are not those that were indexed.
-            DecodeError: The packets do not give the frames.
+            FormatError: If the sample has no flow.
+            UsageError: If no frame is requested, or one is outside the video.
+            StorageError: If the shard cannot be read.
+            ChecksumError: If the shard's bytes differ from the indexed ones.
+            DecodeError: If the packets do not decode to the frames.
         """
         shard, row = self._shard, self._row
         try:
@@ -137,10 +137,10 @@ class VideoDataset(Dataset):
     """A `Dataset` whose samples are videos: ``dataset["key"]``, ``dataset[7]``, ``for video in dataset``."""
 
     def __getitem__(self, sample: str | int) -> Video:
-        """A sample by key or by number.
+        """Return a sample by key or by number.
 
         Raises:
-            UsageError: The selection has no such sample.
+            UsageError: If the selection has no such sample.
         """
         number = self.find(sample) if isinstance(sample, str) else int(sample)
         if not 0 <= number < len(self):
@@ -156,21 +156,21 @@ class VideoDataset(Dataset):
         return key in self._by_key
 
 
-def open(  # noqa: A001 - what users type is fastvid.open
+def open(  # noqa: A001 - users type fastvid.open
     path: str | os.PathLike[str], split: str | None = None, where: str | None = None, generation: int | None = None
 ) -> VideoDataset:
-    """Opens a dataset.
+    """Open a dataset.
 
     Args:
         path: Folder or URL of the dataset.
         split: Value of the column ``split``, or ``column:value`` for another split column; all samples by default.
-        where: Filter over the annotations' columns, such as ``"num_frames >= 64"``.
-        generation: Which one; the current one by default.
+        where: Filter over the annotations' columns, for example ``"num_frames >= 64"``.
+        generation: Number of the generation; the current one by default.
 
     Raises:
-        StorageError: There is no dataset.
-        VersionError: It is of a newer major version.
-        UsageError: The split, the filter or its result is wrong; nothing matches.
+        StorageError: If there is no dataset.
+        VersionError: If its major version is newer.
+        UsageError: If the split or the filter is wrong, or no sample matches.
     """
     return VideoDataset(os.fspath(path), split=split, where=where, generation=generation)
 
@@ -183,19 +183,19 @@ def decode_frames(
     *,
     decoder: Decoder | None = None,
 ) -> FrameBatch:
-    """Decodes whole frames of a stream to RGB. A stream of odd size loses its last row or column.
+    """Decode whole frames of a stream to RGB. A stream of odd size loses its last row or column.
 
     Args:
         info: The stream.
         table: Its packets.
         read: Reads its bytes.
         frames: Indices in display order; any order, repeats allowed.
-        decoder: Any that writes `Rgb`; by default PyAV, kept open for the calling thread.
+        decoder: Any decoder that writes `Rgb`; by default PyAV, kept open for the calling thread.
 
     Raises:
-        UsageError: No frame is asked for, or one lies outside the stream.
-        ChecksumError: Bytes are not those that were indexed.
-        DecodeError: The packets do not give the frames.
+        UsageError: If no frame is requested, or one is outside the stream.
+        ChecksumError: If bytes differ from the indexed ones.
+        DecodeError: If the packets do not decode to the frames.
     """
     wanted = np.atleast_1d(np.asarray(frames, dtype=np.int64))
     size = (info.height & ~1, info.width & ~1)

@@ -1,4 +1,4 @@
-"""The demo's report."""
+"""The HTML report of the demo."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _STYLE: Final = """
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strip:
-    """One held-out clip and what the models said of it.
+    """One held-out clip with the models' predictions.
 
     Attributes:
         frames: uint8 [T, H, W, 3].
-        truth: The right class.
-        guesses: Class by model name.
+        truth: The true class.
+        guesses: Predicted class by model name.
     """
 
     frames: npt.NDArray[np.uint8]
@@ -50,7 +50,7 @@ def page(
     facts: Sequence[tuple[str, str]],
     loaders: Sequence[tuple[str, str, str, str]],
 ) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         summary: The demo's summary, as written to summary.json.
@@ -59,15 +59,15 @@ def page(
         strips: Held-out clips with predictions.
         split: Seconds of a training step by part.
         facts: Rows about the dataset.
-        loaders: Rows of the loader's timing: decoder, encoding, clips a second, packets fed.
+        loaders: Rows of the loader's timing: decoder, encoding, clips per second, packets fed.
     """
     percent = "{:.1f} %".format
     numbers = [
         ("TSM", percent(summary["tsm_top1"]), "held-out top-1"),
         ("The same net without shift", percent(summary["control_top1"]), "held-out top-1"),
         ("TSM on shuffled frames", percent(summary["shuffled_top1"]), f"chance is {percent(summary['chance'])}"),
-        ("Loader", f"{summary['clips_per_second']:,.0f} clips/s", "with nothing after it"),
-        ("Whole demo", duration(summary["seconds"]), "from raw videos to here"),
+        ("Loader", f"{summary['clips_per_second']:,.0f} clips/s", "without a model"),
+        ("Whole demo", duration(summary["seconds"]), "from raw videos to this page"),
     ]
     waiting = [name for name in split if name != "compute"]
     sections = [
@@ -77,10 +77,10 @@ def page(
                 card("", lines(curves, "held-out top-1, %", across="epochs", limits=(0, 103), whole_x=True)),
                 card("", lines(losses, "training loss", across="epochs", whole_x=True)),
             ),
-            "Only a model that sees time can tell. TSM shifts a quarter of its channels to the frame before and a"
-            " quarter to the frame after. The control is the same net without the shift: it averages frames it sees one"
-            " by one. Where the label is the kind of texture instead, which no motion is needed for, it reaches"
-            f" {percent(summary['control_texture_top1'])}.",
+            "Only a model that compares frames can tell the classes apart. TSM shifts a quarter of its channels to the"
+            " frame before and a quarter to the frame after. The control is the same net without the shift: it averages"
+            " its predictions for single frames. If the label is the kind of texture instead, which needs no motion,"
+            f" the control reaches {percent(summary['control_texture_top1'])}.",
         ),
         Section(
             "Clips",
@@ -92,13 +92,13 @@ def page(
             card(
                 "Where a training step's time goes",
                 bars({name: 1e3 * seconds for name, seconds in split.items()}, unit="ms", quiet=waiting),
-                f"One rank of {summary['processes']}. The model is idle while it waits; decoding runs beside it.",
+                f"One rank of {summary['processes']}. The model is idle during waits; decoding runs in parallel.",
             )
             + grid(
                 card(
                     "Loader",
                     table(("decoder", "encoding", "clips/s", "packets fed"), loaders),
-                    "Packets fed: planned, against those from each key frame on.",
+                    "Packets fed: with a plan, compared with all packets from each key frame on.",
                 ),
                 card("Dataset", definitions(dict(facts))),
             ),
@@ -108,8 +108,9 @@ def page(
         "A model that sees motion",
         sections,
         command="demo",
-        lead="Raw videos, made with ffmpeg, were sharded, indexed, decoded by plan and learnt under torchrun with"
-        f" {things(summary['processes'], 'rank')}. Textures drift in eight directions; no single frame tells which.",
+        lead="Raw videos, made with ffmpeg, were sharded, indexed, decoded by plan and used for training with"
+        f" {things(summary['processes'], 'rank')} of torchrun. Textures drift in eight directions; no single frame"
+        " shows which.",
         top=figures(numbers),
         style=_STYLE,
     )

@@ -1,1 +1,1 @@
-"""Dataset and decoder to resumable batches on a device: order, sampling, augmentation, fetching, ClipLoader."""
+"""Loads resumable batches onto a device: order, sampling, augmentation, fetching, decoding, ClipLoader."""

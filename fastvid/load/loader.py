@@ -26,7 +26,7 @@ from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.batch import assemble
 from fastvid.load.batch.sinks import VideoSpec
 from fastvid.load.clips.augment import Spatial, Transform
-from fastvid.load.clips.plan import Planner, reads_at_once
+from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Sampler
 from fastvid.load.clips.streams import check_streams
@@ -37,10 +37,10 @@ from fastvid.load.order.epoch import ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.permutation import Order
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
-from fastvid.load.workers.chosen_backends import BatchShape, Served
-from fastvid.load.workers.engine import Run, Work
+from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
+from fastvid.load.workers.engine import BatchPipeline, PendingBatch
 from fastvid.load.workers.lanes import AUTO, choose_backends
-from fastvid.load.workers.progress_view import CopyClock, reporters
+from fastvid.load.workers.progress_view import CopyClock, batch_callbacks
 from fastvid.load.workers.skips import OnError as OnError
 from fastvid.load.workers.skips import Skips, Workers
 from fastvid.load.workers.stats import Counters, LoaderStats
@@ -162,14 +162,14 @@ class ClipLoader:
         self.num_threads = num_threads = num_threads or available_cores()
         self.stats = LoaderStats(num_threads=num_threads, cores=available_cores(), num_frames=frames.num_frames)
         self._copies = CopyClock(self.device)
-        self._reports = reporters(show_stats=show_stats, stats_file=stats_file)
+        self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
         self._labels, self._fields = dataset.labels, {name: dataset.column(name) for name in fields}
         self._prefetch, self._timeout = prefetch, timeout
-        self._num_fetchers = reads_at_once(dataset, num_fetchers)
+        self._num_fetchers = prefetch_threads(dataset, num_fetchers)
         Order(0, seed)  # raises if the seed is out of range
         self._seed, self._epoch, self._position = seed, 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
-        self._run: Run | None = None
+        self._run: BatchPipeline | None = None
         pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout)
         levels = None if dtype is torch.uint8 else pixels
         spec = VideoSpec(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
@@ -177,9 +177,9 @@ class ClipLoader:
             check_views(views, self.frames, self.spatial, repeats=repeats)
         shape = BatchShape(spec, dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
         process_timeout = clip_timeout if workers == "process" else None
-        self._served = Served(shape, num_threads, prefetch, device_lanes, process_timeout)
+        self._backends = ActiveBackends(shape, num_threads, prefetch, device_lanes, process_timeout)
         if decoder != "auto":
-            self._served.use(choose_backends(decoder))
+            self._backends.use(choose_backends(decoder))
 
     def __repr__(self) -> str:
         return (
@@ -195,7 +195,7 @@ class ClipLoader:
     @property
     def backend(self) -> Backend:
         """The decoder back-end; named "auto" until the first iteration has chosen one."""
-        return self._served.backend
+        return self._backends.backend
 
     @property
     def seed(self) -> int:
@@ -249,7 +249,7 @@ class ClipLoader:
             "position": self._position,
         }
         # Resuming keeps the chosen back-end, because pixels differ slightly between back-ends.
-        return state | ({"decoder": self.backend.name} if self._served.chosen else {})
+        return state | ({"decoder": self.backend.name} if self._backends.chosen else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state of a loader of any world size and batch size. Ends a running iteration.
@@ -259,7 +259,7 @@ class ClipLoader:
         """
         self._seek(*check_state(state, self._fingerprint(), self._orders.num_samples))
         if self.backend is AUTO and "decoder" in state:
-            self._served.restore(str(state["decoder"]))
+            self._backends.restore(str(state["decoder"]))
 
     def cached(self, num_batches: int = 2) -> Iterator[Batch]:
         """Yield the next `num_batches` batches over and over, for as many batches as one ``for``: measures how fast the
@@ -284,7 +284,7 @@ class ClipLoader:
     def close(self) -> None:
         """End a running iteration and close the decoders. The loader can be used again."""
         self._stop()
-        self._served.close()
+        self._backends.close()
 
     def __iter__(self) -> Iterator[Batch]:
         self._stop()
@@ -300,19 +300,19 @@ class ClipLoader:
             return
         order = self._orders.order(self._seed, self._epoch)
         parts = (self.frames, self.spatial, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
-        planner = Planner(self.dataset, order, ClipPlanner(*parts))
+        planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts))
         if self.backend is AUTO:
-            self._served.decide(planner.plan(self.batches.share(self._position)).clips, self.world)
+            self._backends.decide(planner.plan(self.batches.share(self._position)).clips, self.world)
         one = replace(planner.clips, backend=self.backend, views=self.views or ONE_VIEW)
         # Clips that this process prefetches must be decided in this process.
-        apart = one if self._served.decides and one.travels and not self._num_fetchers else None
-        planner = replace(planner, clips=one, join=self._served.join, decide=apart is None)
-        run = Run(
+        worker_planner = one if self._backends.decides and one.runs_in_workers and not self._num_fetchers else None
+        planner = replace(planner, clips=one, join=self._backends.join, decide=worker_planner is None)
+        run = BatchPipeline(
             planner.plans(self.batches, self._position),
-            self._served.lanes,
-            self._served.finisher,
+            self._backends.lanes,
+            self._backends.finisher,
             prefetch=self._prefetch,
-            planner=apart,
+            planner=worker_planner,
             num_fetchers=self._num_fetchers,
         )
         self._run = run
@@ -358,7 +358,7 @@ class ClipLoader:
             if self._run is run:
                 self._run, self._origin = None, self._position
 
-    def _finish(self, work: Work, step: Counters) -> Batch:
+    def _finish(self, work: PendingBatch, step: Counters) -> Batch:
         """Return the batch, or raise its first error."""
         plan, views = work.plan, (self.views.num_views,) if self.views else ()
         step.clips = sum(sample != MASKED for sample in plan.samples)

@@ -1,7 +1,7 @@
-"""What must hold of one sample: its MP4 plays to the promised frames, as promised, and its index finds those frames.
+"""Checks one sample: its MP4 must play as promised, and its index must lead to the same frames.
 
-Every frame is decoded through libavformat's demuxer, which knows nothing of fastvid's index; some are then decoded
-again from planned packets, and must be the same to the bit.
+Every frame is decoded through libavformat's demuxer, which does not use fastvid's index; some are then decoded again
+from planned packets and must be equal bit for bit.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from fastvid.format.demux import read_track
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.media.promises import FORMATS_420, Finding, Promised, broken_tables, play_stream
 
-# Frames of each sample that are decoded again from planned packets.
+# Frames of each sample decoded again from planned packets.
 _PLANNED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """A stream as its shard's packet sidecar describes it."""
+    """The info and packet table of a stream, from its shard's packet sidecar."""
 
     info: StreamInfo
     table: PacketTable
 
 
 class SampleChecker:
-    """Checks samples one after the other; keeps decoders open between them."""
+    """Checks samples one by one, keeping decoders open between them."""
 
     def __init__(self) -> None:
         self._decoder = PyAvDecoder()
         self._converter = RgbConverter()
 
     def check(self, key: str, name: str, data: memoryview, indexed: Indexed | None) -> list[Finding]:
-        """What is wrong with a video stream of a sample.
+        """Return the problems of a video stream of a sample.
 
         Args:
-            key: The sample's key; chooses which frames are decoded twice.
-            name: The stream.
+            key: The sample's key; determines which frames are decoded twice.
+            name: Name of the stream.
             data: Its MP4.
-            indexed: What the sidecar says; None where the sidecar cannot be read, and nothing is compared with it.
+            indexed: The stream in the sidecar; None if the sidecar is unreadable, so the stream must only decode.
         """
         try:
             track = read_track(data)
@@ -79,7 +79,7 @@ class SampleChecker:
         wanted: npt.NDArray[np.int64],
         kept: Mapping[int, Planes],
     ) -> Iterator[Finding]:
-        """Decodes the wanted frames from planned packets and compares them."""
+        """Decode the chosen frames from planned packets and compare them."""
         info = indexed.info
         sides = (info.height & ~1, info.width & ~1)
         box = Box(0, 0, *sides)
@@ -88,7 +88,7 @@ class SampleChecker:
             output = Planes.packed(np.empty(Planes.nbytes(len(wanted), box), np.uint8), len(wanted), box)
             (error,) = self._decoder.decode([clip], [output])
         except ChecksumError:
-            return  # the packet check says so
+            return  # reported by the packet check
         except FastvidError as caught:
             error = caught
         if error is not None:
@@ -97,12 +97,12 @@ class SampleChecker:
         for place, frame in enumerate(wanted.tolist()):
             pairs = zip((output.y, output.u, output.v), (kept[frame].y, kept[frame].u, kept[frame].v), strict=True)
             if any((planned[place] != whole[0]).any() for planned, whole in pairs):
-                yield "plan", f"frame {frame} from its planned packets differs from the frame that a player shows"
+                yield "plan", f"frame {frame} decoded from its planned packets differs from the one a player shows"
                 return
 
 
 def check_packets(data: memoryview, table: PacketTable) -> Iterator[Finding]:
-    """Compares every packet with its checksum."""
+    """Compare every packet with its checksum."""
     wrong = []
     records = table.records
     columns = (records["offset"].tolist(), records["size"].tolist(), records["crc32"].tolist())
@@ -115,13 +115,13 @@ def check_packets(data: memoryview, table: PacketTable) -> Iterator[Finding]:
 
 
 def _choose(key: str, num_frames: int) -> npt.NDArray[np.int64]:
-    """The last frame and some others, the same ones each time, int64 [F], sorted."""
+    """Return the last frame and some others, always the same ones, int64 [F], sorted."""
     picks = np.random.default_rng(zlib.crc32(key.encode())).integers(0, num_frames, _PLANNED - 1)
     return np.unique(np.append(picks, num_frames - 1)).astype(np.int64)
 
 
 def _copy(frame: Any) -> Planes:
-    """A frame's planes, without the last row and column of odd sizes."""
+    """Copy a frame's planes, without the last row and column of odd sizes."""
     height, width = frame.height & ~1, frame.width & ~1
     planes = []
     for plane, (h, w) in zip(frame.planes, ((height, width), *((height // 2, width // 2),) * 2), strict=True):

@@ -1,7 +1,7 @@
-"""What a stream of a profile promises: each promise once, by name, in order, with what is said where it is broken.
+"""The promises that streams of a profile keep, and their checks.
 
 A stream is checked when it is written (`fastvid.sharding.encode.check_encoded`) and when its dataset is verified
-(`fastvid.media.check_sample`). One that was taken over conforms when its tables keep their promises.
+(`fastvid.media.check_sample`). A copied stream conforms if its tables keep the promises.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Finding = tuple[str, str]
 
 FORMATS_420: Final = ("yuv420p", "yuvj420p")
 MULTIPLE: Final = 16
-"""Both sides of the streams of built-in profiles are multiples of it, in pixels."""
+"""Both sides of streams of built-in profiles are multiples of this, in pixels."""
 
-# Both numbers stand for BT.601 luma; VP9 has one code for the two.
+# Both values mean BT.601 luma; VP9 has one code for the two.
 _BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)
 _AV_RANGE: Final = {0: Range.UNKNOWN, 1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """A stream that is held against its promises.
+    """A stream and its promises.
 
     Attributes:
-        track: What its MP4's tables say.
-        info: What is promised of it: its size, rate, number of frames, and with StreamFlag.CONFORMS all that is listed
-            here.
-        full_range: Whether its samples run from 0 to 255.
-        multiple: Both sides are multiples of it, in pixels.
+        track: The tables of its MP4.
+        info: The promised size, rate and number of frames; with StreamFlag.CONFORMS it promises everything in this
+            file.
+        full_range: Whether its samples must range from 0 to 255.
+        multiple: Both sides must be multiples of this, in pixels.
     """
 
     track: Track
@@ -50,17 +50,17 @@ class Promised:
 
     @classmethod
     def of(cls, track: Track, info: StreamInfo, name: str = "rgb") -> Promised:
-        """Return a stream of a dataset by its name: JPEG is full range by definition (JFIF 1.02), flow by ours."""
+        """Return a dataset's stream by name: JPEG is full range by definition (JFIF 1.02), flow by ours."""
         return cls(track, info, full_range=name == "flow" or info.codec is Codec.MJPEG)
 
     @property
     def conforms(self) -> bool:
-        """Whether it promises what is listed here."""
+        """Whether it promises everything in this file."""
         return bool(self.info.flags & StreamFlag.CONFORMS)
 
 
 def broken_tables(stream: Promised) -> Iterator[Finding]:
-    """Yield what an MP4's tables say against the promises of a stream that conforms."""
+    """Yield the broken promises that an MP4's tables show, for a stream that conforms."""
     track, info = stream.track, stream.info
     pts = np.sort(track.pts[track.shown])
     if len(pts) and pts[0]:
@@ -68,11 +68,11 @@ def broken_tables(stream: Promised) -> Iterator[Finding]:
     steps = np.diff(pts)
     if len(steps) and (steps != steps[0]).any():
         frame = int(np.argmax(steps != steps[0])) + 1
-        yield "timing", f"the frame rate is not constant: frame {frame} stays for {steps[frame - 1]} ticks"
+        yield "timing", f"the frame rate is not constant: frame {frame} lasts {steps[frame - 1]} ticks"
     elif len(steps) and int(steps[0]) * info.fps != track.timescale:
-        yield "timing", f"{track.timescale}/{int(steps[0])} frames a second, promised are {info.fps}"
+        yield "timing", f"{track.timescale}/{int(steps[0])} frames a second, but {info.fps} are promised"
     if info.width % stream.multiple or info.height % stream.multiple:
-        yield "shape", f"{info.width}x{info.height} pixels are no multiples of {stream.multiple}"
+        yield "shape", f"{info.width}x{info.height} pixels are not multiples of {stream.multiple}"
     if wrong := _wrong_tags(stream, track.range, track.matrix):
         yield "colour", f"the container {wrong}"
 
@@ -80,11 +80,11 @@ def broken_tables(stream: Promised) -> Iterator[Finding]:
 def play_stream(
     data: bytes | memoryview, stream: Promised | None = None, look: Callable[[int, Any], None] | None = None
 ) -> Iterator[Finding]:
-    """Decode a stream as a player does, and yield what its frames break: of each promise what is seen first.
+    """Decode a stream as a player does, and yield its broken promises, each with the first frame that breaks it.
 
     Args:
         data: The MP4.
-        stream: What is promised; None where nothing is known, and it must only decode.
+        stream: Its promises; if None, it must only decode.
         look: Called with the number of every decoded frame and the frame.
     """
     found: dict[str, str] = {}
@@ -106,18 +106,18 @@ def play_stream(
                     look(count, frame)
                 count += 1
     except (av.FFmpegError, FastvidError) as error:
-        yield "decode", f"decoding fails after {count} frames: {error}"
+        yield "decode", f"decoding failed after {count} frames: {error}"
         return
     if stream is not None and count != stream.info.num_frames:
-        yield "decode", f"{count} frames decode, {stream.info.num_frames} are promised"
+        yield "decode", f"{count} frames decode, but {stream.info.num_frames} are promised"
     yield from found.items()
 
 
 def _broken_frame(stream: Promised, frame: Any) -> Iterator[Finding]:
-    """Yield what a decoded frame breaks; of a stream that does not conform, only its size is promised."""
+    """Yield the promises that a decoded frame breaks; a stream that does not conform promises only its size."""
     info = stream.info
     if (frame.width, frame.height) != (info.width, info.height):
-        yield "shape", f"has {frame.width}x{frame.height} pixels, the index {info.width}x{info.height}"
+        yield "shape", f"has {frame.width}x{frame.height} pixels, but {info.width}x{info.height} in the index"
     if not stream.conforms:
         return
     if frame.rotation:
@@ -132,7 +132,7 @@ def _broken_frame(stream: Promised, frame: Any) -> Iterator[Finding]:
 
 def _wrong_tags(stream: Promised, sample_range: Range, matrix: Matrix) -> str:
     wanted = Range.FULL if stream.full_range else Range.LIMITED
-    # JPEG is BT.601 by definition (JFIF 1.02) and has no field to say so.
+    # JPEG is BT.601 by definition (JFIF 1.02) and has no field for it.
     matrices = (*_BT601, Matrix.UNKNOWN) if stream.info.codec is Codec.MJPEG else _BT601
     if sample_range is wanted and matrix in matrices:
         return ""

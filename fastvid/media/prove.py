@@ -1,11 +1,11 @@
-"""Packets of a video file that another tool wrote: found by FFmpeg's demuxer, proved by decoding.
+"""Indexes a video file that another tool wrote: finds its packets with FFmpeg's demuxer and verifies them by decoding.
 
-Nothing that a container says is taken on trust. A packet counts only where its very bytes stand in the file; frames are
-numbered in the order in which the decoder gives them; all frames must be those that a player shows, bit for bit; and
-packets may be left out only after every group of pictures has been decoded alone, and twice more with half of its
-droppable packets left out. A stream that fails the last is marked to be decoded whole.
+Nothing that the container says is trusted. A packet must be in the file byte for byte; frames are numbered in the order
+in which the decoder outputs them; and all frames must equal those a player shows, bit for bit. Reading parts of a
+stream is allowed only if every GOP decodes on its own, and twice more with half of its droppable packets left out. A
+stream that fails this is marked to be decoded whole.
 
-The file is hostile: call this in a process that may die (`fastvid.sharding.engines.local_engine`).
+The file is untrusted: run this in a worker process that may crash (`fastvid.sharding.engines.local_engine`).
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from fastvid.media.playback import ENCODE_HINT, Playback, play
 from fastvid.media.reasons import Reason
 
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
-# Demuxers give the position of a packet's own header; the longest in use, of Matroska's block groups, stays below.
+# Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
 _HEADER_WINDOW: Final = 4096
-# A placeholder of MPEG-4 for a frame that an earlier packet brought: a picture header without a picture.
+# MPEG-4's placeholder for a frame that an earlier packet contained: a picture header without a picture.
 _PLACEHOLDER_BYTES: Final = 8
-# Passes over each group of pictures in which half of the droppable packets are left out.
+# Passes over each GOP with half of the droppable packets left out.
 _PASSES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class IndexedVideo:
     """An indexed video.
 
     Attributes:
-        info: What a decoder must know.
-        records: PACKET_DTYPE records [P], offsets from the file's first byte.
+        info: Decoder parameters of the stream.
+        records: PACKET_DTYPE records [P], with offsets from the start of the file.
         pix_fmt: FFmpeg's pixel format of the frames.
-        container: FFmpeg's demuxer.
-        notes: In which ways it differs from what fastvid writes, and why it is decoded whole if it is.
-        digests: Of its frames in display order.
+        container: Name of FFmpeg's demuxer.
+        notes: Differences from fastvid's own encodings, and the reason if it must be decoded whole.
+        digests: Digests of its frames in display order.
     """
 
     info: StreamInfo
@@ -64,14 +64,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
-    """What the packets of a stream are.
+class NumberedPackets:
+    """What each packet of a stream is and shows.
 
     Attributes:
-        flags: PacketFlag of each, uint32 [P]; the first is KEY.
-        frames: The frame that each shows, in display order, -1 for none; int64 [P].
-        order: Packets that give a frame, hidden ones too, in display order.
-        whole: Why the stream must be decoded whole; empty when nothing is known against planning.
+        flags: PacketFlag of each packet, uint32 [P]; the first is KEY.
+        frames: Frame that each packet shows, in display order, -1 for none; int64 [P].
+        order: Packets that decode to a frame, including hidden ones, in display order.
+        whole: Why the stream must be decoded whole; empty if no reason is known yet.
     """
 
     flags: npt.NDArray[np.uint32]
@@ -80,15 +80,15 @@ class Numbered:
     whole: str
 
 
-def index_video(data: bytes, limits: Limits) -> Found:
-    """Finds and proves the packets of a video file's first video stream.
+def index_video(data: bytes, limits: Limits) -> IndexedVideo:
+    """Find and verify the packets of a video file's first video stream.
 
     Args:
         data: The whole file.
-        limits: For the size of frames and their number.
+        limits: Limits on the size and number of frames.
 
     Raises:
-        SourceError: It is no video, it is damaged, or its packets cannot be addressed in the file.
+        SourceError: If it is no video or is damaged, or its packets cannot be located in the file.
     """
     container = sniff(data[:HEAD_BYTES])
     played = play(data, container, limits)
@@ -97,7 +97,7 @@ def index_video(data: bytes, limits: Limits) -> Found:
     assert first is not None
     if min(first.width, first.height) < 2:
         raise SourceError(
-            f"nothing is left of {first.width}x{first.height} pixels when odd sizes are cropped",
+            f"{first.width}x{first.height} pixels are too few: cropping to even sizes leaves nothing",
             reason=Reason.BAD_SHAPE,
         )
     matrix = int(first.colorspace)
@@ -120,19 +120,19 @@ def index_video(data: bytes, limits: Limits) -> Found:
         PacketTable(records)
     except FormatError as error:
         raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
-    whole = numbered.whole or disproof(played, numbered)
+    whole = numbered.whole or why_decode_whole(played, numbered)
     if whole:
         info = replace(info, flags=info.flags | StreamFlag.WHOLE)
         notes.append(f"whole: {whole}")
     notes = [*_differences(played, info, first), *notes]
-    return Found(info, records, first.format.name, container, tuple(notes), tuple(played.digests))
+    return IndexedVideo(info, records, first.format.name, container, tuple(notes), tuple(played.digests))
 
 
-def number_packets(played: Playback) -> Numbered:
-    """What each packet is and shows, by their headers and by decoding all without their container.
+def number_packets(played: Playback) -> NumberedPackets:
+    """Classify and number each packet, from its header and by decoding all packets without the container.
 
     Raises:
-        SourceError: The frames are not those that a player shows, or a packet gives none.
+        SourceError: If the frames differ from those a player shows, or a packet unexpectedly decodes to none.
     """
     flags, whole = np.zeros(len(played.packets), np.uint32), ""
     if can_plan(played.codec):
@@ -141,7 +141,7 @@ def number_packets(played: Playback) -> Numbered:
         except FormatError as error:
             whole = error.message
     else:
-        whole = f"packets of {played.codec.label} are not read"
+        whole = f"packet headers of {played.codec.label} are not parsed"
     try:
         given = dict(_decode(played, range(len(played.packets))))
     except (SourceError, av.FFmpegError, ValueError) as error:
@@ -153,12 +153,12 @@ def number_packets(played: Playback) -> Numbered:
     lost = [number for number in silent if number not in allowed]
     if lost:
         raise SourceError(
-            f"{len(lost)} packets give no frame, the first of them packet {lost[0]}", reason=Reason.DAMAGED
+            f"{len(lost)} packets decode to no frame, the first of them packet {lost[0]}", reason=Reason.DAMAGED
         )
     shown = [number for number in given if not played.discard[number]]
     if [given[number] for number in shown] != played.digests:
         raise SourceError(
-            f"decoding its packets gives {len(shown)} frames, other than the {len(played.digests)} of the file",
+            f"decoding its packets returns {len(shown)} frames that differ from the {len(played.digests)} of the file",
             reason=Reason.NO_INDEX,
             hint=ENCODE_HINT,
         )
@@ -169,14 +169,14 @@ def number_packets(played: Playback) -> Numbered:
     if not whole and not flags[0] & PacketFlag.KEY:
         whole = "the first packet is no key packet"
     flags[0] |= np.uint32(PacketFlag.KEY)
-    return Numbered(flags, frames, tuple(given), whole)
+    return NumberedPackets(flags, frames, tuple(given), whole)
 
 
 def _locate(data: bytes, played: Playback) -> list[int]:
-    """Where each packet's very bytes stand in the file.
+    """Return the offset of each packet in the file.
 
     Raises:
-        SourceError: A packet does not stand in one piece where its container puts it.
+        SourceError: If a packet is not contiguous at the position that the container gives.
     """
     offsets: list[int] = []
     end = 0
@@ -185,7 +185,7 @@ def _locate(data: bytes, played: Playback) -> list[int]:
         at = data.find(packet, start, start + _HEADER_WINDOW + len(packet))
         if at < 0:
             raise SourceError(
-                f"packet {number} does not lie in one piece at byte {start} of the file",
+                f"packet {number} is not contiguous at byte {start} of the file",
                 reason=Reason.NO_INDEX,
                 hint=ENCODE_HINT,
             )
@@ -195,21 +195,21 @@ def _locate(data: bytes, played: Playback) -> list[int]:
 
 
 def _silent(played: Playback, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
-    """Packets that may give no frame."""
+    """Yield the packets that may decode to no frame."""
     leading = played.codec is Codec.HEVC
     for number, packet in enumerate(played.packets):
         placeholder = played.codec is Codec.MPEG4 and len(packet) <= _PLACEHOLDER_BYTES
         if flags[number] & PacketFlag.HIDDEN or played.discard[number] or placeholder:
             yield number
         elif leading and number:
-            # Pictures behind the first key picture, shown before it, that refer to what was cut off.
+            # Leading pictures of the first key picture, whose references were cut off.
             leading = (packet[4] >> 1 & 63) in (8, 9) if len(packet) > 4 else False
             if leading:
                 yield number
 
 
-def disproof(played: Playback, numbered: Numbered) -> str:
-    """Why a part of the stream cannot be decoded alone; empty when it can."""
+def why_decode_whole(played: Playback, numbered: NumberedPackets) -> str:
+    """Return why a part of the stream cannot be decoded on its own; empty if every part can."""
     flags, frames = numbered.flags, numbered.frames
     shown = {number: played.digests[frame] for number, frame in enumerate(frames.tolist()) if frame >= 0}
     keys = [*np.flatnonzero(flags & np.uint32(PacketFlag.KEY)).tolist(), len(flags)]
@@ -217,7 +217,7 @@ def disproof(played: Playback, numbered: Numbered) -> str:
     rng = np.random.default_rng(zlib.crc32(flags.tobytes() + frames.tobytes()))
     for start, stop in pairwise(keys):
         group = np.arange(start, stop)
-        # Each droppable packet is left out of some passes while those that could need it are kept.
+        # In each pass, random droppable packets are left out while others that may depend on them are kept.
         kept = [group] if len(keys) > 2 else []
         if droppable[start:stop].any():
             kept += [
@@ -227,15 +227,15 @@ def disproof(played: Playback, numbered: Numbered) -> str:
             try:
                 given = dict(_decode(played, packets.tolist()))
             except (SourceError, av.FFmpegError, ValueError) as error:
-                return f"packets {start} to {stop - 1} do not decode alone: {error}"
+                return f"packets {start} to {stop - 1} do not decode on their own: {error}"
             wrong = [number for number in packets.tolist() if number in shown and given.get(number) != shown[number]]
             if wrong:
-                return f"packet {wrong[0]} gives another picture when packets {start} to {stop - 1} are decoded alone"
+                return f"packet {wrong[0]} differs if packets {start} to {stop - 1} are decoded on their own"
     return ""
 
 
 def _decode(played: Playback, packets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Decodes packets as `fastvid.decode.pyav` does: gives their numbers with their frames, in display order."""
+    """Decode packets as `fastvid.decode.pyav` does; yield packet numbers and frame digests, in display order."""
     context = open_context(played.codec, played.extradata)
     for number in [*packets, None]:
         packet = None
@@ -250,7 +250,7 @@ def _decode(played: Playback, packets: Sequence[int]) -> Iterator[tuple[int, byt
 
 
 def _rate(played: Playback, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
-    """The mean rate over the times of the shown packets, and notes about those times."""
+    """Set the mean rate over the times of the shown packets; return notes about those times."""
     shown = np.flatnonzero(frames >= 0)
     order = shown[np.argsort(frames[shown])]
     times = [played.pts[number] for number in order.tolist()]
@@ -266,16 +266,16 @@ def _rate(played: Playback, info: StreamInfo, frames: npt.NDArray[np.int64]) -> 
     if last:
         rate = frame_rate(pts, ticks.denominator, last=last * ticks.numerator) if ticks.numerator == 1 else info.fps
         nominal = info.fps
-        # Containers round times to their clock: the nominal rate stands when it explains them.
+        # Containers round times to their clock, so the nominal rate is kept if it explains the times.
         if abs(rate - nominal) * 1000 > rate:
             info = replace(info, fps=rate)
-    # One tick is what rounding to the container's clock costs.
+    # Rounding to the container's clock changes a step by up to one tick.
     varies = len(steps) > 0 and int(steps.max() - steps.min()) > max(1, int(np.median(steps)) // 100)
     return info, ["variable-rate"] if varies else []
 
 
 def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
-    """Why a stream does not conform to what fastvid's profiles write."""
+    """Yield why a stream does not conform to what fastvid's profiles write."""
     if info.width % 16 or info.height % 16:
         yield "size"
     if frame.format.name not in ("yuv420p", "yuvj420p"):

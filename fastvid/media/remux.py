@@ -24,7 +24,7 @@ from fastvid.format.packets import PacketTable, packet_records
 from fastvid.format.schema import Codec, PacketFlag
 from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
 from fastvid.media.playback import ENCODE_HINT, Playback
-from fastvid.media.prove import Numbered
+from fastvid.media.prove import NumberedPackets
 from fastvid.media.reasons import Reason
 
 # Codecs whose packets all show a frame; one without a frame is a placeholder or lacks its references.
@@ -46,7 +46,9 @@ class Remuxer:
         whole: Whether a part must include every preceding packet.
     """
 
-    def __init__(self, data: bytes, container: str, played: Playback, numbered: Numbered, *, whole: bool) -> None:
+    def __init__(
+        self, data: bytes, container: str, played: Playback, numbered: NumberedPackets, *, whole: bool
+    ) -> None:
         self._data, self._container, self._played, self._numbered = data, container, played, numbered
         count = len(played.packets)
         nothing = np.zeros(count, np.int64)
@@ -144,7 +146,7 @@ class Remuxer:
             target.mux_one(one)
 
 
-def _clock(played: Playback, numbered: Numbered) -> tuple[Fraction, dict[int, int]]:
+def _clock(played: Playback, numbered: NumberedPackets) -> tuple[Fraction, dict[int, int]]:
     """Return the seconds per tick, and the ticks of each packet with a frame, ascending in display order.
 
     Uses the source's presentation times if complete and increasing, else its decode times, else a constant rate.

@@ -1,4 +1,4 @@
-"""Pages that commands write: one HTML file each, with its charts and pictures inside and no reference to the outside.
+"""HTML reports of commands: each is one self-contained file with its charts and pictures.
 
-`markup` escapes text and builds cards and tables, `charts` draws numbers, `page` puts sections into the file.
+`markup` escapes text and builds cards and tables, `charts` draws numbers, `page` assembles the file from sections.
 """

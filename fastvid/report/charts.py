@@ -1,6 +1,6 @@
-"""Charts as inline SVG and HTML that fit any width; their colours come from the style sheet, their numbers are text.
+"""Charts as inline SVG and HTML, scaled to any width; colours come from the style sheet, numbers stay text.
 
-Places inside a chart are percentages of its width and height, so that type and marks keep their size on any screen.
+Positions in a chart are percentages of its width and height, so that text and marks keep their size on any screen.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fastvid.report.markup import table, text
 from fastvid.runtime.units import count, percent
 
 COLOURS: Final = 8
-"""Colours of the style sheet: classes ``c0`` to ``c7``."""
+"""Number of colours in the style sheet: classes ``c0`` to ``c7``."""
 
 _BINS: Final = 28
-# Values above this quantile share the last bar, so that one long video does not squeeze the rest together.
+# Values above this quantile share the last bar, so that one long video does not compress the others.
 _TAIL: Final = 0.99
-_MARKED: Final = 15  # points of a line up to which each has a mark
-_DRAWN: Final = 1000  # points of a line
-_LISTED: Final = 50  # rows of the numbers below a chart
-_LETTER: Final = 6.7  # pixels of a letter of an axis
+_MARKED: Final = 15  # maximum points of a line for which each has a mark
+_DRAWN: Final = 1000  # maximum points drawn of a line
+_LISTED: Final = 50  # maximum rows of numbers below a chart
+_LETTER: Final = 6.7  # width of a letter of an axis in pixels
 
 Point = tuple[float, float]
 _height = operator.itemgetter(1)
@@ -43,12 +43,12 @@ class _Axis:
     whole: bool = False
 
     def at(self, value: float) -> float:
-        """Return the place of a value in percent."""
+        """Return the position of a value in percent."""
         low, high, here = (math.log(one) if self.log else one for one in (self.low, self.high, value))
         return 100 * (here - low) / (high - low)
 
     def ticks(self, most: int) -> list[float]:
-        """Return round numbers of the axis, about `most` of them at the most."""
+        """Return round numbers on the axis, at most about `most`."""
         if self.log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for factors, stride in (((1, 2, 5), 1), *(((1,), stride) for stride in range(1, len(decades) + 1))):
@@ -78,16 +78,16 @@ def lines(
     whole_x: bool = False,
     dashed: Collection[str] = (),
 ) -> str:
-    """Draw curves, with their numbers in a table below that opens.
+    """Draw curves, with a collapsed table of their numbers below.
 
     Args:
-        series: Points (x, y) by name, in the legend's order; a single point has its name beside it.
-        title: What is up the y axis.
-        across: What is along the x axis.
-        limits: Of y; default is from 0, or what fits on a log axis.
-        log_x: A logarithmic x axis; `log_y` likewise. What is not above 0 is not drawn there.
-        whole_x: Ticks at whole numbers only.
-        dashed: Names drawn dashed and without marks: what is expected, not measured.
+        series: Points (x, y) by name, in the legend's order; a single point is labelled in the chart.
+        title: Label of the y axis.
+        across: Label of the x axis.
+        limits: Limits of y; by default from 0, or the range of the data on a log axis.
+        log_x: Whether the x axis is logarithmic; likewise `log_y`. Values that are not above 0 are then not drawn.
+        whole_x: Whether to put ticks at whole numbers only.
+        dashed: Names drawn dashed and without marks, for expected values.
     """
     drawn = {
         name: [(x, y) for x, y in points if _fits(x, log_x) and _fits(y, log_y)] for name, points in series.items()
@@ -140,9 +140,9 @@ def bars(
 
     Args:
         values: By name, from top to bottom.
-        unit: Written after each value.
-        label: Writes a value with its unit.
-        spread: Least and greatest by name, drawn as a thin line.
+        unit: Appended to each value.
+        label: Formats a value with its unit.
+        spread: Minimum and maximum by name, drawn as a thin line.
         quiet: Names drawn in grey.
     """
     label = label or (lambda value: f"{number(value)} {unit}".rstrip())
@@ -171,16 +171,16 @@ def bars(
 def histogram(
     values: npt.NDArray[np.float64], label: Callable[[float], str], axis: Callable[[float], str], *, what: str
 ) -> str:
-    """Draw bars over equal intervals, with the median marked.
+    """Draw a histogram with equal bins and the median marked.
 
     Args:
-        values: Float64 [N], N >= 1.
-        label: Writes a value.
-        axis: Writes a round value under the axis.
-        what: What the values are of, such as "samples".
+        values: float64 [N], N >= 1.
+        label: Formats a value.
+        axis: Formats a round value on the axis.
+        what: What is counted, for example "samples".
     """
     low, tail, high = float(values.min()), float(np.quantile(values, _TAIL)), float(values.max())
-    # An axis begins at zero unless all values lie far from it.
+    # The axis begins at zero unless all values are far from it.
     start = 0.0 if low < 0.5 * tail else low
     stop = max(tail, start * 1.01, 1e-9)
     edges = np.linspace(start, stop, min(_BINS, max(8, len(values))) + 1)
@@ -207,7 +207,7 @@ def histogram(
 
 
 def number(value: float) -> str:
-    """Return `value` with three significant digits, or all digits before the point."""
+    """Format a value with three significant digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -227,7 +227,7 @@ def _fits(value: float, log: bool) -> bool:
 
 
 def _axis(values: Sequence[float], log: bool, *, whole: bool = False, room: float) -> _Axis:
-    """Return an axis around values: from 0 where it is linear and they are positive."""
+    """Return an axis that covers the values; a linear one includes 0."""
     low, high = (min(values), max(values)) if log else (min(0.0, *values), max(0.0, *values))
     if log:
         spare = max((high / low) ** (room - 1), room)
@@ -238,7 +238,7 @@ def _axis(values: Sequence[float], log: bool, *, whole: bool = False, room: floa
 def _frame(
     label: str, x: _Axis, y: _Axis, say_x: Callable[[float], str], say_y: Callable[[float], str], body: str
 ) -> str:
-    """Return an SVG with grid, ticks and what is drawn between them; `label` is read out in its place."""
+    """Return an SVG with grid, ticks and body; screen readers read `label` instead."""
     rows = [(100 - y.at(tick), text(say_y(tick))) for tick in y.ticks(5)]
     left = 12 + _LETTER * max(len(said) for _, said in rows)
     parts = [
@@ -257,20 +257,20 @@ def _frame(
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:
-    """Return at most about `_DRAWN` points: of each stretch its lowest and its highest, in order."""
+    """Return at most about `_DRAWN` points: the lowest and highest of each interval, in order."""
     stretch = math.ceil(2 * len(points) / _DRAWN) or 1
     parts = [points[start : start + stretch] for start in range(0, len(points), stretch)]
     return [one for part in parts for one in sorted({min(part, key=_height), max(part, key=_height)})]
 
 
 def _listed(series: Mapping[str, Sequence[Point]]) -> list[tuple[float, list[float | None]]]:
-    """Return each x with the value of each series there."""
+    """Return each x with the value of each series, None if it has none there."""
     values = [dict(points) for points in series.values()]
     return [(x, [one.get(x) for one in values]) for x in sorted({x for one in values for x in one})]
 
 
 def _columns(rows: Sequence[tuple[float, Sequence[float | None]]], heads: Sequence[str], axis: _Axis) -> str:
-    """Return columns that tell a row of numbers when pointed at, each as far as halfway to its neighbours."""
+    """Return invisible columns that show a row of numbers on hover; each reaches halfway to its neighbours."""
     places = [axis.at(x) for x, _ in rows]
     edges = [0.0, *((one + other) / 2 for one, other in itertools.pairwise(places)), 100.0]
     parts = []

@@ -1,4 +1,4 @@
-"""An evaluation as one HTML page: scores, the confusion matrix, the classes."""
+"""The HTML page of an evaluation: scores, confusion matrix and classes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fastvid.report.page import Section, document
 from fastvid.runtime.units import count
 
 _HEADS: Final = ("class", "videos", "top-1", "most often taken for")
-_NAMED: Final = 30  # classes whose counts fit on a page; the matrix of more is a picture
-_INK: Final = (0x55, 0x70, 0xFF)  # near the accent of the style sheet, readable on light and dark cards
+_NAMED: Final = 30  # maximum number of classes for a table of counts; with more, the matrix is a picture
+_INK: Final = (0x55, 0x70, 0xFF)  # close to the style sheet's accent, readable on light and dark cards
 _STYLE: Final = """
 #confusion { width: auto; }
 #confusion td { text-align: center; padding: 5px 8px; min-width: 44px; border: 0; border-radius: 6px; }
@@ -27,7 +27,7 @@ _STYLE: Final = """
 
 
 class Evaluated(Protocol):
-    """What is drawn; see `fastvid.train.run.scoring.EvalReport`."""
+    """The evaluation to show; see `fastvid.train.run.scoring.EvalReport`."""
 
     @property
     def score(self) -> Any: ...
@@ -48,7 +48,7 @@ class Evaluated(Protocol):
 
 
 def page(report: Evaluated) -> str:
-    """The whole page."""
+    """Return the whole page."""
     score = report.score
     rows = report.per_class()
     known = sorted((one for one in rows if one["videos"]), key=lambda one: one["top1_percent"])
@@ -58,7 +58,7 @@ def page(report: Evaluated) -> str:
         ("Top-5", f"{score.top5_percent:.2f} %", ""),
         ("Loss", f"{score.loss:.3f} nats", ""),
         ("Videos scored", count(score.scored), f"of {count(score.total)}"),
-        ("Protocol", report.protocol, f"views a video: {report.num_views}"),
+        ("Protocol", report.protocol, f"views per video: {report.num_views}"),
     ]
     cells = [
         (
@@ -75,28 +75,28 @@ def page(report: Evaluated) -> str:
             Section(
                 "Confusion",
                 card(
-                    "Who is taken for whom",
+                    "Confusion matrix",
                     _matrix(report),
-                    "Rows are true classes; the stronger the colour, the larger the share of the row.",
+                    "Rows are true classes; a stronger colour is a larger fraction of the row.",
                 ),
             ),
-            Section("Classes", card("The worst first", table(_HEADS, cells))),
+            Section("Classes", card("Worst first", table(_HEADS, cells))),
         ],
         command="eval",
-        lead="Every video of the split once; the probabilities of its views are averaged.",
+        lead="Each video of the split counts once; the probabilities of its views are averaged.",
         top=figures(numbers),
         style=_STYLE,
     )
 
 
 def _matrix(report: Evaluated) -> str:
-    """The confusion matrix: of few classes a table of counts, of many a picture; stronger is a larger share."""
+    """Return the confusion matrix: a table of counts, or for many classes a picture; stronger is a larger share."""
     counts = np.asarray(report.confusion)
     shares = counts / np.maximum(1.0, counts.sum(1, keepdims=True))
     if len(counts) > _NAMED:
         pixels = np.empty((*shares.shape, 4), np.uint8)
         pixels[...] = (*_INK, 0)
-        pixels[..., 3] = np.round(255 * np.sqrt(shares))  # a share of 1 % is still seen
+        pixels[..., 3] = np.round(255 * np.sqrt(shares))  # the root keeps a share of 1 % visible
         alt = f"confusion of {len(counts)} classes; the table below names each one's most common error"
         return f'<div class="matrix">{picture(pixels, alt)}</div>'
     rows = [

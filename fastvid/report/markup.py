@@ -1,4 +1,4 @@
-"""The pieces of a page: escaped text, cards, tables, numbers, pictures. Every text of a page passes `text`."""
+"""HTML building blocks: escaped text, cards, tables, numbers, pictures. All text on a page goes through `text`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PNG_KINDS: Final = {3: 2, 4: 6}  # channels to PNG's colour type: RGB, RGBA
 
 
 class Markup(str):
-    """Markup as a cell or a row of a table, which escapes every other string."""
+    """Markup for a cell or a row of a table; any other string is escaped there."""
 
     __slots__ = ()
 
 
 def text(value: object) -> str:
-    """Return a value as HTML text or as part of a quoted attribute.
+    """Return a value as HTML text, also usable in a quoted attribute.
 
-    Characters that could reorder or hide the text around them are spelled out.
+    Characters that could reorder or hide the text around them are written as escapes.
     """
     plain = "".join(
         f"\\u{ord(letter):04x}" if unicodedata.category(letter) in _REPLACED else letter for letter in str(value)
@@ -38,7 +38,7 @@ def text(value: object) -> str:
 
 
 def card(title: str, body: str, note: str = "", aside: str = "") -> str:
-    """Return a panel. `body` is markup; title, the note below it and `aside` at its right are text."""
+    """Return a panel. `body` is markup; the title, the note below it and `aside` on the right are text."""
     beside = f"<span>{text(aside)}</span>" if aside else ""
     head = f'<div class="head"><h3>{text(title)}</h3>{beside}</div>' if title else ""
     below = f"<p>{text(note)}</p>" if note else ""
@@ -46,12 +46,12 @@ def card(title: str, body: str, note: str = "", aside: str = "") -> str:
 
 
 def grid(*cards: str) -> str:
-    """Return markup side by side, one below the other on a narrow screen."""
+    """Return cards side by side, stacked on a narrow screen."""
     return f'<div class="grid">{"".join(cards)}</div>'
 
 
 def figures(numbers: Iterable[tuple[str, str, str]]) -> str:
-    """Return large numbers in a row, each as (what it is, the value with its unit, a remark), all text."""
+    """Return large numbers in a row, each as (label, value with unit, remark), all text."""
     listed = "".join(
         f'<div class="kpi"><div class="label">{text(label)}</div><div class="value">{_small_unit(value)}</div>'
         f'<div class="sub">{text(remark)}</div></div>'
@@ -61,7 +61,7 @@ def figures(numbers: Iterable[tuple[str, str, str]]) -> str:
 
 
 def _small_unit(value: str) -> str:
-    """Units in a smaller type than their numbers."""
+    """Return a value with its units in a smaller font."""
     if value[:1] not in "<>-0123456789":
         return text(value)
     parts = [text(part) if part[:1] in "<>-0123456789" else f"<small>{text(part)}</small>" for part in value.split(" ")]
@@ -80,7 +80,7 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def row(cells: Sequence[str], numeric: Sequence[bool], attributes: str = "") -> Markup:
-    """Return a row of a table: texts, or `Markup`. `attributes` is markup inside the row's tag."""
+    """Return a row of a table from text or `Markup` cells. `attributes` is markup inside the row's tag."""
     listed = "".join(
         f"<td{_RIGHT[number]}>{cell if isinstance(cell, Markup) else text(cell)}</td>"
         for cell, number in zip(cells, numeric, strict=True)
@@ -96,13 +96,13 @@ def table(
     numeric: Sequence[bool] | None = None,
     attributes: str = "",
 ) -> str:
-    """Return a table that scrolls sideways where it is wider than the screen.
+    """Return a table that scrolls horizontally if it is wider than the screen.
 
     Args:
-        heads: Text; no line of heads when all are empty.
+        heads: Column heads as text; if all are empty, there is no head row.
         rows: Cells as text or `Markup`, or whole rows made by `row`.
-        marked: First cells of the rows to stand out.
-        numeric: Which columns are aligned to the right; by default those after the first with more numbers than words.
+        marked: First cells of the rows to highlight.
+        numeric: Whether each column is right-aligned; by default those after the first with more numbers than words.
         attributes: Markup inside the table's tag.
     """
     if numeric is None:
@@ -120,20 +120,20 @@ def table(
 
 
 def picture(pixels: npt.NDArray[np.uint8], alt: str) -> str:
-    """Return an image of uint8 [H, W, 3] or [H, W, 4] that lies inside the page."""
+    """Return an image, uint8 [H, W, 3] or [H, W, 4], embedded in the page."""
     data = base64.b64encode(png(pixels)).decode("ascii")
     return f'<img alt="{text(alt)}" src="data:image/png;base64,{data}">'
 
 
 def film_strip(frames: npt.NDArray[np.uint8], gap: int = 3) -> npt.NDArray[np.uint8]:
-    """Return frames uint8 [T, H, W, 3] side by side with white between them: [H, T * (W + gap) - gap, 3]."""
+    """Return frames, uint8 [T, H, W, 3], side by side with white gaps: [H, T * (W + gap) - gap, 3]."""
     spaced = np.pad(frames, ((0, 0), (0, 0), (0, gap), (0, 0)), constant_values=255)
     joined: npt.NDArray[np.uint8] = np.concatenate(list(spaced), axis=1)[:, :-gap]
     return joined
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Return uint8 [H, W, 3] or [H, W, 4] as a PNG file (ISO/IEC 15948), each pixel as its difference to the left."""
+    """Encode uint8 [H, W, 3] or [H, W, 4] as a PNG file (ISO/IEC 15948), with the filter "Sub"."""
     height, width, channels = pixels.shape
     lines = np.diff(pixels, axis=1, prepend=np.zeros((height, 1, channels), np.uint8)).reshape(height, -1)
     filtered = np.insert(lines, 0, 1, axis=1)  # 1 is the filter "Sub"

@@ -1,7 +1,7 @@
-"""The file around sections: head, navigation, title, and a policy that forbids everything the page does not contain.
+"""Assembles the HTML file from sections, with a policy that forbids external content.
 
-Everything that comes from outside fastvid passes `markup.text`. The policy forbids the network and every script but the
-one whose hash it names, so that a hostile name could do nothing even if it slipped through.
+All data from outside fastvid goes through `markup.text`. The policy forbids the network and every script except the one
+whose hash it contains, so that a hostile name could do nothing even if it were not escaped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page with a heading and a link at the top.
+    """A part of a page with a heading and a navigation link.
 
     Attributes:
         title: Text.
@@ -44,7 +44,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Its id in the page."""
+        """Id of the section in the page."""
         return re.sub(r"\W+", "-", self.title.lower())
 
 
@@ -64,14 +64,14 @@ def document(
 
     Args:
         title: Text.
-        sections: In order; without any, `top` is all there is.
-        command: Which command of fastvid writes it.
+        sections: In order; if empty, the page contains only `top` and `end`.
+        command: The fastvid command that writes it.
         lead: Text below the title.
         chips: Facts below the lead, by name.
         top: Markup before the first section.
         end: Markup after everything else.
-        style: Rules of this page beside the common ones.
-        script: Likewise.
+        style: CSS rules added to the common ones.
+        script: JavaScript added to the common script.
     """
     script = asset("fastvid.report", "page.js") + script
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")

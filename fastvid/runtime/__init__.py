@@ -1,1 +1,1 @@
-"""What every layer needs once: cores, ranks, array types, argument checks, hashes, child processes, progress, units."""
+"""Basics for every layer: cores, ranks, array types, argument checks, hashes, child processes, progress, units."""

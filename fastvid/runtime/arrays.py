@@ -1,4 +1,4 @@
-"""NumPy's array types by the names that annotations use; shapes stand in docstrings."""
+"""Type names for NumPy arrays; docstrings state the shapes."""
 
 from __future__ import annotations
 

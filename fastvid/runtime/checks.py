@@ -1,4 +1,4 @@
-"""Checks of arguments: each kind of fault has one message."""
+"""Argument checks with uniform messages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from fastvid.errors import UsageError
 
 
 def check_choice(name: str, value: object, known: Collection[object]) -> None:
-    """Refuse a value that is not one of those known.
+    """Check that a value is one of those known.
 
     Raises:
-        UsageError: It is not; the hint lists them.
+        UsageError: If it is not; the hint lists the known ones.
     """
     if value not in known:
-        raise UsageError(f"{name} is {value!r}", hint=f"known are {', '.join(map(str, known))}")
+        raise UsageError(f"{name} is {value!r}", hint=f"use one of {', '.join(map(str, known))}")
 
 
 def check_least(least: float, /, **values: float | None) -> None:
-    """Refuse numbers below the least one, and NaN; None is fine.
+    """Check that numbers are at least `least` and not NaN; None passes.
 
     Raises:
-        UsageError: A number is too small.
+        UsageError: If a number is too small.
     """
     for name, value in values.items():
         if value is not None and not value >= least:
@@ -30,10 +30,10 @@ def check_least(least: float, /, **values: float | None) -> None:
 
 
 def check_seconds(**values: float) -> None:
-    """Refuse what is no time to wait: zero, less, infinity and NaN.
+    """Check that numbers of seconds are positive and finite.
 
     Raises:
-        UsageError: A number is not positive and finite.
+        UsageError: If one is not.
     """
     for name, value in values.items():
         if not 0 < value < math.inf:

@@ -1,4 +1,4 @@
-"""Child processes: how they ended, in words."""
+"""Describes how a child process ended."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import signal
 
 
 def how_it_ended(status: int) -> str:
-    """Return an exit status in words, such as ``exited with 1`` or ``was killed by SIGKILL``.
+    """Describe an exit status, for example ``exited with 1`` or ``was killed by SIGKILL``.
 
     Args:
-        status: As `subprocess.Popen.returncode` has it: negative for the number of a signal.
+        status: As in `subprocess.Popen.returncode`: a negative number is a signal.
     """
     if status >= 0:
         return f"exited with {status}"
     try:
         return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # the real-time signals have no names
+    except ValueError:  # real-time signals have no names
         return f"was killed by signal {-status}"

@@ -1,4 +1,4 @@
-"""Reads command lines."""
+"""Parses command lines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses a command line whose options may stand between its other words; a wrong one ends the process with code 2.
+    """Parse a command line with options anywhere among its arguments; a wrong one exits the process with code 2.
 
-    Words after ``--`` are no options, as usual; with ``--`` all other words stand together.
+    Words after ``--`` are arguments, not options. With ``--``, options may not be mixed with arguments.
     """
-    # Python 3.11's parse_intermixed_args takes what follows "--" for options.
+    # Python 3.11's parse_intermixed_args treats words after "--" as options.
     return parser.parse_args(words) if "--" in words else parser.parse_intermixed_args(words)

@@ -1,4 +1,4 @@
-"""The cores that this process may use."""
+"""Counts the CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores(ranks: int | None = None) -> int:
-    """Return the cores for this rank, at least 1: those the process may run on, within its container's quota.
+    """Return the number of cores for this rank, at least 1: CPU affinity, limited by the container's quota.
 
     Args:
-        ranks: Processes of the node that share them; None takes torchrun's LOCAL_WORLD_SIZE, or 1.
+        ranks: Processes of the node that share the cores; None uses torchrun's LOCAL_WORLD_SIZE, or 1.
     """
     if ranks is None:
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -22,7 +22,7 @@ def available_cores(ranks: int | None = None) -> int:
 
 
 def _quota() -> float:
-    """CPU quota in cores, the smallest from this process's control group (version 2) to the root; inf without one."""
+    """Return the CPU quota in cores: the smallest from this process's cgroup (v2) up to the root; inf if unlimited."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Named places where a test can have the process killed.
+"""Named fault points at which a test can kill the process.
 
 ``FASTVID_FAULT=rename:3`` kills this process with SIGKILL when it reaches the point "rename" for the third time;
-without a number, the first time. Unset, a point costs one look into the environment.
+without a number, the first time. If the variable is unset, a point costs one environment lookup.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _reached: Counter[str] = Counter()
 
 
 def reach(point: str) -> None:
-    """Dies here if the environment says so."""
+    """Kill the process if the environment names this point."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return

@@ -1,4 +1,4 @@
-"""SHA-256 in hex, the way the format records it."""
+"""SHA-256 in hex, as the format records it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 _BLOCK: Final = 1 << 24
-"""Bytes hashed at once: a key that interrupts the process does not wait for a whole tar."""
+"""Bytes hashed per call, so that Ctrl-C does not wait until a whole tar is hashed."""
 
 _READ: Final = 1 << 20
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """Return the SHA-256 of bytes; of a memoryview of bytes, such as a mapped file, nothing is copied."""
+    """Return the SHA-256 of bytes; a memoryview, for example of a mapped file, is not copied."""
     view = memoryview(data)
     return sha256_of_pieces(view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK))
 
 
 def sha256_of_pieces(pieces: Iterable[bytes | memoryview]) -> str:
-    """Return the SHA-256 of bytes that come in pieces."""
+    """Return the SHA-256 of bytes given in pieces."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -28,7 +28,7 @@ def sha256_of_pieces(pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def sha256_of_file(descriptor: int) -> str:
-    """Return the SHA-256 of an open file, from its start to its end; its position stays."""
+    """Return the SHA-256 of an open file from start to end, without changing its position."""
 
     def pieces() -> Iterator[bytes]:
         position = 0

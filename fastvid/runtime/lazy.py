@@ -1,4 +1,4 @@
-"""Public names of a package that are imported on first use."""
+"""Imports the public names of a package on first use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package: it imports a name from its home and keeps it.
+    """Return a package's ``__getattr__``, which imports a name from its module and caches it.
 
     Args:
         package: The package's ``__name__``.
-        homes: For each name the module that has it, as ``module`` or ``module:name there``.
+        homes: For each name its module, as ``module`` or ``module:name in the module``.
     """
 
     def get(name: str) -> Any:

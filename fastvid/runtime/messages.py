@@ -1,6 +1,6 @@
-"""Messages between processes as plain data: a JSON header and raw blobs, with lengths and a checksum.
+"""Messages between processes as plain data: a JSON header and binary blobs, with lengths and a checksum.
 
-A child process reads hostile files, so what it sends is parsed and checked, and never unpickled.
+A child process reads untrusted files, so its messages are parsed and checked, and never unpickled.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import Any, Final
 
 from fastvid.errors import FormatError
 
-# Bytes of the header, bytes of all blobs, CRC-32 of both.
+# Size of the header, size of all blobs, CRC-32 of both.
 _FRAME: Final = struct.Struct("<IQI")
 HEADER_BYTES: Final = _FRAME.size
 _MAX_HEADER: Final = 64 << 20
 
 
 class Inbox:
-    """Joins what arrives from a process into whole pieces.
+    """Assembles messages from the bytes received from a process.
 
     Args:
-        max_bytes: The longest piece that is accepted.
+        max_bytes: Maximum size of a message.
     """
 
     def __init__(self, max_bytes: int = 1 << 40) -> None:
         self._max_bytes, self._buffer = max_bytes, bytearray()
 
     def add(self, data: bytes) -> Iterator[tuple[dict[str, Any], memoryview]]:
-        """Yields the pieces that these bytes complete.
+        """Add received bytes; yield the messages that they complete.
 
         Raises:
-            FormatError: The other process does not send pieces.
+            FormatError: If the other process sends something else than messages.
         """
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             size = piece_size(memoryview(self._buffer)[:HEADER_BYTES])
             if size > self._max_bytes:
-                raise FormatError(f"a piece claims {size} bytes, at most {self._max_bytes} are accepted")
+                raise FormatError(f"a message has {size} bytes, at most {self._max_bytes} are allowed")
             if len(self._buffer) < size:
                 return
             piece = bytes(self._buffer[:size])
@@ -48,7 +48,7 @@ class Inbox:
 
 
 def pack(header: Mapping[str, Any], *blobs: bytes) -> bytes:
-    """A header and blobs as one piece with lengths and a checksum."""
+    """Return a header and blobs as one message with lengths and a checksum."""
     text = json.dumps(header).encode("ascii")
     checksum = zlib.crc32(text)
     for blob in blobs:
@@ -57,34 +57,34 @@ def pack(header: Mapping[str, Any], *blobs: bytes) -> bytes:
 
 
 def piece_size(start: bytes | memoryview) -> int:
-    """Bytes of a piece, from its first HEADER_BYTES.
+    """Return the size of a message, from its first HEADER_BYTES.
 
     Raises:
-        FormatError: The lengths are absurd.
+        FormatError: If it exceeds the limits.
     """
     text, blobs, _ = _FRAME.unpack_from(start)
     if text > _MAX_HEADER or blobs > 1 << 40:
-        raise FormatError(f"a piece claims {text} bytes of header and {blobs} of blobs")
+        raise FormatError(f"a message claims a header of {text} bytes and {blobs} bytes of blobs")
     return HEADER_BYTES + int(text) + int(blobs)
 
 
 def unpack(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
-    """Header and blobs of one whole piece.
+    """Return the header and the blobs of one complete message.
 
     Raises:
-        FormatError: It is cut or changed, or something else.
+        FormatError: If it is truncated, corrupt or no message.
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES or len(view) != piece_size(view):
-        raise FormatError("a piece is cut")
+        raise FormatError("a message is truncated")
     text, _, checksum = _FRAME.unpack_from(view)
     body = view[HEADER_BYTES:]
     if zlib.crc32(body) != checksum:
-        raise FormatError("a piece does not match its checksum")
+        raise FormatError("a message does not match its checksum")
     try:
         header = json.loads(bytes(body[:text]))
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"the header of a piece is not JSON: {error}") from error
+        raise FormatError(f"the header of a message is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise FormatError(f"the header of a piece is a {type(header).__name__}, expected an object")
+        raise FormatError(f"the header of a message is a {type(header).__name__}, expected an object")
     return header, body[text:]

@@ -1,4 +1,4 @@
-"""How far a long job is, on stderr: done/total, rate, time left."""
+"""Progress of a long job on stderr: done/total, rate, time left."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Final
 
 _LOG = logging.getLogger(__name__)
 
-# The rate is that of the last minutes: the sources of a set differ less from their neighbours than from the first ones.
+# The rate is measured over the last minutes, because sources near each other take similar times.
 _WINDOW_SECONDS: Final = 300.0
 _TERMINAL_SECONDS: Final = 0.5
 _LOG_SECONDS: Final = 15.0
 
 
 class Progress:
-    """Counts what is done and says so now and then: in place on a terminal, as log lines elsewhere.
+    """Counts finished items and reports periodically: in place on a terminal, as log lines elsewhere.
 
     Args:
-        total: Everything there is.
-        what: What is counted.
+        total: Total number of items.
+        what: What the items are, for messages.
     """
 
     def __init__(self, total: int, *, what: str = "sources") -> None:
@@ -34,13 +34,13 @@ class Progress:
         self._said = now
 
     def take(self, done: int, *, rejected: int) -> None:
-        """So much was done before; it says nothing about the rate."""
+        """Count items finished in an earlier run, without effect on the rate."""
         self.done += done
         self.rejected += rejected
         self._marks = deque([(time.monotonic(), self.done)])
 
     def advance(self, *, rejected: bool = False) -> None:
-        """One more is done."""
+        """Count one finished item."""
         self.done += 1
         self.rejected += rejected
         now = time.monotonic()
@@ -52,13 +52,13 @@ class Progress:
             self._say(self.text(now))
 
     def finish(self) -> None:
-        """Ends the line."""
+        """Show the final count and end the line."""
         if self._terminal:
             self._say(self.text(time.monotonic()))
             sys.stderr.write("\n")
 
     def text(self, now: float) -> str:
-        """The line as it stands."""
+        """Return the current progress as text."""
         since, before = self._marks[0]
         rate = (self.done - before) / (now - since) if now > since else 0.0
         parts = [f"{self.done}/{self.total} {self.what}"]

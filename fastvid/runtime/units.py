@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections import Counter
 
 
 def count(number: int) -> str:
-    """Such as ``240,436``."""
+    """Format an integer: ``240,436``."""
     return f"{number:,}"
 
 
 def things(number: int, name: str) -> str:
-    """A number of things: ``1 sample``, ``1,200 samples``."""
+    """Format a number with a noun: ``1 sample``, ``1,200 samples``."""
     return f"{count(number)} {name}" if number == 1 else f"{count(number)} {name}s"
 
 
 def size(number: float) -> str:
-    """Bytes: ``812 B``, ``12.4 kB``, ``3.10 GB``; powers of ten."""
+    """Format bytes in decimal units: ``812 B``, ``12.4 kB``, ``3.10 GB``."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if number < 1000 or unit == "TB":
             break
@@ -25,7 +25,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds: ``0.04 s``, ``9.8 s``, ``3 min 20 s``, ``213 h``."""
+    """Format seconds: ``0.04 s``, ``9.8 s``, ``3 min 20 s``, ``213 h``."""
     if seconds < 0.95:
         return f"{seconds:.2g} s"
     if seconds < 59.95:
@@ -37,19 +37,19 @@ def duration(seconds: float) -> str:
 
 
 def axis_seconds(seconds: float) -> str:
-    """Seconds on an axis: ``0``, ``0.5 s``, ``10 s``, ``2 min``."""
+    """Format seconds on an axis: ``0``, ``0.5 s``, ``10 s``, ``2 min``."""
     if not seconds:
         return "0"
     return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
 
 
 def axis_bytes(number: float) -> str:
-    """Bytes on an axis."""
+    """Format bytes on an axis."""
     return size(number) if number else "0"
 
 
 def percent(part: float, total: float) -> str:
-    """Such as ``42 %``; a part that is there never reads 0, one that is not all never 100."""
+    """Format a percentage, for example ``42 %``; a nonzero part never rounds to 0, an incomplete one never to 100."""
     if not total:
         return "-"
     value = 100 * part / total
@@ -59,7 +59,7 @@ def percent(part: float, total: float) -> str:
 
 
 def shares(counts: Counter[str], top: int = 4) -> str:
-    """The most common values with their shares: ``336x256 61 %, 256x256 20 %, 12 others``."""
+    """Format the most common values with their percentages: ``336x256 61 %, 256x256 20 %, 12 others``."""
     total = counts.total()
     parts = [f"{name} {percent(number, total)}" for name, number in counts.most_common(top)]
     if len(counts) > top:

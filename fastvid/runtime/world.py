@@ -1,4 +1,4 @@
-"""Which part of a job this process is."""
+"""Rank and world size of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class World:
 
     Attributes:
         rank: 0 <= rank < size.
-        size: Processes of the job.
+        size: World size.
     """
 
     rank: int = 0
@@ -26,10 +26,10 @@ class World:
 
     @classmethod
     def resolve(cls, rank: int | None, world_size: int | None) -> World:
-        """The arguments if given, else torch's process group, else torchrun's environment, else one process alone.
+        """Return the arguments if given, else torch's process group, else torchrun's environment, else rank 0 of 1.
 
         Raises:
-            UsageError: Only one of the arguments is given, or the environment is inconsistent.
+            UsageError: If only one of the arguments is given, or the environment is inconsistent.
         """
         if (rank is None) != (world_size is None):
             raise UsageError(f"rank={rank} and world_size={world_size} must be given together")

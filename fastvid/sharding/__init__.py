@@ -1,1 +1,1 @@
-"""Raw videos in, a dataset out: probe, encode, verify and pack, restartable at any moment."""
+"""Makes datasets from raw videos: probe, encode, verify and pack; resumable at any moment."""

@@ -1,4 +1,4 @@
-"""The page of `fastvid tune --html`: the advice, the numbers and their charts."""
+"""The HTML page of `fastvid tune --html`: the advice, the numbers and their charts."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def render(study: Study, advice: Advice) -> str:
     best = measured[advice.profile]
     numbers = [
         ("Recommended", advice.profile, f"of {things(len(measured), 'profile')}"),
-        ("Clips a second", f"{best.clips_per_second:,.0f}", f"with {things(study.workers, 'worker')}"),
-        ("An hour of video", size(weight[advice.profile]), f"{size(study.source_bytes / hours)} as it is"),
+        ("Clips per second", f"{best.clips_per_second:,.0f}", f"with {things(study.workers, 'worker')}"),
+        ("One hour of video", size(weight[advice.profile]), f"{size(study.source_bytes / hours)} in the sources"),
         ("Sample", duration(study.seconds), f"{things(study.videos, 'video')} of {count(study.found)}"),
     ]
     charts = [
         card(
-            "Clips a second",
+            "Clips per second",
             bars(speed, quiet=quiet),
-            f"{things(study.workers, 'worker')}, planned packets to YUV planes, from memory.",
+            f"{things(study.workers, 'worker')}, planned packets in memory to YUV planes.",
         ),
-        card("An hour of video", bars(weight, label=size, quiet=quiet), "Bytes of all samples over their length."),
-        card("Encoding", bars(effort, label=lambda took: f"{duration(took)} CPU", quiet=quiet), "A minute of video."),
+        card("One hour of video", bars(weight, label=size, quiet=quiet), "Size of all samples over their duration."),
+        card("Encoding", bars(effort, label=lambda took: f"{duration(took)} CPU", quiet=quiet), "Per minute of video."),
     ]
     if quality:
-        note = "Against the source, scaled as the profile scales it; 1 is equal."
+        note = "Compared with the source scaled like the profile; 1 means equal."
         charts.append(card("SSIM", bars(quality, label="{:.4f}".format, quiet=quiet), note))
-    scatter = lines(points, "clips a second", across="GB for an hour of video")
+    scatter = lines(points, "clips per second", across="GB for one hour of video")
     refused = [f"{name} is not measured: {why}" for name, why in study.refused.items()]
     return document(
         f"{advice.profile} is recommended",
@@ -53,7 +53,7 @@ def render(study: Study, advice: Advice) -> str:
             ),
         ],
         command="tune",
-        lead=f"{things(study.videos, 'video')} encoded in each profile, measured and compared.",
+        lead=f"{things(study.videos, 'video')} encoded with each profile, measured and compared.",
         chips={"clips": study.sampling, "workers": study.workers, "seed": study.seed},
         top=figures(numbers),
     )

@@ -114,7 +114,7 @@ def test_fake_frames_differ_by_crop():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_error": "ignore"}, "known are raise, skip"),
+        ({"on_error": "ignore"}, "use one of raise, skip"),
         ({"max_skip_rate": 1.5}, "max_skip_rate is 1.5"),
         ({"num_threads": 0}, "num_threads is 0"),
         ({"prefetch": 0}, "prefetch is 0"),

@@ -23,7 +23,7 @@ SEED = 5
 SAMPLES = 363  # 45 batches of 8, and 3 samples that are dropped
 
 
-def test_the_lineage_of_the_final_weights_is_that_of_an_undisturbed_run(tmp_path):
+def test_killed_and_resized_run_has_the_lineage_of_an_undisturbed_one(tmp_path):
     sizes = ("96x64", "64x80", "80x48")
     clips = [make_clip(tmp_path / f"{n}.mp4", frames=9 + 4 * n, size=size) for n, size in enumerate(sizes)]
     samples = [(f"clip{n:03d}", clips[n % 3], n % 2) for n in range(SAMPLES)]

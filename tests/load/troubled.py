@@ -1,4 +1,4 @@
-"""Decoders for worker processes, which import this file and must not import torch for it."""
+"""Decoders for worker processes, which import this file and must not import torch with it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import MissingDependency
 
 HANGS = "FASTVID_TEST_HANGS"
-"""Variable that names a file, which is made before a clip hangs."""
+"""Environment variable with the name of a file that is created before a clip hangs."""
 
 SENDS = "FASTVID_TEST_SENDS"
-"""Variable that names a file, whose bytes are sent to the parent in place of an answer."""
+"""Environment variable with the name of a file whose bytes are sent to the parent instead of an answer."""
 
 
 class TroubledDecoder(PyAvDecoder):
-    """Does to the clip of some keys what native code can do."""
+    """For clips with certain keys, fails in the ways that native code can fail."""
 
     def decode(self, clips, outputs):
         key = clips[0].key
         if key == "hangs":
             if HANGS in os.environ:
                 Path(os.environ[HANGS]).touch()
-            ctypes.PyDLL(None).sleep(600)  # with the interpreter held, so that no thread of the process can go on
+            ctypes.PyDLL(None).sleep(600)  # holds the GIL, so that no thread of the process can run
         elif key == "sends":
             os.write(int(sys.argv[1]), Path(os.environ[SENDS]).read_bytes())
             time.sleep(600)
@@ -39,7 +39,7 @@ class TroubledDecoder(PyAvDecoder):
 
 
 class AbsentDecoder(PyAvDecoder):
-    """Loads here, but does not open."""
+    """Can be imported here, but not opened."""
 
     def __init__(self):
         raise MissingDependency("no such device")

@@ -1,4 +1,4 @@
-"""A page with every piece of the kit, as a browser shows it: wide and narrow, light and dark."""
+"""A page with all building blocks in a browser: wide and narrow, light and dark."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fastvid.report.page import Section, document
 from tests.browser import Browser, needs_chromium
 
 LONG = "fastvid_planes_of_a_profile_with_a_long_name_from_memory" * 2
-# Elements that reach over the right edge of the screen, other than those that scroll.
+# Elements that extend beyond the right edge of the screen, except those that scroll.
 WIDE = """
 [...document.querySelectorAll('main *')]
   .filter(part => part.getBoundingClientRect().right > innerWidth + 1 && !part.closest('.table'))
   .map(part => part.outerHTML.slice(0, 80))
 """
-# Where the second mark of the first curve is, as a share of the chart's width.
+# Position of the second mark of the first curve, as a fraction of the chart's width.
 PLACE = """(() => {
   const chart = document.querySelector('svg.chart'), mark = chart.querySelectorAll('circle')[1].getBoundingClientRect();
   const axis = chart.querySelector('.rule').getBoundingClientRect();
@@ -42,7 +42,7 @@ def rgb(colour):
 
 
 @needs_chromium
-def test_it_fits_a_phone_and_follows_the_reader_s_scheme(tmp_path):
+def test_page_fits_a_phone_and_follows_the_colour_scheme(tmp_path):
     path = tmp_path / "page.html"
     path.write_text(made(), encoding="utf-8")
     browser = Browser(tmp_path / "profile")
@@ -52,7 +52,7 @@ def test_it_fits_a_phone_and_follows_the_reader_s_scheme(tmp_path):
             browser.resize(width)
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
             assert browser.evaluate(WIDE) == [], width
-            # Type keeps its size: a chart is laid out again, not scaled.
+            # Text keeps its size, because the chart is laid out again, not scaled.
             size = "[...document.querySelectorAll('svg.chart')].map(e => e.getScreenCTM().a)"
             assert set(browser.evaluate(size)) == {1}
             assert abs(browser.evaluate(PLACE) - 0.5) < 0.01, "epoch 5 of 10 is in the middle"

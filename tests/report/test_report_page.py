@@ -1,4 +1,4 @@
-"""Pages: whatever the text is, it stays text; charts say what they show; nothing comes from outside."""
+"""Pages: all text stays text, charts state their values, and nothing is loaded from outside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VOID = {"meta", "img", "br", "input"}
 
 
 class Tags(HTMLParser):
-    """Elements with their attributes and their text; fails where tags do not nest."""
+    """Collects elements with attributes and text; fails if tags do not nest."""
 
     def __init__(self, data: str) -> None:
         super().__init__()
@@ -100,19 +100,19 @@ def test_text_cannot_become_markup(hostile):
     assert {attrs["alt"] for attrs, _ in tags.find("img")} == {hostile}
 
 
-def test_letters_that_reorder_or_hide_text_are_spelled_out():
+def test_characters_that_reorder_or_hide_text_are_escaped():
     assert text("a<b>&\"'\u202e") == "a&lt;b&gt;&amp;&quot;&#x27;\\u202e"
     assert text("\x1b[2J\udc80") == "\\u001b[2J\\udc80"
-    whole(card("\udc80", "")).encode()  # a name that is no UTF-8 can be written
+    whole(card("\udc80", "")).encode()  # a name that is not UTF-8 can be written
 
 
-def test_only_markup_goes_into_a_table_as_it_is():
+def test_table_escapes_everything_but_markup():
     cells = row((Markup("<b>1</b>"), "<b>2</b>"), (False, True))
     assert cells == '<tr><td><b>1</b></td><td class="num">&lt;b&gt;2&lt;/b&gt;</td></tr>'
     assert cells in table(("a", "b"), [cells], numeric=(False, True))
 
 
-def test_numbers_are_on_the_right_and_the_marked_row_stands_out():
+def test_numbers_are_right_aligned_and_the_marked_row_is_highlighted():
     rows = [
         ("2, ddp", "3.16 MB", "358dd88", "8.0 of 8.0", ""),
         ("4, ddp", "not reached", "16aa91d", "99 %", "-"),
@@ -124,7 +124,7 @@ def test_numbers_are_on_the_right_and_the_marked_row_stands_out():
     assert "<thead>" not in table(("", ""), rows and [("a", "b")])
 
 
-def test_a_page_refers_to_nothing_outside_and_allows_its_own_script_alone():
+def test_page_has_no_external_references_and_allows_only_its_script():
     body = lines({"a": [(1, 2), (2, 3)]}, "loss", across="epochs") + bars({"x": 1.0}, unit="ms")
     made = whole(body, picture(np.zeros((2, 2, 3), np.uint8), "p"), style="b { }", script="one('b');")
     for tag, attrs, _ in Tags(made).elements:
@@ -146,7 +146,7 @@ def test_every_section_has_a_link():
     assert not Tags(whole("")).find("a")
 
 
-def test_bars_say_names_units_values_and_spreads():
+def test_bars_show_names_units_values_and_spreads():
     made = bars({"wait": 12.34, "decode": 1234.5}, unit="ms", spread={"wait": (10, 14)}, quiet=["wait"])
     tags = Tags(made)
     assert [said for _, said in tags.find("span", "value")] == ["12.3 ms", "1,234 ms"]
@@ -165,14 +165,14 @@ def test_curves_have_their_numbers_in_a_table():
     assert (attrs["role"], attrs["aria-label"]) == ("img", "top-1, % over epochs")
     assert [said for _, said in tags.find("th")] == ["epochs", "tsm", "none", "at 2"]
     assert [said for _, said in tags.find("td")] == ["1", "10", "", "", "2", "55.5", "", "7"]
-    # What is told when pointed at, and a name for each series: in the legend, or beside its only point.
+    # The text shown on hover, and a name for each series: in the legend, or next to its only point.
     assert [attrs["data-tip"] for attrs, _ in tags.find("rect")] == ["epochs 1, tsm 10", "epochs 2, tsm 55.5, at 2 7"]
     assert [said for _, said in tags.find("span", "legend")] == ["tsmnone"]
     assert [said for _, said in tags.find("text", "mark")] == ["at 2"]
 
 
 def places(made):
-    """Points of the first curve of a chart: shares of its width and height, from the bottom left."""
+    """Return the points of a chart's first curve: fractions of its width and height, from the bottom left."""
     found = re.search(r'<polyline class="c0[^"]*" points="([^"]*)"', made)[1].split()
     return [(float(x) / 1000, 1 - float(y) / 1000) for x, y in (point.split(",") for point in found)]
 
@@ -199,7 +199,7 @@ def test_axes_are_linear_from_zero_or_logarithmic():
     assert ticks(epochs, "end") == ["-1", "-0.5", "0", "0.5", "1"]
 
 
-def test_what_no_axis_can_show_is_not_drawn():
+def test_values_outside_a_log_axis_are_not_drawn():
     points = [(1, math.nan), (2, 0.0), (3, 4.0), (4, 5.0), (5, math.inf)]
     assert len(places(lines({"a": points}, "y", across="x"))) == 3
     assert len(places(lines({"a": points}, "y", across="x", log_y=True))) == 2
@@ -219,12 +219,12 @@ def test_a_long_curve_keeps_its_peaks():
     assert "<summary>Numbers, 50 of 50,000 rows</summary>" in made
 
 
-def test_the_same_chart_is_the_same_text():
+def test_charts_are_deterministic():
     assert bars({"a": 1.0}, unit="") == bars({"a": 1.0}, unit="")
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_a_picture_is_the_pixels(channels):
+def test_picture_decodes_to_its_pixels(channels):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, channels), dtype=np.uint8)
     with av.open(io.BytesIO(png(pixels))) as container:
         frame = next(container.decode(video=0))
@@ -251,7 +251,7 @@ class Evaluated:
         ]
 
 
-def test_a_confusion_matrix_of_few_classes_is_a_table_and_of_many_a_picture():
+def test_confusion_matrix_is_a_table_for_few_classes_and_a_picture_for_many():
     tags = Tags(evaluation.page(Evaluated([[3, 1], [0, 4]])))
     assert [said for _, said in tags.find("td")][:6] == ["<class 0>", "3", "1", "<class 1>", "", "4"]
     assert tags.find("td")[1][0]["data-tip"] == "<class 0> taken for <class 0>: 3, 75 %"

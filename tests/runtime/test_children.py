@@ -1,4 +1,4 @@
-"""How a child process ended is said by the name of its signal, or by its exit status."""
+"""Descriptions of how a child process ended."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ from fastvid.runtime.children import how_it_ended
         ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", f"was killed by signal {signal.SIGRTMIN + 1}"),
     ],
 )
-def test_the_end_of_a_process_is_said(last, said):
+def test_how_it_ended_describes_exit_codes_and_signals(last, said):
     done = subprocess.run([sys.executable, "-c", f"import os, signal, sys; {last}"], check=False)
     assert how_it_ended(done.returncode) == said

@@ -1,4 +1,4 @@
-"""Cores are counted once: ranks of a node share them, and the quota of a container bounds them, in every command."""
+"""Available cores: ranks of a node share them, and a container's quota limits them, in every command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKER = "fastvid.sharding.verify.check_processes"
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine of 64 cores; returns what sets the CPU quota of its container, in cores."""
+    """A machine with 64 cores; returns a function that sets its container's CPU quota in cores."""
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr("fastvid.runtime.cores._CGROUPS", tmp_path)
@@ -38,7 +38,7 @@ def test_ranks_of_a_node_share_its_cores(machine, monkeypatch):
     assert available_cores() == 64
 
 
-def test_a_container_quota_counts(machine):
+def test_container_quota_limits_cores(machine):
     assert available_cores() == 64
     machine(3.5)
     assert available_cores() == 3

@@ -1,4 +1,4 @@
-"""The one SHA-256 gives what `sha256sum` gives, whole, mapped or in pieces."""
+"""SHA-256 hashes equal those of `sha256sum`, for whole, mapped and split data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastvid.runtime import hashing
 from fastvid.runtime.hashing import sha256, sha256_of_file, sha256_of_pieces
 
 
-def test_a_hash_is_that_of_sha256sum_however_the_bytes_come(tmp_path, monkeypatch):
+def test_hashes_equal_sha256sum_for_every_input_form(tmp_path, monkeypatch):
     path = tmp_path / "data"
     path.write_bytes(data := np.random.default_rng(0).bytes(100_003))
     wanted = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout.split()[0]

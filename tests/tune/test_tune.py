@@ -132,7 +132,7 @@ def test_sample_is_seeded_and_a_profile_that_accepts_too_few_is_refused(raw, tmp
     make(tmp_path / "raw" / "b.webm", "-c:v", "libvpx", size="64x48", frames=6)
     options = {"profiles": [PROFILES["intra"].changed(short_side=256), "copy"], "rounds": 1, "workers": 1, "videos": 1}
     done = study([str(tmp_path / "raw")], sampling="dense4x2", **options)
-    assert "not one of 1 sources" in done.refused["copy"]
+    assert "none of 1 sources" in done.refused["copy"]
     assert [one.profile for one in done.measured] == ["intra"]
     frames = {study([str(tmp_path / "raw")], seed=seed, **options).seconds for seed in range(4)}
     assert frames == {float(Fraction(5, 25)), float(Fraction(6, 25))}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastvid.load.clips.plan import Plan
+from fastvid.load.clips.plan import BatchPlan
 from fastvid.load.order.batches import MASKED
 
 IGNORED_LABEL: Final = -100
@@ -72,7 +72,7 @@ class Batch:
 
 def assemble(
     video: Tensor,
-    plan: Plan,
+    plan: BatchPlan,
     shown: Mapping[int, np.ndarray[Any, np.dtype[np.int64]]],
     failed: set[int],
     *,

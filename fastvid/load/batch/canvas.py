@@ -16,7 +16,7 @@ import torch
 from fastvid.decode.recut import SLACK, Recutter
 from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
 from fastvid.load.batch.sinks import OpenSink, Sink
-from fastvid.load.clips.clip import Clip, Row
+from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.memory.row_layout import SharedRow
 
@@ -38,7 +38,7 @@ class Finisher:
         self.planes = BufferPool(threads)
         self.recutters: deque[Recutter] = deque()
 
-    def open(self, clips: Sequence[Row | None]) -> Canvas:
+    def open(self, clips: Sequence[BatchRow | None]) -> Canvas:
         """Open a canvas for these rows; None is a masked row, which stays zero."""
         return Canvas(self, clips)
 
@@ -46,7 +46,7 @@ class Finisher:
 class Canvas:
     """The memory of one batch. `output` and `done` may be called from any thread."""
 
-    def __init__(self, finisher: Finisher, clips: Sequence[Row | None]) -> None:
+    def __init__(self, finisher: Finisher, clips: Sequence[BatchRow | None]) -> None:
         self._finisher = finisher
         rows = self._rows = len(clips) // len(finisher.streams)
         self._sinks = [

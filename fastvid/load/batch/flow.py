@@ -18,7 +18,7 @@ from fastvid.decode.request import ClipRequest
 from fastvid.format.flow import STEPS, ZERO
 from fastvid.format.packets import StreamInfo
 from fastvid.load.batch.sinks import PlanesBuffer
-from fastvid.load.clips.clip import Row
+from fastvid.load.clips.clip import BatchRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class FlowSpec:
 class FlowSink(PlanesBuffer):
     """Collects flow pictures as decoded; they are copied to the device and converted there."""
 
-    def __init__(self, spec: FlowSpec, clips: Sequence[Row | None]) -> None:
+    def __init__(self, spec: FlowSpec, clips: Sequence[BatchRow | None]) -> None:
         super().__init__(clips, spec.device)
         self._spec = spec
 

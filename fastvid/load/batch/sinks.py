@@ -19,7 +19,7 @@ import torch
 from fastvid.decode.colours import ClipPlanes, Layout, Pixels
 from fastvid.decode.pixels import finish_planes, finish_rgb
 from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
-from fastvid.load.clips.clip import Row, decided
+from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.runtime.arrays import UInt8Array
@@ -65,7 +65,7 @@ class Sink(Protocol):
         ...
 
 
-OpenSink = Callable[[Sequence[Row | None]], Sink]
+OpenSink = Callable[[Sequence[BatchRow | None]], Sink]
 """Opens the memory for the rows of a stream; None is a masked row, which stays zero."""
 
 
@@ -91,7 +91,7 @@ class RgbMemory:
 class RgbSink:
     """Collects RGB from decoders, or whole rows from worker processes, in host memory."""
 
-    def __init__(self, memory: RgbMemory, clips: Sequence[Row | None]) -> None:
+    def __init__(self, memory: RgbMemory, clips: Sequence[BatchRow | None]) -> None:
         layout = memory.layout
         self._memory = memory
         bytes_ = memory.batches.take(len(clips) * layout.nbytes)
@@ -140,7 +140,7 @@ class RgbSink:
 class DeviceSink:
     """Collects RGB from decoders that write it to the device."""
 
-    def __init__(self, spec: VideoSpec, clips: Sequence[Row | None]) -> None:
+    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
         self._spec = spec
         self._good = [False] * len(clips)
         shape = (len(clips), 3, spec.num_frames, *spec.size)
@@ -175,8 +175,8 @@ class PlanesBuffer:
         device: Device that the planes are copied to.
     """
 
-    def __init__(self, clips: Sequence[Row | None], device: torch.device) -> None:
-        clips = self._clips = decided(clips)
+    def __init__(self, clips: Sequence[BatchRow | None], device: torch.device) -> None:
+        clips = self._clips = as_clips(clips)
         self._good = [False] * len(clips)
         self._spans: list[tuple[int, int]] = []
         at = 0
@@ -203,7 +203,7 @@ class PlanesBuffer:
 class PlanesSink(PlanesBuffer):
     """Collects YUV 4:2:0 planes from decoders, 1.5 bytes per pixel."""
 
-    def __init__(self, spec: VideoSpec, clips: Sequence[Row | None]) -> None:
+    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
         super().__init__(clips, spec.device)
         self._spec = spec
 

@@ -1,1 +1,1 @@
-"""What each clip shows, decided before a byte of it is read: frames, crops, streams, views."""
+"""Plans clips before reading them: frames, crops, streams and views."""

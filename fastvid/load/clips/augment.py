@@ -1,13 +1,13 @@
-"""Which part of a video is shown: one crop, one output size and one flip for all frames of a clip.
+"""Spatial transforms: one crop, one output size and one flip for all frames of a clip.
 
-Everything is decided here, before decoding, from the video's size and the clip's random numbers. Crops are frozen
-dataclasses; their repr is part of a loader's fingerprint.
+They are drawn before decoding, from the video's size and the clip's random numbers. Crops are frozen dataclasses; their
+repr is part of a loader's fingerprint.
 
-Rules that hold for every crop:
-- Sides and corners of a crop are even, because 4:2:0 frames are cut at even pixels; sizes are rounded down to even
-  unless said otherwise. The last row or column of a video with an odd side is never shown.
-- The output always has the asked size. A crop of another size is resized to it: so a video smaller than the crop
-  gives its largest region of the crop's shape, enlarged.
+Rules for every crop:
+- Its sides and corners are even, because 4:2:0 frames are cropped at even pixels; sizes are rounded down to even unless
+  stated otherwise. The last row or column of a video with an odd side is never shown.
+- The output always has the requested size; a crop of another size is resized to it. If a video is smaller than the
+  crop, its largest region with the crop's aspect ratio is enlarged.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fastvid.load.order.random_draws import Draws, Purpose
 
 Size = tuple[int, int]
 
-# Tries before RandomResizedCrop takes the central region, as in torchvision.
+# Attempts before RandomResizedCrop uses the central region, as in torchvision.
 _TRIES: Final = 10
-# MultiScaleCrop takes the output size itself where a scale comes this near to it, as in the TSN code: no resize then.
+# MultiScaleCrop uses the output size itself if a side is within this many pixels of it, as in the TSN code.
 _SNAP: Final = 3
 
 
 class View(NamedTuple):
-    """What a clip shows of its video.
+    """The region of a video that a clip shows.
 
     Attributes:
         box: The crop.
         size: Output height and width.
-        flip: Mirror left and right after the crop.
+        flip: Whether to mirror left and right after the crop.
     """
 
     box: Box
@@ -44,7 +44,7 @@ class View(NamedTuple):
 
 
 class Crop(Protocol):
-    """What a loader asks of a crop."""
+    """Protocol of a crop."""
 
     @property
     def output(self) -> Size:
@@ -52,7 +52,7 @@ class Crop(Protocol):
         ...
 
     def draw(self, height: int, width: int, draws: Draws, /) -> Box:
-        """A crop inside a video of that size, at least 2x2 pixels."""
+        """Return a crop of at least 2x2 pixels inside a video of this size."""
         ...
 
 
@@ -64,7 +64,7 @@ class _Sized:
         pair = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
         if len(pair) != 2 or min(pair) < 1:
             raise UsageError(f"size is {self.size!r}, expected one positive number of pixels or (height, width)")
-        # One spelling, so that 224 and (224, 224) have one fingerprint.
+        # Normalise, so that 224 and (224, 224) have the same fingerprint.
         object.__setattr__(self, "size", pair)
 
     @property
@@ -84,45 +84,45 @@ class _Region(_Sized):
             raise UsageError(f"short_side is {self.short_side}, expected at least 1 pixel")
 
     def _region(self, height: int, width: int) -> Size:
-        """Even sides of the region that is cut: of the output's shape, and no larger than the video."""
+        """Return the even height and width of the crop: the output's aspect ratio, no larger than the video."""
         scale = min(height, width) / self.short_side if self.short_side else 1.0
         scale = min(scale, height / self.output[0], width / self.output[1])
-        # A scale that is exactly one must give exactly the output, whatever rounding the divisions did.
+        # A scale of exactly one must return exactly the output size, despite rounding in the divisions.
         return max(2, _even(self.output[0] * scale + 1e-6)), max(2, _even(self.output[1] * scale + 1e-6))
 
 
 @dataclass(frozen=True)
 class CenterCrop(_Region):
-    """The middle of the video.
+    """The central region of the video.
 
     Args:
         size: Output side, or (height, width), in pixels.
-        short_side: Cut as if the video were first resized to this short side; None cuts the video as it is stored.
+        short_side: Crop as if the video were first resized to this short side; None crops the stored video.
 
     Raises:
-        UsageError: An argument is not positive.
+        UsageError: If an argument is not positive.
     """
 
     def draw(self, height: int, width: int, _draws: Draws, /) -> Box:
-        """The central crop; nothing is drawn."""
+        """Return the central crop; uses no random numbers."""
         h, w = self._region(height, width)
         return Box(_even((height - h) / 2), _even((width - w) / 2), h, w)
 
 
 @dataclass(frozen=True)
 class RandomCrop(_Region):
-    """A uniformly placed region, not resized unless the video is too small for it.
+    """A uniformly placed region, resized only if the video is too small for it.
 
     Args:
         size: Output side, or (height, width), in pixels.
-        short_side: Cut as if the video were first resized to this short side; None cuts the video as it is stored.
+        short_side: Crop as if the video were first resized to this short side; None crops the stored video.
 
     Raises:
-        UsageError: An argument is not positive.
+        UsageError: If an argument is not positive.
     """
 
     def draw(self, height: int, width: int, draws: Draws) -> Box:
-        """A crop whose corner is uniform over the even pixels where it fits."""
+        """Return a crop whose corner is uniform over the even pixels where it fits."""
         h, w = self._region(height, width)
         v, u = draws.uniform(Purpose.CROP, 2)
         return Box(_place(v, height, h), _place(u, width, w), h, w)
@@ -130,18 +130,18 @@ class RandomCrop(_Region):
 
 @dataclass(frozen=True)
 class RandomResizedCrop(_Sized):
-    """A region of random area and shape, resized: the Inception crop as torchvision defines it.
+    """A region of random area and aspect ratio, resized: torchvision's definition of the Inception crop.
 
-    Ten tries draw an area (uniform) and an aspect ratio (log-uniform) until the region fits; then the largest central
-    region whose ratio is allowed. Sides are rounded to the nearest even number.
+    Up to ten attempts draw an area (uniform) and an aspect ratio (log-uniform) until the region fits. If none fits, the
+    largest central region with an allowed ratio is used. Sides are rounded to the nearest even number.
 
     Args:
         size: Output side, or (height, width), in pixels.
-        scale: Bounds of the region's share of the video's area, 0 < low <= high <= 1.
-        ratio: Bounds of width over height of the region, 0 < low <= high.
+        scale: Bounds of the region's fraction of the video's area, 0 < low <= high <= 1.
+        ratio: Bounds of the region's width / height, 0 < low <= high.
 
     Raises:
-        UsageError: An argument is out of range.
+        UsageError: If an argument is out of range.
 
     Source:
         torchvision.transforms.RandomResizedCrop.get_params; Szegedy et al., CVPR 2015, section 6.
@@ -158,7 +158,7 @@ class RandomResizedCrop(_Sized):
             raise UsageError(f"ratio is {self.ratio}, expected 0 < low <= high")
 
     def draw(self, height: int, width: int, draws: Draws) -> Box:
-        """A crop of drawn area, shape and place."""
+        """Return a crop of random area, aspect ratio and place."""
         height, width = _even(height), _even(width)
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for attempt in range(_TRIES):
@@ -175,20 +175,20 @@ class RandomResizedCrop(_Sized):
 
 @dataclass(frozen=True)
 class MultiScaleCrop(_Sized):
-    """TSN's crop: sides are scales of the short side, corners are fixed places, then resized.
+    """TSN's crop: sides are scales of the short side, corners are at fixed places; then resized.
 
-    Height and width each take a scale, at most `max_distort` steps apart in the list, each pair equally likely; the
-    region lies at one of the corners, the middle, and with `more_fix_crop` the middles of the sides and the quarters
-    (13 places in all), each equally likely.
+    Height and width each use one of the scales, at most `max_distort` steps apart in the list; each pair is equally
+    likely. The region is at one of the corners or the centre; `more_fix_crop` adds the middles of the sides and the
+    quarters (13 places in total). Each place is equally likely.
 
     Args:
         size: Output side, or (height, width), in pixels.
-        scales: Shares of the short side, each 0 < s <= 1.
-        max_distort: Steps between the scales of height and width, >= 0.
-        more_fix_crop: 13 places instead of 5.
+        scales: Fractions of the short side, each 0 < s <= 1.
+        max_distort: Maximum steps between the scales of height and width, >= 0.
+        more_fix_crop: Use 13 places instead of 5.
 
     Raises:
-        UsageError: An argument is out of range.
+        UsageError: If an argument is out of range.
 
     Source:
         Wang et al., Temporal Segment Networks, ECCV 2016; mit-han-lab/temporal-shift-module ops/transforms.py
@@ -208,7 +208,7 @@ class MultiScaleCrop(_Sized):
             raise UsageError(f"max_distort is {self.max_distort}, expected at least 0")
 
     def draw(self, height: int, width: int, draws: Draws) -> Box:
-        """A crop of drawn scales and place."""
+        """Return a crop of random scales and place."""
         sides = [int(min(height, width) * scale) for scale in self.scales]
         heights, widths = ([out if abs(side - out) < _SNAP else side for side in sides] for out in self.output)
         pairs = [
@@ -224,7 +224,7 @@ class MultiScaleCrop(_Sized):
         return Box(_even(down * ((height - h) // 4)), _even(right * ((width - w) // 4)), _even(h), _even(w))
 
 
-# Quarters of the free height and width: corners, middle; then middles of the sides and quarters.
+# Row and column offsets in quarters of the free height and width: corners, centre; middles of the sides, quarters.
 _PLACES: Final = (
     *((0, 0), (0, 4), (4, 0), (4, 4), (2, 2)),
     *((2, 0), (2, 4), (4, 2), (0, 2), (1, 1), (1, 3), (3, 1), (3, 3)),
@@ -233,13 +233,13 @@ _PLACES: Final = (
 
 @dataclass(frozen=True)
 class HorizontalFlip:
-    """Mirrors left and right.
+    """Mirrors left and right with probability p.
 
     Args:
         p: Probability, 0 <= p <= 1.
 
     Raises:
-        UsageError: The probability is out of range.
+        UsageError: If the probability is out of range.
     """
 
     p: float = 0.5
@@ -249,7 +249,7 @@ class HorizontalFlip:
             raise UsageError(f"p is {self.p}, expected 0 <= p <= 1")
 
     def draw(self, draws: Draws) -> bool:
-        """Whether this clip is mirrored."""
+        """Return whether this clip is mirrored."""
         return bool(draws.uniform(Purpose.FLIP, 1)[0] < self.p)
 
 
@@ -258,11 +258,11 @@ Transform = Crop | HorizontalFlip
 
 @dataclass(frozen=True)
 class Spatial:
-    """One crop and at most one flip, as a loader uses them.
+    """One crop and at most one flip.
 
     Attributes:
         crop: The crop.
-        flip: The flip, or None: nothing is flipped unasked.
+        flip: The flip; None never flips.
     """
 
     crop: Crop
@@ -270,28 +270,28 @@ class Spatial:
 
     @classmethod
     def of(cls, transforms: Sequence[Transform] | Transform) -> Spatial:
-        """Sorts a user's list into crop and flip.
+        """Build from a user's list of transforms.
 
         Raises:
-            UsageError: There is no crop, a second crop or flip, or something else.
+            UsageError: If the list does not contain exactly one crop and at most one flip.
         """
         listed = list(transforms) if isinstance(transforms, Sequence) else [transforms]
         flips = [transform for transform in listed if isinstance(transform, HorizontalFlip)]
         crops = [transform for transform in listed if not isinstance(transform, HorizontalFlip)]
         if any(not hasattr(crop, "draw") or not hasattr(crop, "output") for crop in crops):
-            raise UsageError(f"spatial holds something that is neither crop nor flip: {listed}")
+            raise UsageError(f"spatial contains something that is neither a crop nor a flip: {listed}")
         if len(crops) != 1 or len(flips) > 1:
             raise UsageError(
-                f"spatial must hold one crop and at most one HorizontalFlip, got {listed}",
-                hint="clips of a batch need one size: add CenterCrop(224), RandomCrop(224) or another crop",
+                f"spatial must contain one crop and at most one HorizontalFlip, got {listed}",
+                hint="add CenterCrop(224), RandomCrop(224) or another crop: clips of a batch need one size",
             )
         return cls(crops[0], flips[0] if flips else None)
 
     def draw(self, height: int, width: int, draws: Draws) -> View:
-        """What a clip shows of a video of that size.
+        """Return the region that a clip shows of a video of this size.
 
         Raises:
-            UsageError: The video has a side of one pixel, so nothing even can be cut.
+            UsageError: If a side of the video is one pixel, so no even crop fits.
         """
         if min(height, width) < 2:
             raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
@@ -308,5 +308,5 @@ def _nearest_even(pixels: float) -> int:
 
 
 def _place(number: float, whole: int, part: int) -> int:
-    """An even corner, uniform over those where `part` fits into `whole`; 0 <= number < 1."""
+    """Return an even corner, uniform over those where `part` fits into `whole`; 0 <= number < 1."""
     return 2 * int(number * ((whole - part) // 2 + 1))

@@ -1,4 +1,4 @@
-"""One clip: the row of a batch that asks for it, and all that is decided about it before a byte of it is read."""
+"""Rows of a batch and their planned clips, before anything is read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fastvid.runtime.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """A row of a batch whose clip is not decided yet.
+class BatchRow:
+    """A row of a batch whose clip is not planned yet.
 
     Attributes:
-        row: Row in the batch; of a decided clip the row of the canvas, see `ClipPlanner.decide`.
+        row: Row in the batch; of a planned clip the row of the canvas, see `ClipPlanner.decide`.
         key: The sample's key.
-        shard: Where the sample lies.
-        shard_row: Its row there.
-        sample: Its number in the dataset.
-        position: Place of the row in the epoch's order.
+        shard: Shard that contains the sample.
+        shard_row: Row of the sample in the shard.
+        sample: Number of the sample in the dataset.
+        position: Position of the row in the epoch's order.
     """
 
     row: int
@@ -33,21 +33,21 @@ class Row:
 
     @property
     def failing(self) -> tuple[int, ...]:
-        """Rows of the batch that fail with this one."""
+        """Rows of the batch that fail if this one does."""
         return (self.row,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clip(Row):
-    """One stream of one row of a batch, decided.
+class Clip(BatchRow):
+    """One planned stream of one row of a batch.
 
     Attributes:
-        info: Its stream.
-        request: What is wanted of it.
+        info: The stream.
+        request: The frames, crop and flip to decode.
         frames: Frames that the clip shows, int64 [T].
-        parts: For clips that are decoded together, the clips that are cut out of this one.
-        rows: Rows of the batch that fail when this one does; none stands for `row`.
-        read: What is decoded for this clip when it is a part of another, None when it is decoded by itself.
+        parts: If this is a joint clip, the clips that are cut out of it.
+        rows: Rows of the batch that fail if this clip does; empty means only `row`.
+        read: The joint clip that is decoded for this one; None if this clip is decoded by itself.
     """
 
     info: StreamInfo
@@ -59,17 +59,17 @@ class Clip(Row):
 
     @property
     def failing(self) -> tuple[int, ...]:
-        """Rows of the batch that fail with this one."""
+        """Rows of the batch that fail if this one does."""
         return self.rows or (self.row,)
 
 
-def decided(rows: Sequence[Row | None]) -> list[Clip | None]:
-    """Rows whose clips are decided, as such."""
+def as_clips(rows: Sequence[BatchRow | None]) -> list[Clip | None]:
+    """Return the rows as clips; all must be planned."""
     clips = [row for row in rows if row is None or isinstance(row, Clip)]
     assert len(clips) == len(rows)
     return clips
 
 
-def reads(rows: Iterable[Row | None]) -> list[Row]:
-    """What is decoded for these rows, each once."""
+def clips_to_decode(rows: Iterable[BatchRow | None]) -> list[BatchRow]:
+    """Return the clips to decode for these rows, each once."""
     return list(dict.fromkeys((row.read if isinstance(row, Clip) else None) or row for row in rows if row is not None))

@@ -1,7 +1,7 @@
-"""Clips of one video that are read and decoded together: views of an evaluation, repeats of an augmentation.
+"""Clips of one video that are decoded together: evaluation views and repeated augmentation.
 
-Each packet that any of them needs is fed once. The decoder writes planes of all wanted frames in the box around all
-crops; each clip is then cut out of them, in the thread that decoded, into the row it would have had by itself.
+Each packet that any of them needs is decoded once. The decoder writes planes of all requested frames in the bounding
+box of all crops; the same thread then cuts each clip out of them into that clip's own row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastvid.load.clips.clip import Clip
 
 
 def join_neighbours(clips: Sequence[Clip | None]) -> list[Clip | None]:
-    """The same clips, where neighbours that show one stream of one sample are to be read together."""
+    """Return the clips, with neighbours that show the same stream of the same sample set to be decoded together."""
     joined = list(clips)
     for _, group in itertools.groupby(clips, lambda clip: clip and (clip.sample, clip.request.stream)):
         parts = [clip for clip in group if clip is not None]
@@ -30,7 +30,7 @@ def join_neighbours(clips: Sequence[Clip | None]) -> list[Clip | None]:
 
 
 def _merged(parts: Sequence[Clip]) -> Clip:
-    """The clip to decode for several of one stream of a video."""
+    """Return the joint clip to decode for several clips of one stream of a video."""
     first = parts[0]
     boxes = [part.request.box for part in parts]
     y, x = min(box.y for box in boxes), min(box.x for box in boxes)

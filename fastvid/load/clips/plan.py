@@ -1,6 +1,6 @@
-"""Positions to rows, and rows to clips: all that is known about a batch before a byte of it is read.
+"""Turns positions of an epoch into batch plans: samples, shards and clips, before anything is read.
 
-Pure functions of the dataset, the order, the sampler and the crop, so any thread, process or rank may make any batch.
+Plans are pure functions of the dataset, order, sampler and crop, so any thread, process or rank can compute any batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from fastvid.errors import FastvidError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.clip import Row, decided
+from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.order.batches import MASKED, Batches, Share
@@ -25,42 +25,43 @@ from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.arrays import IntArray
 
 _ROWS_AHEAD: Final = 256
-"""Rows whose samples are found at once."""
+"""Rows whose samples are looked up in one call."""
 
 MOST_FETCHERS: Final = 32
-"""At 20 ms a request, 32 threads make 1,600 clips a second, more than 16 cores decode; 64 only cost switches."""
+"""At 20 ms a request, 32 threads fetch 1,600 clips a second, more than 16 cores decode; 64 add context switches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """One rank's part of a batch.
+class BatchPlan:
+    """One rank's share of a batch.
 
     Attributes:
         share: Positions of the rows.
-        samples: Number of the sample in each row, MASKED where there is none.
-        keys: Key of each row's sample, empty where there is none.
-        clips: For each row of a canvas its clip, see `ClipPlanner.decide`; a `Row` where it is not decided yet; None:
-            masked, or not decided because of an error.
-        errors: What kept a row from being decided, by row of the canvas.
+        samples: Number of the sample in each row; MASKED for an empty row.
+        keys: Key of each row's sample; "" for an empty row.
+        clips: The clip of each canvas row, see `ClipPlanner.decide`; a `BatchRow` if it is not planned yet; None if it
+            is masked or planning it failed.
+        errors: Planning errors, by canvas row.
     """
 
     share: Share
     samples: list[int]
     keys: list[str]
-    clips: list[Row | None]
+    clips: list[BatchRow | None]
     errors: dict[int, Exception]
 
 
 @dataclass(frozen=True)
-class Planner:
-    """Makes the plans of an epoch.
+class BatchPlanner:
+    """Computes the batch plans of an epoch.
 
     Attributes:
         dataset: The samples.
-        order: Which samples when.
-        clips: Which frames, crop and flip.
-        join: Decode neighbours that show one sample, as views do, together.
-        decide: Decide clips, which takes most of the time of planning; otherwise whoever decodes a row does.
+        order: Order of the samples.
+        clips: Plans frames, crop and flip.
+        join: Whether to decode neighbours that show one sample together, as for views.
+        decide: Whether to plan clips here, which takes most of the planning time; otherwise the lane that decodes a row
+            plans its clip.
     """
 
     dataset: Dataset | Mixture
@@ -69,18 +70,18 @@ class Planner:
     join: bool = False
     decide: bool = True
 
-    def plans(self, batches: Batches, position: int) -> Iterator[Plan]:
-        """The plans of all batches from `position` to the end of the epoch, each made when it is asked for."""
+    def plans(self, batches: Batches, position: int) -> Iterator[BatchPlan]:
+        """Yield the plans of all batches from `position` to the end of the epoch, computed lazily."""
         shares = (batches.share(position + number * batches.size) for number in range(batches.count(position)))
-        # What arithmetic on a few numbers costs does not depend on how many they are.
+        # Look up many rows per call: numpy's overhead per call hardly depends on their number.
         while some := list(itertools.islice(shares, max(1, _ROWS_AHEAD * batches.world.size // batches.size))):
             samples = self._samples(np.concatenate([share.positions for share in some]))
             ends = np.cumsum([len(share.positions) for share in some])
             for share, part in zip(some, np.split(samples, ends[:-1]), strict=True):
                 yield self._plan(share, part)
 
-    def plan(self, share: Share) -> Plan:
-        """The plan of one rank's part of a batch."""
+    def plan(self, share: Share) -> BatchPlan:
+        """Return the plan of one rank's share of a batch."""
         return self._plan(share, self._samples(share.positions))
 
     def _samples(self, positions: IntArray) -> IntArray:
@@ -89,37 +90,37 @@ class Planner:
         samples[present] = self.order.ids(positions[present])
         return samples
 
-    def _plan(self, share: Share, samples: IntArray) -> Plan:
+    def _plan(self, share: Share, samples: IntArray) -> BatchPlan:
         present = samples != MASKED
         shards, rows = self.dataset.locate(samples[present])
         self._open(np.unique(shards).tolist())
         views = self.clips.views.num_views
-        empty: list[Row | None] = [None] * (len(samples) * len(self.clips.streams) * views)
-        plan = Plan(share, samples.tolist(), [""] * len(samples), empty, {})
+        empty: list[BatchRow | None] = [None] * (len(samples) * len(self.clips.streams) * views)
+        plan = BatchPlan(share, samples.tolist(), [""] * len(samples), empty, {})
         for number, shard, shard_row in zip(
             np.flatnonzero(present).tolist(), shards.tolist(), rows.tolist(), strict=True
         ):
             sample = plan.samples[number]
             plan.keys[number] = key = self.dataset.key(sample)
             try:
-                row = Row(number, key, self.dataset.shard(shard), shard_row, sample, int(share.positions[number]))
+                row = BatchRow(number, key, self.dataset.shard(shard), shard_row, sample, int(share.positions[number]))
                 if not self.decide:
                     plan.clips[number] = row
                     continue
                 for clip in self.clips.decide(row, len(samples)):
                     plan.clips[clip.row] = clip
-            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
-                place(error, self.dataset.shard_name(shard), key)
+            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
+                add_location(error, self.dataset.shard_name(shard), key)
                 plan.errors[number * views] = error
-            # Lets decode threads have the interpreter between clips; unasked it would change hands every 5 ms only.
+            # Yield the GIL to decode threads between clips; otherwise it switches only every 5 ms.
             time.sleep(0)
         if self.join:
-            plan.clips[:] = join_neighbours(decided(plan.clips))
+            plan.clips[:] = join_neighbours(as_clips(plan.clips))
         return plan
 
     def _open(self, shards: list[int]) -> None:
-        """Opens shards side by side where each costs a request; errors come again where the shard is used."""
-        at_once = reads_at_once(self.dataset)
+        """Open shards in parallel if each costs a request; errors are raised again when the shard is used."""
+        at_once = prefetch_threads(self.dataset)
         closed = [index for index in shards if not self.dataset.is_open(index)] if at_once else []
         if len(closed) > 1:
             with ThreadPoolExecutor(min(at_once, len(closed)), thread_name_prefix="fastvid-open") as pool:
@@ -127,8 +128,8 @@ class Planner:
                     opened.exception()
 
 
-def reads_at_once(dataset: Dataset | Mixture, asked: int | None = None) -> int:
-    """Threads that should read ahead from a dataset's storage; 0 where a reader may as well wait for each read."""
+def prefetch_threads(dataset: Dataset | Mixture, asked: int | None = None) -> int:
+    """Return how many threads should prefetch from a dataset's storage; 0 if reads are fast enough without."""
     if asked is not None:
         return asked
     sets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
@@ -136,8 +137,8 @@ def reads_at_once(dataset: Dataset | Mixture, asked: int | None = None) -> int:
     return 0 if at_once == 1 else min(at_once, MOST_FETCHERS)
 
 
-def place(error: Exception, shard: str, key: str) -> None:
-    """Tells an error which clip it is about."""
+def add_location(error: Exception, shard: str, key: str) -> None:
+    """Add the clip's shard and key to an error."""
     if isinstance(error, FastvidError):
         error.at(shard=shard, key=key)
     else:

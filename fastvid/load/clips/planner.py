@@ -1,7 +1,7 @@
-"""What is decided about a clip before a byte of it is read: its frames, its crop, its flip.
+"""Plans clips before they are read: their frames, crop and flip.
 
-Deciding is a pure function of the row, its shard's index and the epoch's numbers, so any thread, process or rank may
-decide any clip. Nothing here knows the dataset, because worker processes decide clips too.
+A plan is a pure function of the row, its shard's index, the seed and the epoch, so any thread, process or rank can plan
+any clip. This module does not use the dataset, because worker processes plan clips too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fastvid.decode.request import ClipRequest
 from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.load.clips.augment import Spatial
-from fastvid.load.clips.clip import Clip, Row
+from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.sampling import Sampler
 from fastvid.load.clips.streams import check_flow, flow_request, stack_frames
 from fastvid.load.clips.views import ONE_VIEW, Views
@@ -22,16 +22,16 @@ from fastvid.load.order.random_draws import Draws
 
 @dataclass(frozen=True)
 class ClipPlanner:
-    """Decides clips.
+    """Plans clips.
 
     Attributes:
-        sampler: Which frames.
-        spatial: Which crop and flip.
-        seed: What they are drawn from, with the epoch and a row's position.
+        sampler: Chooses the frames.
+        spatial: Chooses crop and flip.
+        seed: Seed of the random draws, which also depend on the epoch and the row's position.
         epoch: The epoch.
-        backend: What will decode them; a codec that it does not know is refused here.
-        streams: Which streams of a sample.
-        flow_stack: Flows for each frame.
+        backend: The decoder back-end; a codec that it does not support is rejected here.
+        streams: Streams of a sample to decode.
+        flow_stack: Flow pictures per frame.
         views: Clips and crops of each sample.
     """
 
@@ -45,9 +45,9 @@ class ClipPlanner:
     views: Views = ONE_VIEW
 
     @property
-    def travels(self) -> bool:
-        """Whether worker processes may decide too: a user's own sampler or crop is asked only where it was defined, so
-        that workers never import a user's modules."""
+    def runs_in_workers(self) -> bool:
+        """Whether worker processes can plan clips: only if sampler, crop and flip are fastvid's own, because workers
+        never import a user's modules."""
         own = __name__.partition(".")[0]
         return all(
             type(part).__module__.partition(".")[0] == own
@@ -55,16 +55,16 @@ class ClipPlanner:
             if part is not None
         )
 
-    def decide(self, row: Row, rows: int = 1) -> list[Clip]:
-        """The clips of a row: of each stream all views, of the same frames and the same crops.
+    def decide(self, row: BatchRow, rows: int = 1) -> list[Clip]:
+        """Plan the clips of a row: for each stream all views, with the same frames and crops.
 
         Args:
             row: The row.
-            rows: Rows of its batch. View v of stream s of row r goes into row (s * rows + r) * V + v of the canvas.
+            rows: Rows of its batch. View v of stream s of row r is written to canvas row (s * rows + r) * V + v.
 
         Raises:
-            UsageError: The back-end does not decode the codec, or nothing can be cut.
-            FormatError: The streams do not belong together.
+            UsageError: If the back-end does not support the codec, or no crop fits.
+            FormatError: If the streams do not match each other.
         """
         infos = {stream: self._info(row, stream) for stream in self.streams}
         picture, flow = infos.get("rgb"), infos.get("flow")
@@ -90,11 +90,11 @@ class ClipPlanner:
                     at += 1
         return clips
 
-    def _info(self, row: Row, stream: str) -> StreamInfo:
+    def _info(self, row: BatchRow, stream: str) -> StreamInfo:
         info = row.shard.info(row.shard_row, stream)
         if info.codec not in self.backend.codecs:
             known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
             raise UsageError(
-                f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"it decodes {known}"
+                f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"use one of {known}"
             )
         return info

@@ -1,7 +1,7 @@
-"""Which frames of a video make a clip: pure functions of the frame count and the clip's random numbers.
+"""Frame samplers: pure functions of a video's frame count and the clip's random numbers.
 
-A sampler is a frozen dataclass with `num_frames`, the length T of its clips, and `draw(num_frames, draws)`, which gives
-int64 [T]. Its repr is part of a loader's fingerprint.
+A sampler is a frozen dataclass with `num_frames`, the length T of its clips, and `draw(num_frames, draws)`, which
+returns int64 [T]. Its repr is part of a loader's fingerprint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Short = Literal["loop", "clamp"]
 
 
 class Sampler(Protocol):
-    """What a loader asks of a sampler."""
+    """Protocol of a frame sampler."""
 
     @property
     def num_frames(self) -> int:
@@ -27,29 +27,29 @@ class Sampler(Protocol):
         ...
 
     def draw(self, num_frames: int, draws: Draws, /) -> IntArray:
-        """Frame indices of a clip from a video of `num_frames` >= 1 frames, int64 [T], each 0 <= i < num_frames."""
+        """Return the frame indices of a clip, int64 [T], each 0 <= i < num_frames; the video has num_frames >= 1."""
         ...
 
 
 @dataclass(frozen=True)
 class Segments:
-    """TSN's sparse sampling: the video is cut into equal segments, and one place is taken in each.
+    """TSN's sparse sampling: divide the video into equal segments and take one place in each.
 
-    With F frames, T segments and L frames taken at each place, n = F - L + 1 places exist.
+    With F frames, T segments and L frames taken at each place, there are n = F - L + 1 places.
 
-    Training (`jitter=True`): segment i covers d = n // T places, and the place is i*d plus a uniform number below d.
-    A video with fewer places than segments (d = 0) gives sorted uniform places when F > T, else place 0 every time.
+    Training (`jitter=True`): segment i covers d = n // T places, and the place is i*d plus a uniform integer below d.
+    If there are fewer places than segments (d = 0), places are uniform and sorted when F > T, otherwise all are 0.
 
     Evaluation (`jitter=False`): the middle of segment i, int(n/T/2 + n/T*i).
 
     Args:
         num_segments: T >= 1.
-        jitter: Take random places, for training.
-        length: Consecutive frames L taken from each place, >= 1; the clip has T*L frames. At the end of a video
-            shorter than L its last frame is repeated.
+        jitter: Whether to draw random places, for training.
+        length: Consecutive frames L taken from each place, >= 1; the clip has T*L frames. If a video is shorter than L,
+            its last frame is repeated.
 
     Raises:
-        UsageError: An argument is out of range.
+        UsageError: If an argument is out of range.
 
     Source:
         Wang et al., Temporal Segment Networks, ECCV 2016; formulas of mit-han-lab/temporal-shift-module
@@ -69,7 +69,7 @@ class Segments:
         return self.num_segments * self.length
 
     def draw(self, num_frames: int, draws: Draws) -> IntArray:
-        """Frame indices, int64 [T*L], each segment's frames together."""
+        """Return frame indices, int64 [T*L], each segment's frames together."""
         segments = self.num_segments
         places = max(1, num_frames - self.length + 1)
         if not self.jitter:
@@ -86,12 +86,12 @@ class Segments:
         return self._consecutive(starts, num_frames)
 
     def spread(self, num_frames: int, num_clips: int) -> IntArray:
-        """Frame indices of several clips, int64 [num_clips, T*L]: clip c takes the place at (c + 1/2) / num_clips of
-        each segment, so that one clip alone is that of `draw` without jitter."""
+        """Return the frame indices of several clips, int64 [num_clips, T*L]: clip c is at (c + 1/2) / num_clips of each
+        segment, so that a single clip equals `draw` without jitter."""
         return np.stack([self.at(num_frames, (2 * clip + 1) / (2 * num_clips)) for clip in range(num_clips)])
 
     def at(self, num_frames: int, place: float) -> IntArray:
-        """Frame indices of the clip at one place of each segment, 0 <= place < 1, int64 [T*L]; 1/2 is the middle."""
+        """Return the frame indices at `place` of each segment, int64 [T*L]; 0 <= place < 1, and 1/2 is the middle."""
         tick = max(1, num_frames - self.length + 1) / self.num_segments
         return self._consecutive((tick * place + tick * np.arange(self.num_segments)).astype(np.int64), num_frames)
 
@@ -104,19 +104,19 @@ class Segments:
 
 @dataclass(frozen=True)
 class Dense:
-    """Consecutive frames at a stride, as I3D and SlowFast take them.
+    """Consecutive frames at a stride, as in I3D and SlowFast.
 
-    The clip spans (T-1)*stride + 1 frames. In training it starts uniformly at any place where it fits, otherwise in
-    the middle. A video shorter than the span starts at frame 0, and `short` says what follows its end.
+    The clip spans (T-1)*stride + 1 frames. With jitter its start is uniform over all places where it fits, otherwise it
+    is in the middle. If a video is shorter than the span, the clip starts at frame 0, and `short` extends it.
 
     Args:
         num_frames: T >= 1.
-        stride: Frames from one taken frame to the next, >= 1.
-        jitter: Start at random, for training.
-        short: "loop" goes on at frame 0 (indices modulo F, as in TSM's dense sampling); "clamp" repeats the last frame.
+        stride: Distance between consecutive frames of the clip, >= 1.
+        jitter: Whether to start at random, for training.
+        short: "loop" continues at frame 0 (indices modulo F, TSM's dense sampling); "clamp" repeats the last frame.
 
     Raises:
-        UsageError: An argument is out of range.
+        UsageError: If an argument is out of range.
     """
 
     num_frames: int
@@ -129,13 +129,13 @@ class Dense:
         check_choice("short", self.short, get_args(Short))
 
     def draw(self, num_frames: int, draws: Draws) -> IntArray:
-        """Frame indices, int64 [T]."""
+        """Return frame indices, int64 [T]."""
         spare = self._spare(num_frames)
         return self._from(draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2, num_frames)
 
     def spread(self, num_frames: int, num_clips: int) -> IntArray:
-        """Frame indices of several clips, int64 [num_clips, T]: starts lie evenly from the first place where a clip
-        fits to the last, both included; one clip alone starts in the middle."""
+        """Return the frame indices of several clips, int64 [num_clips, T]: starts are evenly spaced from the first
+        place where a clip fits to the last, inclusive; a single clip starts in the middle."""
         spare = self._spare(num_frames)
         starts = [spare * clip // (num_clips - 1) for clip in range(num_clips)] if num_clips > 1 else [spare // 2]
         return np.stack([self._from(start, num_frames) for start in starts])
@@ -150,15 +150,15 @@ class Dense:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Frames spread evenly from the first to the last, both included, the same in every epoch.
+    """Frames evenly spaced from the first to the last, inclusive; the same in every epoch.
 
-    Frame i is i*(F-1)/(T-1), rounded half up; one frame alone is the middle one. A video shorter than T repeats frames.
+    Frame i is i*(F-1)/(T-1), rounded half up; with T = 1 it is the middle frame. If F < T, frames are repeated.
 
     Args:
         num_frames: T >= 1.
 
     Raises:
-        UsageError: The argument is out of range.
+        UsageError: If the argument is out of range.
     """
 
     num_frames: int
@@ -167,7 +167,7 @@ class Uniform:
         check_least(1, num_frames=self.num_frames)
 
     def draw(self, num_frames: int, _draws: Draws, /) -> IntArray:
-        """Frame indices, int64 [T], ascending."""
+        """Return frame indices, int64 [T], ascending."""
         steps = self.num_frames - 1
         if not steps:
             return np.array([(num_frames - 1) // 2], dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Which streams of a sample a clip is made of, and which flow belongs to its frames. Decided before decoding.
+"""Streams of a clip, and the optical flow that belongs to its frames, chosen before decoding.
 
-A clip's flow covers the same frames and the same crop as its pictures. Each frame has a stack of L flows, half before
-and half behind it, as the temporal net of two-stream models takes them.
+A clip's flow covers the same frames and the same crop as its pictures. Each frame has a stack of L flow pictures, half
+before and half after it, as in the temporal network of two-stream models.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from fastvid.runtime.checks import check_least
 
 
 def check_streams(streams: Sequence[str], stack: int, present: Sequence[str]) -> tuple[str, ...]:
-    """The streams a user asked for.
+    """Return the stream names that a user requested.
 
     Raises:
-        UsageError: There is no such stream, or one comes twice.
+        UsageError: If a stream does not exist or is listed twice.
     """
     names = (streams,) if isinstance(streams, str) else tuple(streams)
     missing = [name for name in names if name not in present]
     if missing or not names or len(set(names)) != len(names):
         raise UsageError(
             f"streams are {names!r}, the dataset has {', '.join(present)}",
-            hint="`fastvid shard --streams rgb,flow` makes a dataset with optical flow",
+            hint="run `fastvid shard --streams rgb,flow` to make a dataset with optical flow",
         )
     check_least(1, flow_stack=stack)
     return names
 
 
 def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
-    """The flows of each frame of a clip, int64 [T * L], those of a frame together.
+    """Return the flow indices of each frame of a clip, int64 [T * L], those of a frame together.
 
-    Flow i is the motion from frame i to i + 1. Of frame f the flows f - L // 2 to f - L // 2 + L - 1 are taken: for an
-    even L as many before the frame as behind it, for L = 1 the flow to the next frame. Beyond the ends of the video
-    the first and the last flow are repeated.
+    Flow i is the motion from frame i to i + 1. Frame f has flows f - L // 2 to f - L // 2 + L - 1: for an even L as
+    many before the frame as after it, for L = 1 the flow to the next frame. Beyond the ends of the video the first and
+    the last flow are repeated.
 
     Args:
         frames: int64 [T].
-        num_frames: Of the video.
+        num_frames: Frames of the video.
         stack: L >= 1.
     """
     first = frames[:, None] - stack // 2 + np.arange(stack, dtype=np.int64)
@@ -54,7 +54,7 @@ def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
 def flow_request(
     sample: int, frames: IntArray, box: Box, size: tuple[int, int], info: StreamInfo, *, flip: bool
 ) -> ClipRequest:
-    """The request that brings both halves of the stacked picture, in one crop from the top of x to the end of y.
+    """Return the request for both halves (x above y) of the stacked flow picture, as a single tall crop.
 
     Args:
         sample: Row of the sample.
@@ -62,7 +62,7 @@ def flow_request(
         box: Crop of the picture.
         size: Output height and width of the picture.
         info: The flow stream.
-        flip: Mirror left and right.
+        flip: Whether to mirror left and right.
     """
     half = info.height // 2
     tall = Box(box.y, box.x, half + box.height, box.width)
@@ -70,14 +70,14 @@ def flow_request(
 
 
 def check_flow(info: StreamInfo, picture: StreamInfo | None) -> None:
-    """Whether a stream is flow, and that of the picture beside it.
+    """Check that a stream is optical flow and matches the picture stream.
 
     Raises:
-        FormatError: It is not.
+        FormatError: If it does not.
     """
     if not info.flow_bound or info.height % 4:
         raise FormatError(
-            f"a flow stream of {info.width}x{info.height} with bound {info.flow_bound} cannot be",
+            f"invalid flow stream: {info.width}x{info.height} pixels with bound {info.flow_bound}",
             hint="rebuild the index with `fastvid index`",
         )
     if picture is not None:

@@ -1,7 +1,7 @@
 """Evaluation views: several clips of a video, several crops of each clip.
 
-View v shows clip v // num_crops and crop v % num_crops, the order that SlowFast uses. This is the one definition of
-views: a loader gives them, and ``fastvid eval --protocol`` and ``fastvid predict --protocol`` average them.
+View v shows clip v // num_crops and crop v % num_crops, the order that SlowFast uses. The loader,
+``fastvid eval --protocol`` and ``fastvid predict --protocol`` all use this definition.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ClipSampler(Protocol):
     """A sampler that can spread several clips over a video."""
 
     def spread(self, num_frames: int, num_clips: int, /) -> IntArray:
-        """Frame indices of the clips, int64 [num_clips, T]."""
+        """Return the frame indices of the clips, int64 [num_clips, T]."""
         ...
 
 
@@ -34,17 +34,17 @@ class ClipSampler(Protocol):
 class Views:
     """N clips x M crops of each video; a batch is then [B, N*M, 3, T, H, W], and each packet is decoded once.
 
-    One clip is that of the loader's sampler, several are spread as it says (`Segments`, `Dense`). One crop is that of
-    the loader, several have the size that its `CenterCrop` asks for: 3 lie at the beginning, the middle and the end of
-    the video's longer side; 5 are the corners and the middle; 10 are those and their mirror images, in that order.
+    A single clip is drawn by the loader's sampler; several are spread by it (`Segments`, `Dense`). A single crop is the
+    loader's; several have the size of its `CenterCrop`: 3 are at the start, centre and end of the video's longer side;
+    5 are the corners and the centre; 10 are those and their mirror images, in that order.
 
     Args:
         num_clips: N >= 1.
         num_crops: M: 1, 3, 5 or 10.
-        places: Place of each clip inside the segments of `Segments`, each 0 <= place < 1; none spreads them evenly.
+        places: Place of each clip in the segments of `Segments`, each 0 <= place < 1; empty spreads them evenly.
 
     Raises:
-        UsageError: An argument is out of range.
+        UsageError: If an argument is out of range.
 
     Source:
         3 crops: Feichtenhofer et al., SlowFast, ICCV 2019. 10 crops: Wang et al., Temporal Segment Networks, ECCV 2016.
@@ -59,11 +59,11 @@ class Views:
         check_choice("num_crops", self.num_crops, NUM_CROPS)
         if self.places and (len(self.places) != self.num_clips or not all(0 <= place < 1 for place in self.places)):
             raise UsageError(
-                f"places are {self.places}, expected {self.num_clips} from 0 to below 1, one for each clip"
+                f"places are {self.places}, expected {self.num_clips} numbers >= 0 and < 1, one for each clip"
             )
 
     def __repr__(self) -> str:
-        # Part of a loader's fingerprint: places that nobody gave are not named.
+        # Part of a loader's fingerprint, so omit default places.
         places = f", places={self.places}" if self.places else ""
         return f"Views(num_clips={self.num_clips}, num_crops={self.num_crops}{places})"
 
@@ -73,7 +73,7 @@ class Views:
         return self.num_clips * self.num_crops
 
     def clips(self, sampler: Sampler, num_frames: int, draws: Draws = _NO_DRAWS) -> list[IntArray]:
-        """Frame indices of the clips of a video of `num_frames`, N of them, each int64 [T]."""
+        """Return the frame indices of the clips of a video: N arrays, each int64 [T]."""
         if self.places:
             return [cast(Segments, sampler).at(num_frames, place) for place in self.places]
         if self.num_clips == 1:
@@ -81,13 +81,13 @@ class Views:
         return list(cast(ClipSampler, sampler).spread(num_frames, self.num_clips))
 
     def cuts(self, spatial: Spatial, height: int, width: int, draws: Draws = _NO_DRAWS) -> list[View]:
-        """The crops of a video of that size, M of them."""
+        """Return the M crops of a video of this size."""
         middle = spatial.draw(height, width, draws)
         box, size = middle.box, middle.size
         spare_y, spare_x = height - box.height, width - box.width
 
         def at(y: float, x: float, flip: bool = False) -> View:
-            # Halves of the spare rows and columns, at even pixels as all crops are.
+            # Fractions of the spare rows and columns, rounded down to even pixels.
             return View(Box(int(spare_y * y) // 2 * 2, int(spare_x * x) // 2 * 2, box.height, box.width), size, flip)
 
         if self.num_crops == 1:
@@ -99,26 +99,27 @@ class Views:
 
 
 ONE_VIEW: Final = Views()
-"""The clip and the crop of the loader, drawn at random or not as its sampler and crop are."""
+"""One clip and one crop, drawn by the loader's sampler and crop."""
 
 
 def check_views(views: Views, sampler: object, spatial: Spatial, *, repeats: int = 1) -> None:
-    """Whether a loader can give these views.
+    """Check that a loader can produce these views.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: If it cannot.
     """
     if views.num_crops > 1 and (not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None):
         raise UsageError(
-            f"{views.num_crops} crops are cut by their own rule, but spatial is {spatial}", hint="give CenterCrop alone"
+            f"{views.num_crops} crops need a CenterCrop without flip, but spatial is {spatial}",
+            hint="use CenterCrop alone",
         )
     if views.places and not isinstance(sampler, Segments):
-        raise UsageError(f"{sampler!r} has no segments for places={views.places}", hint="use Segments for such views")
+        raise UsageError(f"{sampler!r} has no segments for places={views.places}", hint="use Segments")
     if views.num_clips > 1 and not hasattr(sampler, "spread"):
         raise UsageError(
-            f"{sampler!r} gives one clip of a video, not {views.num_clips}", hint="use Segments or Dense for views"
+            f"{sampler!r} makes one clip of a video, not {views.num_clips}", hint="use Segments or Dense for views"
         )
     if views.num_clips > 1 and getattr(sampler, "jitter", False):
-        raise UsageError(f"{sampler!r} draws its frames at random", hint="give it jitter=False for views")
+        raise UsageError(f"{sampler!r} draws its frames at random", hint="set jitter=False for views")
     if repeats > 1:
-        raise UsageError(f"views are given once a video, but repeats is {repeats}", hint="use repeats=1 with views=")
+        raise UsageError(f"views require repeats=1, but repeats is {repeats}", hint="use repeats=1 with views=")

@@ -1,1 +1,1 @@
-"""Host memory that batches are written into, and how a clip lies in it."""
+"""Host memory of batches, and the layout of clips in it."""

@@ -1,8 +1,8 @@
-"""Host memory that is reused as soon as nobody can see it any more, private or shared with worker processes.
+"""Pools of host memory for batches, private to the process or shared with worker processes.
 
-A batch handed to a user may be kept for any time, so its memory cannot simply be overwritten by a later batch; and
-memory fresh from the system costs a page fault every 4 kB, about 0.1 ms a clip. Here an array returns to the pool when
-its last view dies, be that a slice, a torch tensor or what autograd saved of it.
+A user may keep a batch for any time, so a later batch must not overwrite its memory; and newly mapped memory costs a
+page fault every 4 kB, about 0.1 ms per clip. So an array returns to its pool when its last view is freed, whether a
+slice, a torch tensor or a tensor saved by autograd.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from fastvid.errors import WorkerError
 from fastvid.runtime.arrays import UInt8Array
 
 _Block = tuple[mmap.mmap, int]
-"""A map, and the first byte of a free range of it."""
+"""A memory map, and the offset of a block in it."""
 
 _TIMES_MEMORY: Final = 4
-"""Addresses reserved for each byte of the machine's memory. A range of one size is not used for another size, so a
-loader may take more over its life than is ever in use."""
+"""Bytes of address space reserved per byte of physical memory. A block of one size is never reused for another size, so
+a loader may allocate more over its lifetime than it uses at any moment."""
 
 
 class BufferPool:
-    """Byte arrays, page-aligned, recycled by size. Safe to use from many threads.
+    """Page-aligned byte arrays, recycled by size. Thread-safe.
 
     Args:
-        keep: Free buffers of each size whose memory is kept; more are released to the system.
+        keep: Number of free buffers of each size to keep; more are released to the system.
     """
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        # Without a lock: arrays die wherever the garbage collector runs, also in a thread that holds a lock here.
-        # Appending to a deque and popping from it are atomic.
+        # No lock: the garbage collector frees arrays in any thread, even one that holds the pool's lock. Appending to a
+        # deque and popping from it are atomic.
         self._free: dict[int, deque[_Block]] = {}
 
     def take(self, nbytes: int) -> UInt8Array:
-        """An array of `nbytes` > 0 uninitialised bytes, uint8 [nbytes], for as long as it or a view of it lives."""
+        """Allocate an uninitialised array, uint8 [nbytes], nbytes > 0; freed with its last view."""
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         free = self._free.setdefault(size, deque())
         try:
-            block = free.pop()  # the last one used: it is still in the cache
+            block = free.pop()  # the most recently used one, likely still in the CPU cache
         except IndexError:
             block = self._allocate(size)
-        # numpy keeps this very array as the base of all its views, because its own base is not an array.
+        # numpy keeps exactly this array as the base of all its views, because its own base is not an array.
         lease = np.frombuffer(block[0], dtype=np.uint8, count=nbytes, offset=block[1])
         weakref.finalize(lease, self._release, free, size, block).atexit = False
         return lease
 
     def offset(self, array: npt.NDArray[np.generic]) -> int | None:  # noqa: ARG002 - of the shared pool
-        """Where an array of this pool, or a view of one, begins in the memory that worker processes share; None where
-        they share none."""
+        """Return where an array of this pool (or a view of one) begins in the memory shared with worker processes; None
+        if the pool is not shared."""
         return None
 
     def _allocate(self, size: int) -> _Block:
-        # Private: a forked child gets a copy, not a window into batches that are still being written.
+        # Private: a forked child gets a copy and does not see batches that are still being written.
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
 
     def _release(self, free: deque[_Block], size: int, block: _Block) -> None:  # noqa: ARG002 - of the shared pool
@@ -70,22 +70,20 @@ class BufferPool:
 
 
 class SharedBufferPool(BufferPool):
-    """Buffers that worker processes write: a clip lies where its batch is used, nothing is copied and only a number is
-    sent.
+    """Buffers that worker processes write into directly: only an offset is sent, and nothing is copied.
 
-    All of it is one anonymous file, mapped once by each process, far larger than it will ever be: pages exist from when
-    they are first written, and are released when nobody uses them. Forked children share it too: what is written there
-    is seen here.
+    All buffers are in one anonymous file, mapped once by each process and much larger than needed: pages are allocated
+    on first write and released when unused. Forked children share the file too, so their writes are visible here.
 
     Args:
-        keep: Free buffers of each size whose memory is kept.
+        keep: Number of free buffers of each size whose memory is kept.
 
     Raises:
-        WorkerError: The system does not give the addresses.
+        WorkerError: If the system cannot reserve the address space.
 
     Attributes:
-        file: Descriptor of the file, for processes that are started.
-        size: Bytes of it.
+        file: Descriptor of the file, for child processes.
+        size: Size of the file in bytes.
     """
 
     def __init__(self, keep: int) -> None:
@@ -98,8 +96,8 @@ class SharedBufferPool(BufferPool):
             self._memory = mmap.mmap(self.file, self.size)
         except OSError as error:
             raise WorkerError(
-                f"no {self.size >> 30} GiB of addresses for memory shared with worker processes: {error}",
-                hint="they are not memory, but a limit (ulimit -v, ulimit -f) counts them; or use workers='thread'",
+                f"cannot reserve {self.size >> 30} GiB of address space to share with worker processes: {error}",
+                hint="raise ulimit -v and ulimit -f, which count it though it takes no memory; or use workers='thread'",
             ) from error
         self._start = np.frombuffer(self._memory, dtype=np.uint8, count=1).ctypes.data
         self._end = 0
@@ -113,12 +111,12 @@ class SharedBufferPool(BufferPool):
         with self._lock:
             offset, self._end = self._end, self._end + size
         if self._end > self.size:
-            raise WorkerError(f"batches in use fill {self.size >> 30} GiB", hint="keep fewer of them") from None
+            raise WorkerError(f"batches in use fill {self.size >> 30} GiB", hint="keep fewer batches") from None
         return self._memory, offset
 
     def _release(self, free: deque[_Block], size: int, block: _Block) -> None:
         if len(free) >= self._keep:
-            # Where that is not supported the pages stay until the file is closed.
+            # If unsupported, the pages stay allocated until the file is closed.
             with contextlib.suppress(OSError):
                 self._memory.madvise(mmap.MADV_REMOVE, block[1], size)
         free.append(block)

@@ -1,6 +1,6 @@
-"""How a clip lies in a batch on the host: axes, type of the values, and how levels become them.
+"""Layout of a clip in a batch on the host: axes, dtype, and conversion from pixel values.
 
-Without torch, because worker processes write batches too.
+Does not import torch, because worker processes write batches too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from fastvid.runtime.arrays import UInt8Array
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """One row of a batch.
+    """Layout of one row of a batch.
 
     Attributes:
         num_frames: T.
         size: Height and width in pixels.
-        frames_first: [T, 3, H, W] instead of [3, T, H, W].
-        channels: Scale and bias of each channel, for float32 ``level * scale + bias``; None for uint8 levels as they
-            are.
+        frames_first: Whether the shape is [T, 3, H, W] instead of [3, T, H, W].
+        channels: Scale and bias of each channel, for float32 ``value * scale + bias``; None keeps uint8 values.
     """
 
     num_frames: int
@@ -32,7 +31,7 @@ class RowLayout:
 
     @property
     def dtype(self) -> np.dtype[np.float32] | np.dtype[np.uint8]:
-        """Type of the values."""
+        """Data type of the row."""
         return np.dtype(np.uint8) if self.channels is None else np.dtype(np.float32)
 
     @property
@@ -43,39 +42,39 @@ class RowLayout:
 
     @property
     def levels_shape(self) -> tuple[int, int, int, int]:
-        """Shape in which decoders write levels: [3, T, H, W]."""
+        """Shape that decoders write: [3, T, H, W]."""
         return (3, self.num_frames, *self.size)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the row."""
+        """Size of the row in bytes."""
         return 3 * self.num_frames * self.size[0] * self.size[1] * self.dtype.itemsize
 
     @property
     def as_decoded(self) -> bool:
-        """Whether decoders can write the row itself."""
+        """Whether decoders can write the row directly."""
         return self.channels is None and not self.frames_first
 
     def view(self, memory: UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
-        """The row in `nbytes` bytes of memory, seen as [3, T, H, W]."""
+        """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
         return self.channels_first(memory.view(self.dtype).reshape(self.shape))
 
     def channels_first(self, row: npt.NDArray[np.float32] | UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
-        """The row seen as [3, T, H, W]."""
+        """Return the row viewed as [3, T, H, W]."""
         return row.transpose(1, 0, 2, 3) if self.frames_first else row
 
     def fill(self, row: npt.NDArray[np.float32] | UInt8Array, levels: UInt8Array) -> None:
-        """Writes the row.
+        """Convert decoded values and write them to the row.
 
         Args:
-            row: As [3, T, H, W].
-            levels: Decoded, uint8 [3, T, H, W].
+            row: Viewed as [3, T, H, W].
+            levels: Decoded values, uint8 [3, T, H, W].
         """
         if self.channels is None:
             row[...] = levels
             return
-        # Plane by plane, so that the three passes over a plane stay in the cache. By numpy, on this thread alone: torch
-        # would start a team of OpenMP threads for each of ours, which then wait for cores (10 times slower, measured).
+        # Plane by plane, so that the three passes over a plane stay in the CPU cache. With numpy, because torch would
+        # start a team of OpenMP threads per decode thread, which compete for cores (10 times slower, measured).
         for channel, (scale, bias) in enumerate(self.channels):
             by, plus = np.float32(scale), np.float32(bias)
             for source, plane in zip(levels[channel], row[channel], strict=True):
@@ -86,11 +85,11 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class SharedRow:
-    """A row in memory that processes share.
+    """A row in memory shared between processes.
 
     Attributes:
-        offset: Its first byte there.
-        layout: How it lies there.
+        offset: Offset of its first byte.
+        layout: Its layout.
     """
 
     offset: int

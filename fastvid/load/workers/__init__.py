@@ -1,1 +1,1 @@
-"""The threads and processes that fetch and decode clips, what they skip and where time goes."""
+"""Threads and worker processes that fetch and decode clips, the handling of failed clips, and statistics."""

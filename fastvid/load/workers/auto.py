@@ -1,6 +1,7 @@
-"""``decoder="auto"``: the fastest back-end here, for this dataset and these clips, by trying for about a second.
+"""``decoder="auto"``: measures the decoder back-ends for about a second and chooses the fastest.
 
-Rank 0 tries and tells the others. Back-ends that decode on a GPU are tried alone and together with the CPU's.
+Rank 0 measures, on this dataset's clips, and broadcasts the choice. Each GPU back-end is measured alone and together
+with the default CPU back-end.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ DEFAULT: Final = "pyav"
 """Decodes every codec on every machine."""
 
 SLOWER: Final = frozenset({"torchcodec-cpu"})
-"""Not tried: it drives the libavcodec of the default, through an MP4 for each clip, and reaches 0.25 to 0.41 of its
-speed (8 frames of `intra` and `compact`, 1 and 2 threads, torchcodec 0.11). Loading it would cost a second."""
+"""Not measured: it wraps each clip in an MP4 and uses the same libavcodec as the default, so it reaches 0.25 to 0.41 of
+its speed (8 frames of `intra` and `compact`, 1 and 2 threads, torchcodec 0.11). Loading it would cost a second."""
 
 _CLIPS: Final = 32
 _NAME_BYTES: Final = 256
 _SECONDS: Final = 1.0
-# Back-ends differ by a level of colour here and there, so the default is left only for what is worth it, and never
-# because of a measurement of a fraction of a second.
+# Back-ends differ by a level of colour in places, so the default is replaced only for a clear gain, larger than the
+# noise of such a short measurement.
 _MARGIN: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was chosen, and why.
+class BackendChoice:
+    """The chosen back-end and the reason.
 
     Attributes:
-        name: Of the back-end, or of several joined by "+".
-        rates: Clips a second of those that were tried; 0 for those that failed.
-        reason: One line for people.
+        name: Name of the back-end, or of several joined by "+".
+        rates: Clips per second of each measured back-end; 0 if it failed.
+        reason: One line for users.
     """
 
     name: str
@@ -57,24 +58,26 @@ class Verdict:
 
 def agree(
     clips: Sequence[Clip], world: World, device: torch.device, num_threads: int, kinds: frozenset[type]
-) -> Verdict:
-    """The choice of rank 0, on every rank. Collective where torch's process group is that of `world`.
+) -> BackendChoice:
+    """Return rank 0's choice on every rank. Collective if torch's process group has the size of `world`.
 
     Args:
-        clips: Clips of this rank to try.
-        world: This rank, and how many there are.
-        device: Where batches lie.
+        clips: Clips of this rank to decode.
+        world: Rank and world size.
+        device: Device of the batches.
         num_threads: Threads that decode on the CPU.
-        kinds: What a back-end must be able to write; empty for anything.
+        kinds: Output types that a back-end must support; empty allows any.
     """
     if world.size == 1:
         return choose(clips, device, num_threads, kinds)
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == world.size):
-        return Verdict(DEFAULT, {}, "ranks cannot agree without a process group")
-    verdict = choose(clips, device, num_threads, kinds) if world.rank == 0 else Verdict("", {}, "chosen by rank 0")
-    # The name travels as bytes: nothing is unpickled, not even from another rank.
+        return BackendChoice(DEFAULT, {}, "ranks cannot agree on a measured choice without a process group")
+    verdict = (
+        choose(clips, device, num_threads, kinds) if world.rank == 0 else BackendChoice("", {}, "chosen by rank 0")
+    )
+    # Broadcast the name as bytes: nothing is unpickled, not even from another rank.
     name = np.zeros(_NAME_BYTES, np.uint8)
     encoded = verdict.name.encode()
     name[: len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -85,21 +88,21 @@ def agree(
 
 def choose(
     clips: Sequence[Clip], device: torch.device, num_threads: int, kinds: frozenset[type] = frozenset()
-) -> Verdict:
-    """Tries the back-ends that can decode the clips, and takes the fastest.
+) -> BackendChoice:
+    """Measure the back-ends that can decode the clips and return the fastest.
 
     Args:
-        clips: Clips to try; a few dozen.
-        device: Where batches lie.
+        clips: Clips to decode; a few dozen.
+        device: Device of the batches.
         num_threads: Threads that decode on the CPU.
-        kinds: What a back-end must be able to write; empty for anything.
+        kinds: Output types that a back-end must support; empty allows any.
     """
     able = candidates(clips, device, kinds)
     if len(able) < 2:
-        return Verdict(able[0][0].name if able else DEFAULT, {}, "no other back-end here is worth a try")
+        return BackendChoice(able[0][0].name if able else DEFAULT, {}, "no other back-end to measure on this machine")
     fetched = _fetch(clips[:_CLIPS])
     if not fetched:
-        return Verdict(DEFAULT, {}, "no clip could be read to try others")
+        return BackendChoice(DEFAULT, {}, "no clip could be read to measure other back-ends")
     rates = {}
     for group in able:
         name = merge(group).name
@@ -108,16 +111,16 @@ def choose(
     if rates.get(DEFAULT) and rates[best] < _MARGIN * rates[DEFAULT]:
         best = DEFAULT
     if not rates[best]:
-        return Verdict(DEFAULT, rates, "every back-end failed on the clips that were tried")
+        return BackendChoice(DEFAULT, rates, "every back-end failed on the measured clips")
     tried = ", ".join(f"{name} {rate:.0f}" for name, rate in sorted(rates.items(), key=lambda item: -item[1]))
-    return Verdict(best, rates, f"clips/s with {num_threads} threads: {tried}")
+    return BackendChoice(best, rates, f"clips/s with {num_threads} threads: {tried}")
 
 
 def candidates(
     clips: Sequence[Clip], device: torch.device, kinds: frozenset[type] = frozenset()
 ) -> list[tuple[Backend, ...]]:
-    """What to try: every back-end that runs here, decodes the clips and may be faster than the default, and each of a
-    GPU together with the default."""
+    """Return the groups to measure: every available back-end that decodes the clips and may be faster than the default,
+    and each GPU back-end together with the default."""
     codecs = {clip.info.codec for clip in clips}
     able = []
     for one in backends().values():
@@ -125,7 +128,7 @@ def candidates(
             continue
         why = one.why_unavailable()
         if why is not None:
-            _log.debug("%s is not tried: %s", one.name, why)
+            _log.debug("%s is not measured: %s", one.name, why)
         elif kinds <= one.load().outputs:
             able.append(one)
     default = next((one for one in able if one.name == DEFAULT), None)
@@ -136,9 +139,9 @@ def candidates(
 def measure(
     chosen: Sequence[Backend], clips: Sequence[EncodedClip], device: torch.device, num_threads: int, seconds: float
 ) -> float:
-    """Clips a second of some back-ends that serve one queue; 0 when one of them fails.
+    """Return the clips per second of back-ends that share one queue; 0 if one of them fails.
 
-    For batches on the CPU it is the speed that their CPU time allows, which other work on the machine hardly changes.
+    For batches on the CPU the rate is per CPU time, so that other load on the machine hardly changes it.
     """
     lanes = split_lanes(chosen, num_threads, None)
     counts = [0] * len(lanes)
@@ -154,7 +157,7 @@ def measure(
             place = number % len(clips)
             for turn in range(1 << 30):
                 if turn == 1:
-                    # The first turn opens contexts and pipelines, which an epoch does once.
+                    # The first turn opens contexts and pipelines, which happens once per epoch, so it is not timed.
                     barrier.wait()
                     begun = time.perf_counter()
                     cpu.append(time.process_time())
@@ -180,7 +183,7 @@ def measure(
     for thread in threads:
         thread.join()
     if failures:
-        _log.warning("decoder %s is left out: %s", merge(chosen).name, failures[0])
+        _log.warning("decoder %s is not used: %s", merge(chosen).name, failures[0])
         return 0.0
     if device.type == "cpu":
         return sum(counts) / max(max(cpu) - min(cpu), 1e-9) * len(lanes)
@@ -188,11 +191,11 @@ def measure(
 
 
 def check(name: str) -> bool:
-    """Whether the back-ends of a name run here."""
+    """Return whether the named back-ends are available here."""
     try:
         choose_backends(name)
     except FastvidError as error:
-        _log.warning("decoder %s, which was chosen before, does not run here: %s", name, error)
+        _log.warning("decoder %s, chosen in an earlier run, is not available here: %s", name, error)
         return False
     return True
 
@@ -203,7 +206,7 @@ def _fetch(clips: Sequence[Clip]) -> list[EncodedClip]:
         try:
             fetched.append(fetch_clip(clip)[0])
         except FastvidError as error:
-            _log.debug("a clip is not tried: %s", error)
+            _log.debug("clip not measured: %s", error)
     return fetched
 
 

@@ -1,4 +1,4 @@
-"""What serves a loader's clips: the back-ends, their lanes, and who makes batches of what they write."""
+"""The decoder back-ends of a loader, their lanes, and the sinks that match their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastvid.errors import UsageError
 from fastvid.load.batch.canvas import Finisher
 from fastvid.load.batch.flow import FlowSink, FlowSpec
 from fastvid.load.batch.sinks import DeviceSink, OpenSink, PlanesSink, RgbMemory, RgbSink, VideoSpec
-from fastvid.load.clips.clip import Row, decided
+from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
 from fastvid.load.workers import auto
 from fastvid.load.workers.lanes import AUTO, Lanes, choose_backends, merge, on_device, open_lane, split_lanes
@@ -26,15 +26,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a batch consists of.
+    """Contents of a batch.
 
     Attributes:
-        product: A clip's tensor.
-        dtype: Of its values, for optical flow.
+        product: Specification of a clip's tensor.
+        dtype: Data type of optical flow.
         streams: The streams of each sample.
-        flow_stack: Flow pictures of each frame.
+        flow_stack: Flow pictures per frame.
         views: Whether each row is several clips of one sample.
-        repeats: Whether neighbouring rows show one sample.
+        repeats: Whether neighbouring rows show the same sample.
     """
 
     product: VideoSpec
@@ -46,26 +46,26 @@ class BatchShape:
 
     @property
     def together(self) -> bool:
-        """Whether neighbouring clips show one sample."""
+        """Whether neighbouring clips show the same sample."""
         return self.views or self.repeats
 
 
-class Served:
-    """Back-ends in use, once they are known.
+class ActiveBackends:
+    """The back-ends in use, once chosen.
 
     Args:
-        shape: What a batch consists of.
+        shape: Contents of a batch.
         num_threads: Threads that decode on the CPU.
-        prefetch: Batches made ahead.
-        device_lanes: Lanes of each back-end that decodes on a GPU; by default as many as suit the device.
-        clip_timeout: Seconds after which a worker process that gets nowhere is killed; None decodes in this process.
+        prefetch: Batches prepared in advance.
+        device_lanes: Lanes of each GPU back-end; by default as many as suit the device.
+        clip_timeout: Seconds without progress after which a worker process is killed; None decodes in this process.
 
     Attributes:
-        backend: Those in use as one; `AUTO` before any is.
-        chosen: Whether they were chosen by trying.
-        join: Whether clips that show one sample are cut out of planes that are decoded once.
-        lanes: Where each decode thread takes what makes its clips.
-        finisher: Makes the batches' memory.
+        backend: The back-ends in use, combined into one; `AUTO` before any is chosen.
+        chosen: Whether they were chosen by measurement.
+        join: Whether clips of the same sample are decoded together and cut out of shared planes.
+        lanes: For each decode thread, the pool that it takes its lane from.
+        finisher: Allocates the batches' memory.
     """
 
     def __init__(
@@ -81,28 +81,28 @@ class Served:
         self.finisher: Finisher
         self._shape, self._num_threads = shape, num_threads
         self._prefetch, self._device_lanes, self._clip_timeout = prefetch, device_lanes, clip_timeout or 0.0
-        # Free batches that are kept for later ones.
+        # As many free batches are kept for reuse.
         self._memory = None if clip_timeout is None else SharedBufferPool(prefetch + 1)
-        self._shared = False  # whether batches lie there
+        self._shared = False  # whether batches are in shared memory
 
     @property
     def decides(self) -> bool:
-        """Whether worker processes can decide clips: each row is decoded by itself, and into its batch."""
+        """Whether worker processes can plan clips: each row is decoded by itself, directly into its batch."""
         return self._shared and not self._shape.together and self._shape.streams == ("rgb",)
 
     def use(self, chosen: Sequence[Backend]) -> None:
-        """Takes these back-ends from now on.
+        """Use these back-ends from now on.
 
         Raises:
-            UsageError: They do not write what a batch needs.
+            UsageError: If they do not support the output that a batch needs.
         """
         shape, name = self._shape, merge(chosen).name
         planes = all(Planes in one.load().outputs for one in chosen)
         if "flow" in shape.streams and not planes:
-            raise UsageError(f"decoder {name!r} gives no planes in which flow lies", hint="use 'pyav'")
+            raise UsageError(f"decoder {name!r} does not write planes, which flow needs", hint="use 'pyav'")
         device = shape.product.device
         if any(one.device != device.type for one in chosen if on_device(one)):
-            raise UsageError(f"decoder {name!r} leaves frames on a GPU, the loader's device is {str(device)!r}")
+            raise UsageError(f"decoder {name!r} leaves frames on a GPU, but the loader's device is {str(device)!r}")
         for one in chosen if self._memory is not None else ():
             if on_device(one):
                 raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
@@ -114,10 +114,10 @@ class Served:
         self.lanes = [lanes[one.name] for one in split_lanes(chosen, self._num_threads, self._device_lanes)]
         self.backend = merge(chosen)
 
-    def decide(self, rows: Sequence[Row | None], world: World) -> None:
-        """Takes what decodes these clips fastest; all ranks take the same. See `fastvid.load.workers.auto.agree`."""
-        clips = [clip for clip in decided(rows) if clip is not None]
-        # Views can be decoded one by one, but cost several times as much then.
+    def decide(self, rows: Sequence[BatchRow | None], world: World) -> None:
+        """Measure and use the fastest back-ends, the same on all ranks; see `fastvid.load.workers.auto.agree`."""
+        clips = [clip for clip in as_clips(rows) if clip is not None]
+        # Decoding views one by one costs several times as much, so require planes to cut them from.
         needs_planes = self._shape.views or "flow" in self._shape.streams
         kinds: frozenset[type] = frozenset({Planes}) if needs_planes else frozenset()
         verdict = auto.agree(clips, world, self._shape.product.device, self._num_threads, kinds)
@@ -126,13 +126,13 @@ class Served:
         self.chosen = True
 
     def restore(self, name: str) -> None:
-        """Takes the back-ends that were chosen before, where they run here; otherwise they are chosen again."""
+        """Use the back-ends chosen in an earlier run if they are available; otherwise leave the choice open."""
         if auto.check(name):
             self.use(choose_backends(name))
             self.chosen = True
 
     def close(self) -> None:
-        """Closes the decoders."""
+        """Close the decoders."""
         for lanes in self.lanes:
             lanes.close()
 
@@ -149,8 +149,8 @@ class Served:
         sinks: list[OpenSink] = []
         if on_host:
             outputs = frozenset.intersection(*(frozenset(one.load().outputs) for one in on_host))
-            # On the host the decoder's thread converts best, from its cache; a device converts planes faster than it
-            # would receive RGB.
+            # On the host, the decoder's thread converts fastest, from its cache. A device converts planes faster than
+            # it could receive RGB.
             if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
                 sinks.append(partial(PlanesSink, product))
             else:

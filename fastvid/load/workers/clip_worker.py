@@ -1,4 +1,4 @@
-"""Decides, fetches and decodes clips: what a decode thread calls, and what a worker process loops over."""
+"""Plans, fetches and decodes clips, in a decode thread or in a worker process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 from fastvid.decode.clips import PacketBuffer
 from fastvid.decode.request import Decoder, EncodedClip, Output
-from fastvid.load.clips.clip import Clip, Row
+from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.memory.row_layout import SharedRow
 from fastvid.load.workers.fetch import fetch_clip
@@ -17,41 +17,41 @@ from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import IntArray
 
 FETCH_CLIPS: Final = 4
-"""Clips that a thread fetches before it decodes them one by one. A decoder fills the caches with its own code and data,
-after which fetching a single clip takes 2 to 3 times as long as fetching the next one."""
+"""Clips that a thread fetches before it decodes them one by one. Decoding fills the CPU caches with its own code and
+data, so that fetching after each decoded clip takes 2 to 3 times as long as fetching several in a row."""
 
 
 class Target(Protocol):
-    """The memory that clips are written into, such as a `fastvid.load.batch.canvas.Canvas`."""
+    """Memory that clips are written into, for example a `fastvid.load.batch.canvas.Canvas`."""
 
     def output(self, row: int, kinds: Set[type], /) -> Output | SharedRow:
-        """Where a decoder that writes some of `kinds` puts a clip, or a process the whole row."""
+        """Return where to write a clip: memory for a decoder that supports `kinds`, or a row shared with processes."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class ClipTask:
     """One clip to make.
 
     Attributes:
         row: Its row of the target.
-        source: What it is made of: a row to decide, a `Clip` to fetch, or packets to decode.
-        target: Where it goes.
+        source: A row to plan, a `Clip` to fetch, or packets to decode.
+        target: Where to write it.
     """
 
     row: int
-    source: Row | EncodedClip
+    source: BatchRow | EncodedClip
     target: Target
 
 
-class Made(NamedTuple):
-    """What became of a task.
+class ClipResult(NamedTuple):
+    """The result of a task.
 
     Attributes:
-        number: Which task.
-        error: Why it failed, if it did.
-        frames: Frames that it shows, int64 [T], where the worker decided them.
-        counters: What it cost, or what several did of which this is the first; None where they were counted before.
+        number: Number of the task.
+        error: Why it failed; None if it did not.
+        frames: Frames shown, int64 [T]; None if the worker did not plan the clip.
+        counters: Cost of the task, or on the first result the cost of several; None if counted elsewhere.
     """
 
     number: int
@@ -60,33 +60,35 @@ class Made(NamedTuple):
     counters: Counters | None
 
 
-At = Callable[[Sequence[int]], bool]
-"""Told the numbers of the tasks that are worked on from now on; returns whether anybody still wants them."""
+KeepGoing = Callable[[Sequence[int]], bool]
+"""Called with the numbers of the tasks that are processed next; returns False if their results are no longer needed."""
 
 
 class Lane(Protocol):
-    """Makes clips for one decode thread at a time: a `ClipWorker`, or a process that runs one."""
+    """Makes clips for one decode thread at a time: a `ClipWorker`, or a worker process that runs one."""
 
     max_clips: int
-    """The most clips that are decoded in one call."""
+    """Maximum number of clips decoded in one call."""
     at_once: int
-    """Clips that it takes best at once."""
+    """Preferred number of tasks per call of `make`."""
 
-    def make(self, tasks: Sequence[Task], at: At, planner: ClipPlanner | None) -> Iterator[Made]:
-        """Yields each task as it is done, in any order; the planner decides rows that are not decided yet."""
+    def make(
+        self, tasks: Sequence[ClipTask], keep_going: KeepGoing, planner: ClipPlanner | None
+    ) -> Iterator[ClipResult]:
+        """Yield a result as each task finishes, in any order; `planner` plans rows that are not planned yet."""
         ...
 
     def close(self) -> None:
-        """Frees everything."""
+        """Release all resources."""
         ...
 
 
 class ClipWorker:
-    """A decoder with the memory that clips are read into. For one thread at a time.
+    """A decoder and the memory that clips are read into. For one thread at a time.
 
     Args:
-        decoder: Decodes, and is closed with the worker.
-        max_clips: The most clips of one call of the decoder; by default as many as it takes.
+        decoder: The decoder; closed with the worker.
+        max_clips: Maximum number of clips per decoder call; by default the decoder's own maximum.
     """
 
     at_once: int = FETCH_CLIPS
@@ -96,11 +98,13 @@ class ClipWorker:
         self._decoder = decoder
         self._scratches: list[PacketBuffer] = []
 
-    def make(self, tasks: Sequence[Task], at: At, planner: ClipPlanner | None = None) -> Iterator[Made]:
-        """See `Lane`. All clips are fetched before the first one is decoded, see `FETCH_CLIPS`."""
-        fetched: list[tuple[Made, Task, EncodedClip]] = []
+    def make(
+        self, tasks: Sequence[ClipTask], keep_going: KeepGoing, planner: ClipPlanner | None = None
+    ) -> Iterator[ClipResult]:
+        """See `Lane`. All clips are fetched before the first is decoded, see `FETCH_CLIPS`."""
+        fetched: list[tuple[ClipResult, ClipTask, EncodedClip]] = []
         for number, task in enumerate(tasks):
-            if not at([number]):
+            if not keep_going([number]):
                 return
             source, frames, counters = task.source, None, Counters()
             try:
@@ -113,21 +117,21 @@ class ClipWorker:
                         frames = clip.frames
                     source, counters = fetch_clip(clip, self._scratch(number))
                     counters.fetch_seconds = time.perf_counter() - begun
-            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
-                yield Made(number, error, None, counters)
+            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
+                yield ClipResult(number, error, None, counters)
             else:
-                fetched.append((Made(number, None, frames, counters), task, source))
+                fetched.append((ClipResult(number, None, frames, counters), task, source))
         for first in range(0, len(fetched), self.max_clips):
             group = fetched[first : first + self.max_clips]
-            if not at([made.number for made, _, _ in group]):
+            if not keep_going([made.number for made, _, _ in group]):
                 return
             yield from self._decode(group)
 
     def close(self) -> None:
-        """Closes the decoder."""
+        """Close the decoder."""
         self._decoder.close()
 
-    def _decode(self, group: Sequence[tuple[Made, Task, EncodedClip]]) -> Iterator[Made]:
+    def _decode(self, group: Sequence[tuple[ClipResult, ClipTask, EncodedClip]]) -> Iterator[ClipResult]:
         errors: Sequence[Exception | None]
         begun = time.perf_counter()
         try:

@@ -1,10 +1,10 @@
-"""The threads behind an iteration: plan, fetch, decode, in order, bounded, and ended together.
+"""The threads of an iteration: they plan, fetch and decode batches in order, with bounded prefetch.
 
-One planner thread turns positions into clips, at most `prefetch` batches ahead of the consumer. Decode threads take
-clips in order, each with a decoder or a worker process of its own, so that one slow clip delays no other; for storage
-that answers late, other threads read ahead of them, as many clips as are planned. Batches leave in order. The threads
-belong to one iteration and end with it, whatever ends it: the last batch, an error, `break`, Ctrl-C or the
-interpreter's exit. No thread lives between iterations, so a process may fork there, but not while one is under way.
+One planner thread turns positions into clips, at most `prefetch` batches before the consumer needs them. Decode threads
+take clips in order, each with its own decoder or worker process, so that a slow clip delays no other. For storage with
+high latency, fetch threads read the planned clips before the decode threads take them. Batches are delivered in order.
+The threads belong to one iteration and end with it, for whatever reason: the last batch, an error, `break`, Ctrl-C or
+interpreter exit. Between iterations no thread runs, so a process may fork then, but not during an iteration.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Final
 
 from fastvid.errors import WorkerError
 from fastvid.load.batch.canvas import Canvas, Finisher
-from fastvid.load.clips.clip import Clip, Row, reads
-from fastvid.load.clips.plan import Plan, place
+from fastvid.load.clips.clip import BatchRow, Clip, clips_to_decode
+from fastvid.load.clips.plan import BatchPlan, add_location
 from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.workers.clip_worker import Lane, Made, Task
+from fastvid.load.workers.clip_worker import ClipResult, ClipTask, Lane
 from fastvid.load.workers.fetch import fetch_clip
 from fastvid.load.workers.lanes import Lanes
 from fastvid.load.workers.stats import Counters
@@ -34,23 +34,23 @@ from fastvid.runtime.arrays import IntArray
 _log = logging.getLogger(__name__)
 
 _JOIN_SECONDS: Final = 10.0
-"""How long the end of an iteration waits for clips that are being decoded; a healthy one takes milliseconds."""
+"""How long closing waits for clips that are being decoded; normally milliseconds."""
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """A batch being made.
+class PendingBatch:
+    """A batch in progress.
 
     Attributes:
-        plan: What it holds.
+        plan: Its samples and clips.
         canvas: Its memory.
-        pending: Rows not done.
-        errors: What went wrong, by row.
-        frames: Frames that each row shows, as soon as they are decided.
-        counters: What it cost.
+        pending: Number of clips not finished.
+        errors: Errors by row.
+        frames: Frames shown by each row, filled as clips are planned.
+        counters: Its cost.
     """
 
-    plan: Plan
+    plan: BatchPlan
     canvas: Canvas
     pending: int
     errors: dict[int, Exception]
@@ -59,29 +59,29 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Queued(Task):
-    """A clip that waits for a thread, or that one works on; its target is a canvas."""
+class _Queued(ClipTask):
+    """A clip that is queued or being processed; its target is a canvas."""
 
-    clip: Row
-    work: Work
+    clip: BatchRow
+    work: PendingBatch
 
 
-class Run:
+class BatchPipeline:
     """The threads of one iteration.
 
     Args:
         plans: The batches in order; computed in the planner thread.
-        lanes: Where each decode thread takes what makes its clips.
-        finisher: Makes the batches' memory.
-        prefetch: Batches made ahead of the consumer.
-        planner: Decides, in worker processes, the clips that the plans left undecided.
-        num_fetchers: Threads that read ahead of the decode threads, for storage that answers late; with none, a decode
-            thread reads its clips itself, which keeps them in its cache.
+        lanes: For each decode thread, the pool that it takes its lane from.
+        finisher: Allocates the batches' memory.
+        prefetch: Maximum number of batches in progress or ready.
+        planner: Plans, in worker processes, the clips that `plans` left unplanned.
+        num_fetchers: Threads that prefetch for the decode threads, for storage with high latency. If 0, each decode
+            thread reads its own clips, which keeps them in its CPU cache.
     """
 
     def __init__(
         self,
-        plans: Iterator[Plan],
+        plans: Iterator[BatchPlan],
         lanes: Sequence[Lanes],
         finisher: Finisher,
         *,
@@ -90,7 +90,7 @@ class Run:
         num_fetchers: int = 0,
     ) -> None:
         self._lanes, self._finisher, self._prefetch, self._planner = lanes, finisher, prefetch, planner
-        self._batches: deque[Work] = deque()
+        self._batches: deque[PendingBatch] = deque()
         self._tasks: deque[_Queued] = deque()
         self._fetched: deque[_Queued] = deque()
         self._ahead = self._fetching = num_fetchers
@@ -98,7 +98,7 @@ class Run:
         self._planned = self._stopped = False
         self._pid = os.getpid()
         self._active: dict[int, Sequence[_Queued]] = {}
-        # Reentrant, because the garbage collector may close a forgotten iteration from inside any thread.
+        # Reentrant, because the garbage collector may close an abandoned iteration from inside any thread.
         self._lock = threading.RLock()
         self._room, self._work, self._ready, self._arrived = (threading.Condition(self._lock) for _ in range(4))
         self._threads = [threading.Thread(target=self._guard, args=(self._plan, plans), name="fastvid-plan")]
@@ -111,33 +111,33 @@ class Run:
                 threading.Thread(target=self._guard, args=(self._fetch_ahead, number), name=f"fastvid-fetch-{number}")
             )
         for thread in self._threads:
-            # A daemon, because the interpreter joins all others before it runs the exit handler that ends them.
+            # Daemon threads, because the interpreter joins all others before it runs the exit handler that ends them.
             thread.daemon = True
             thread.start()
         atexit.register(self.close)
 
     @property
     def ready(self) -> int:
-        """Batches that are complete and wait for the consumer."""
+        """Number of complete batches that wait for the consumer."""
         with self._lock:
             return sum(not work.pending for work in self._batches)
 
     @property
     def queued(self) -> int:
-        """Clips that wait for a thread."""
+        """Number of clips that wait for a thread."""
         return len(self._tasks)
 
-    def next(self, timeout: float) -> Work | None:
-        """The next batch, or None after the last.
+    def next(self, timeout: float) -> PendingBatch | None:
+        """Return the next batch, or None after the last.
 
         Raises:
-            WorkerError: It took longer than `timeout` seconds, or this process was forked from the one that started.
-            Exception: What a thread died of.
+            WorkerError: If it takes longer than `timeout` seconds, or another process began the iteration.
+            Exception: The error that ended a thread.
         """
         if os.getpid() != self._pid:
             raise WorkerError(
-                f"the iteration was begun by process {self._pid} and has no threads in process {os.getpid()}",
-                hint="begin it in the process that uses it, or start processes by 'spawn'",
+                f"process {self._pid} began the iteration; process {os.getpid()} has none of its threads",
+                hint="begin the iteration in the process that uses it, or start processes by 'spawn'",
             )
         deadline = time.monotonic() + timeout
         with self._lock:
@@ -153,7 +153,7 @@ class Run:
                     raise self._late(timeout)
 
     def close(self) -> None:
-        """Ends all threads and waits for them. May be called twice, and from any thread."""
+        """Stop all threads and wait for them. Idempotent; any thread may call it."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -169,7 +169,7 @@ class Run:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                _log.warning("thread %s did not end within %.0f s and is left behind", thread.name, _JOIN_SECONDS)
+                _log.warning("thread %s did not end within %.0f s and is abandoned", thread.name, _JOIN_SECONDS)
 
     def _guard(self, run: Callable[..., None], *arguments: object) -> None:
         try:
@@ -179,16 +179,16 @@ class Run:
                 self._failure = self._failure or error
                 self._ready.notify_all()
 
-    def _plan(self, plans: Iterator[Plan]) -> None:
+    def _plan(self, plans: Iterator[BatchPlan]) -> None:
         for plan in plans:
             with self._lock:
                 while len(self._batches) >= self._prefetch and not self._stopped:
                     self._room.wait()
                 if self._stopped:
                     return
-            rows = reads(plan.clips)
+            rows = clips_to_decode(plan.clips)
             frames = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-            work = Work(plan, self._finisher.open(plan.clips), len(rows), dict(plan.errors), frames)
+            work = PendingBatch(plan, self._finisher.open(plan.clips), len(rows), dict(plan.errors), frames)
             with self._lock:
                 self._batches.append(work)
                 self._tasks.extend(_Queued(row.row, row, work.canvas, row, work) for row in rows)
@@ -207,7 +207,7 @@ class Run:
         self._lanes[number].give(lane)
 
     def _at(self, number: int, tasks: Sequence[_Queued], which: Sequence[int]) -> bool:
-        # What this thread would be named for if it hung. Its entry is there already, so no lock is needed.
+        # For the message of a timeout. The key exists already, so no lock is needed.
         self._active[number] = [tasks[one] for one in which]
         return not self._stopped
 
@@ -216,7 +216,7 @@ class Run:
             self._active.pop(number, None)
             while not self._tasks and not self._planned and not self._stopped:
                 self._work.wait()
-            # Never so many that another thread gets none.
+            # Leave enough clips for the other threads.
             most = 1 if lane is None else max(lane.max_clips, min(lane.at_once, len(self._tasks) // len(self._lanes)))
             tasks = [self._tasks.popleft() for _ in range(min(most, len(self._tasks)))]
             self._active[number] = tasks
@@ -238,8 +238,8 @@ class Run:
             assert isinstance(task.clip, Clip)
             try:
                 encoded, counters = fetch_clip(task.clip)
-            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer decides
-                self._done(task, Made(0, error, None, None))
+            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
+                self._done(task, ClipResult(0, error, None, None))
                 continue
             counters.fetch_seconds = time.perf_counter() - begun
             with self._lock:
@@ -251,13 +251,13 @@ class Run:
             if not self._fetching:
                 self._arrived.notify_all()
 
-    def _done(self, task: _Queued, made: Made) -> None:
+    def _done(self, task: _Queued, made: ClipResult) -> None:
         clip, work, error = task.clip, task.work, made.error
         begun = time.perf_counter()
         work.canvas.done(clip.row, good=error is None)
         spent = time.perf_counter() - begun
         if error is not None:
-            place(error, clip.shard.stem, clip.key)
+            add_location(error, clip.shard.stem, clip.key)
         with self._lock:
             work.counters.finish_seconds += spent
             if made.counters is not None:
@@ -274,5 +274,5 @@ class Run:
         now = [f"{task.clip.key} of {task.clip.shard.stem}" for tasks in self._active.values() for task in tasks]
         return WorkerError(
             f"no batch within {timeout:.0f} s; being fetched or decoded: {', '.join(sorted(now)) or 'nothing'}",
-            hint="a clip that never ends can be left out with where=; a slow storage needs a larger timeout=",
+            hint="exclude a clip that hangs with where=; raise timeout= for slow storage",
         )

@@ -1,4 +1,4 @@
-"""Which bytes a clip needs, read from its shard and checked, and what that cost."""
+"""Reads and checks the packets of a clip."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def fetch(
     gap: int | None = None,
     scratch: PacketBuffer | None = None,
 ) -> tuple[EncodedClip, Counters]:
-    """Reads the packets that decode a request; returns them, checked, and what they cost besides time.
+    """Read and check the packets needed to decode a request; return them and their cost without times.
 
     Args:
-        shard: Where the sample lies.
+        shard: Shard that contains the sample.
         row: Row of the sample in the shard.
-        request: What is wanted.
+        request: Frames and crop to decode.
         key: The sample's key, for messages.
-        info: The stream, where the caller has it already.
-        gap: Packets at most this many bytes apart are read together; by default what the storage says a read costs.
+        info: The stream, if the caller has it already.
+        gap: Packets at most this many bytes apart are read together; by default the storage's own value.
         scratch: Memory to read into; by default new memory.
 
     Raises:
-        StorageError: The shard is missing, or ends inside a packet.
-        ChecksumError: A packet differs from the one that was indexed.
-        FormatError: The packet table leads outside the sample's bytes.
-        UsageError: A frame or the crop lies outside the stream.
+        StorageError: If the shard is missing or ends inside a packet.
+        ChecksumError: If a packet differs from the indexed one.
+        FormatError: If the packet table points outside the sample's bytes.
+        UsageError: If a frame or the crop is outside the stream.
     """
     try:
         reader, table = shard.reader(row, request.stream), shard.table(row, request.stream)
@@ -68,5 +68,5 @@ def fetch(
 
 
 def fetch_clip(clip: Clip, scratch: PacketBuffer | None = None) -> tuple[EncodedClip, Counters]:
-    """`fetch` for a clip of a loader."""
+    """Run `fetch` for a clip of a loader."""
     return fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)

@@ -1,8 +1,8 @@
-"""Which decoders serve an iteration: one back-end, or several that serve one queue, each with lanes of its own.
+"""Chooses the decoder back-ends of an iteration and opens their lanes.
 
-A lane is one decoder with one thread: a thread of a CPU back-end, or a pipeline of a GPU back-end, of which the device
-says how many it wants. Every lane takes clips from the same queue in order, so several back-ends give the same frames
-in the same order as one; colours differ by what each back-end states.
+A lane is one decoder used by one thread: a CPU back-end has one per thread, a GPU back-end as many as suit the device.
+All lanes take clips from one queue in order, so several back-ends decode the same frames in the same order as one;
+colours differ within the tolerance that each back-end states.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fastvid.load.workers.clip_worker import ClipWorker, Lane
 from fastvid.load.workers.processes import ProcessLane
 
 AUTO: Final = Backend(name="auto", target="", device="", codecs=frozenset(Codec), install="")
-"""Stands for the back-end that is chosen when the first iteration begins."""
+"""Placeholder until the first iteration chooses a back-end."""
 
 
 class Lanes:
-    """What makes clips with one back-end, kept open between iterations.
+    """A pool of lanes with one back-end, kept open between iterations.
 
     Args:
-        open_lane: Opens one, see `open_lane`.
+        open_lane: Opens a lane, see `open_lane`.
     """
 
     def __init__(self, open_lane: Callable[[], Lane]) -> None:
@@ -36,19 +36,19 @@ class Lanes:
         self._lock = threading.Lock()
 
     def take(self) -> Lane:
-        """A lane for the calling thread alone."""
+        """Return a lane for exclusive use by the calling thread."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         return self._open()
 
     def give(self, lane: Lane) -> None:
-        """Puts a lane back."""
+        """Return a lane to the pool."""
         with self._lock:
             self._idle.append(lane)
 
     def close(self) -> None:
-        """Closes the lanes that nobody uses."""
+        """Close the idle lanes."""
         with self._lock:
             idle, self._idle = self._idle, []
         for lane in idle:
@@ -56,22 +56,22 @@ class Lanes:
 
 
 def open_lane(one: Backend, clip_timeout: float = 0.0, memory: SharedBufferPool | None = None) -> Lane:
-    """A lane with a decoder of its own.
+    """Open a lane with its own decoder.
 
     Args:
         one: The back-end.
-        clip_timeout: Seconds after which a worker process that gets nowhere is killed.
-        memory: Gives the lane a process of its own, which writes this memory; None decodes in this process.
+        clip_timeout: Seconds without progress after which a worker process is killed.
+        memory: If given, decode in a worker process that writes to this memory; otherwise decode in this process.
     """
     return ClipWorker(one.open()) if memory is None else ProcessLane(one, clip_timeout, memory)
 
 
 def choose_backends(decoder: str | Backend) -> tuple[Backend, ...]:
-    """The back-ends that a user named; several are joined by "+", such as "pyav+dali-gpu".
+    """Return the back-ends that a user named; "+" joins several, for example "pyav+dali-gpu".
 
     Raises:
-        UsageError: No back-end has the name, or one is named twice.
-        MissingDependency: One does not run on this machine.
+        UsageError: If a name is unknown or listed twice.
+        MissingDependency: If a back-end is not available on this machine.
     """
     chosen = (decoder,) if isinstance(decoder, Backend) else tuple(backend(name) for name in decoder.split("+"))
     if len({one.name for one in chosen}) < len(chosen):
@@ -84,7 +84,7 @@ def choose_backends(decoder: str | Backend) -> tuple[Backend, ...]:
 
 
 def merge(chosen: Sequence[Backend]) -> Backend:
-    """Several back-ends as one: what all of them decode."""
+    """Combine back-ends into one that supports the codecs common to all."""
     if len(chosen) == 1:
         return chosen[0]
     return Backend(
@@ -97,12 +97,12 @@ def merge(chosen: Sequence[Backend]) -> Backend:
 
 
 def split_lanes(chosen: Sequence[Backend], num_threads: int, device_lanes: int | None) -> list[Backend]:
-    """The back-end of each thread that decodes.
+    """Return the back-end of each decode thread.
 
     Args:
-        chosen: The back-ends. Those of the CPU share its threads.
-        num_threads: Threads of the CPU's back-ends, together.
-        device_lanes: Lanes of each GPU back-end; by default what it says suits the device.
+        chosen: The back-ends. CPU back-ends share the threads equally.
+        num_threads: Total threads of the CPU back-ends.
+        device_lanes: Lanes of each GPU back-end; by default the number that the back-end recommends.
     """
     on_cpu = sum(not on_device(one) for one in chosen)
     split: list[Backend] = []
@@ -113,5 +113,5 @@ def split_lanes(chosen: Sequence[Backend], num_threads: int, device_lanes: int |
 
 
 def on_device(one: Backend) -> bool:
-    """Whether a back-end leaves its frames on a device."""
+    """Return whether a back-end leaves its frames on a device."""
     return DeviceRgb in one.load().outputs

@@ -1,18 +1,18 @@
-"""Clips decoded in processes of their own, which can be killed: what ``workers="process"`` does.
+"""Decodes clips in worker processes that can be killed, for ``workers="process"``.
 
-A lane is a worker process, memory that both see, and a thread of the loader that sends the worker some rows of a batch
-and waits. The worker decides what a row shows, reads, decodes and normalises, and writes the row where the step will
-see it, so the training process spends microseconds on a clip. A worker that hangs in native code, crashes or sends a
-malformed answer costs the clip it was at and nothing else: it is killed by its id, and the lane starts another for the
-rest.
+A lane is a worker process, memory shared with it, and a thread of the loader that sends the worker some rows of a batch
+and waits. The worker plans, reads, decodes and normalises each row and writes it where the training step will read it,
+so the training process spends microseconds per clip. If a worker hangs in native code, crashes or sends a malformed
+answer, only the clip it was processing is lost: the worker is killed by its process id, and the lane starts another for
+the remaining clips.
 
-What the training process still does itself: it reads ahead where storage answers late, and sends the packets; it
-decides clips that are cut out of one reading (views, repeats) or have flow beside them. Planes (of flow, of what clips
-are cut out of, and of all clips for a CUDA device) are copied to where the batch wants them.
+The training process still fetches clips in advance if storage has high latency, and sends the packets; and it plans
+clips that are decoded jointly (views, repeats) or have flow. Planes (of flow, of joint clips, and of all clips for a
+CUDA device) are copied to the batch.
 
-Messages to a worker travel by pickle, over a socket that nobody else can open. The worker reads hostile files, so its
-answers are plain data that is checked here, and never unpickled. Workers are started, not forked, and import neither
-torch nor the user's modules.
+Messages to a worker are pickled and sent over a private socket. The worker reads untrusted files, so its answers are
+plain data that is checked here, never unpickled. Workers are spawned, not forked, and import neither torch nor the
+user's modules.
 """
 
 from __future__ import annotations
@@ -39,98 +39,102 @@ from fastvid.load.clips.clip import Clip
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.memory.buffers import SharedBufferPool
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
-from fastvid.load.workers.clip_worker import At, Made, Task
-from fastvid.load.workers.worker_process import PLACE_BYTES, Answer, Order, Place
+from fastvid.load.workers.clip_worker import ClipResult, ClipTask, KeepGoing
+from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder, Status
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.children import how_it_ended
 from fastvid.runtime.messages import Inbox
 from fastvid.storage import Storage
 
-APART_CLIPS: Final = 16
-"""Clips that a worker process is sent at once. Its thread here wakes up with cold caches, which costs 0.4 ms of the
-interpreter's time however many clips it is about, and a training step waits for that."""
+PROCESS_CLIPS: Final = 16
+"""Clips sent to a worker process at once. Waking the lane's thread costs 0.4 ms of GIL time with cold CPU caches,
+whatever the number of clips, and delays the training step."""
 
 _START_SECONDS: Final = 120.0
-"""Longest start of a worker; importing PyAV takes a second on an idle machine."""
+"""Startup timeout of a worker; importing PyAV takes a second on an idle machine."""
 
 _START_TRIES: Final = 3
-"""Consecutive deaths at startup before the iteration fails: what kills one worker by chance (somebody who is short of
-memory) rarely kills three."""
+"""Consecutive startup deaths tolerated before the iteration fails; an accidental cause, for example the OOM killer,
+rarely kills three in a row."""
 
 _POLL_MS: Final = 100
-"""How often a waiting thread looks whether its iteration has ended, and whether its worker goes on."""
+"""How often a waiting thread checks whether its iteration has ended and its worker makes progress."""
 
 _PATIENCE_SECONDS: Final = 1.0
-"""How long the end of an iteration waits for a clip before it kills the worker that decodes it."""
+"""How long closing an iteration waits for a clip before it kills the worker that decodes it."""
 
 _EXIT_SECONDS: Final = 10.0
-"""How long a worker that has closed its socket may take to exit; a healthy kernel takes milliseconds."""
+"""How long a worker that has closed its socket may take to exit; normally milliseconds."""
 
 _MOST_BYTES: Final = 64 << 20
-"""The longest answer of a worker; a usual one has a kilobyte."""
+"""Maximum size of a worker's answer; typically a kilobyte."""
 
 _MAIN: Final = "from fastvid.load.workers.worker_process import main; main()"
 
-_HINT: Final = "such a clip can be left out with where=; on_error='skip' masks and counts it"
+_HINT: Final = "exclude the clip with where=, or use on_error='skip' to mask and count it"
 
 
 class ProcessLane:
     """A worker process, used by one thread at a time.
 
     Args:
-        backend: What the worker decodes with.
-        clip_seconds: Longest that reading, or decoding, a clip may take.
-        memory: The memory that workers write.
+        backend: The worker's decoder back-end.
+        clip_seconds: Maximum time for reading, and for decoding, a clip.
+        memory: Memory that the worker writes into.
     """
 
     max_clips: int = 1
-    at_once: int = APART_CLIPS
+    at_once: int = PROCESS_CLIPS
 
     def __init__(self, backend: Backend, clip_seconds: float, memory: SharedBufferPool) -> None:
         self._backend, self._clip_seconds, self._memory = backend, clip_seconds, memory
-        self._place = memory.take(PLACE_BYTES).view(np.int64)
-        self._worker: _Worker | None = None
-        self._alive: list[_Worker] = []
+        self._status = memory.take(STATUS_BYTES).view(np.int64)
+        self._worker: _WorkerProcess | None = None
+        self._alive: list[_WorkerProcess] = []
         self._end = weakref.finalize(self, _end, self._alive)
 
-    def make(self, tasks: Sequence[Task], at: At, planner: ClipPlanner | None = None) -> Iterator[Made]:
-        """See `fastvid.load.workers.clip_worker.Lane`. The error of a clip whose worker is lost is a WorkerError.
+    def make(
+        self, tasks: Sequence[ClipTask], keep_going: KeepGoing, planner: ClipPlanner | None = None
+    ) -> Iterator[ClipResult]:
+        """See `fastvid.load.workers.clip_worker.Lane`. A clip whose worker is lost fails with a WorkerError.
 
         Raises:
-            MissingDependency: The decoder does not open in the worker.
-            WorkerError: No worker starts.
+            MissingDependency: If the decoder cannot be opened in the worker.
+            WorkerError: If no worker starts.
         """
-        # Batch by batch, because costs are counted for each.
+        # One batch at a time, because costs are counted per batch.
         for _, group in itertools.groupby(range(len(tasks)), key=lambda number: tasks[number].target):
-            left = {number: _Spot(tasks[number], self._memory) for number in group}
-            while left and at([next(iter(left))]):
-                yield from self._ask(left, at, planner)
+            left = {number: _Destination(tasks[number], self._memory) for number in group}
+            while left and keep_going([next(iter(left))]):
+                yield from self._ask(left, keep_going, planner)
 
     def close(self) -> None:
-        """Ends the worker."""
+        """Stop the worker."""
         self._end()
         self._worker = None
 
-    def _ask(self, left: dict[int, _Spot], at: At, planner: ClipPlanner | None) -> Iterator[Made]:
-        """Asks the worker once; what is settled leaves `left`."""
+    def _ask(
+        self, left: dict[int, _Destination], keep_going: KeepGoing, planner: ClipPlanner | None
+    ) -> Iterator[ClipResult]:
+        """Send the tasks to the worker once; finished ones are removed from `left`."""
         numbers = list(left)
         idle = self._worker
-        worker = idle or self._start(lambda: at(numbers[:1]))
-        self._place[Place.TASK], steps = 0, int(self._place[Place.STEPS])
+        worker = idle or self._start(lambda: keep_going(numbers[:1]))
+        self._status[Status.TASK], steps = 0, int(self._status[Status.STEPS])
         try:
             worker.tell(planner)
             orders = [worker.order(spot) for spot in left.values()]
             frames = [spot.frames for spot in left.values()]
-            answer = worker.ask(orders, frames, self._clip_seconds, lambda task: at([numbers[task]]))
-            if len(answer.made) < len(numbers) and at(numbers[:1]):
-                raise _Silent("did not answer for every clip and was killed")
-        except _Silent as silence:
+            answer = worker.ask(orders, frames, self._clip_seconds, lambda task: keep_going([numbers[task]]))
+            if len(answer.made) < len(numbers) and keep_going(numbers[:1]):
+                raise _NoAnswer("did not answer for every clip and was killed")
+        except _NoAnswer as silence:
             self._drop(worker)
             if silence.unwanted:
                 left.clear()
-            elif worker is not idle or self._place[Place.STEPS] != steps:  # or else it was lost before it was asked
+            elif worker is not idle or self._status[Status.STEPS] != steps:  # otherwise it died before it got the tasks
                 del left[number := numbers[worker.task(len(numbers))]]
-                yield Made(number, WorkerError(f"worker process {worker.pid} {silence}", hint=_HINT), None, None)
+                yield ClipResult(number, WorkerError(f"worker process {worker.pid} {silence}", hint=_HINT), None, None)
             return
         for made in answer.made:
             spot = left.pop(numbers[made.number])
@@ -139,15 +143,15 @@ class ProcessLane:
             yield made._replace(number=numbers[made.number], counters=None if made.number else answer.costs)
         left.clear()
 
-    def _start(self, wanted: Callable[[], bool]) -> _Worker:
+    def _start(self, wanted: Callable[[], bool]) -> _WorkerProcess:
         memory = self._memory
-        words = (memory.file, memory.size, memory.offset(self._place), self._clip_seconds)
+        words = (memory.file, memory.size, memory.offset(self._status), self._clip_seconds)
         for tries in itertools.count(1):
-            worker = _Worker(words, self._place)
+            worker = _WorkerProcess(words, self._status)
             self._alive.append(worker)
             try:
                 answer = worker.ask(self._backend, [0], _START_SECONDS, lambda _: wanted())
-            except _Silent as silence:
+            except _NoAnswer as silence:
                 self._drop(worker)
                 if silence.died and tries < _START_TRIES:
                     continue
@@ -160,16 +164,16 @@ class ProcessLane:
         self._worker = worker
         return worker
 
-    def _drop(self, worker: _Worker) -> None:
+    def _drop(self, worker: _WorkerProcess) -> None:
         worker.kill()
         self._alive.remove(worker)
         self._worker = None
 
 
-class _Spot:
-    """Where a worker writes the clip of a task: its row, or memory from which its planes are copied."""
+class _Destination:
+    """Where a worker writes a clip: its row, or memory from which planes are copied to the batch."""
 
-    def __init__(self, task: Task, memory: SharedBufferPool) -> None:
+    def __init__(self, task: ClipTask, memory: SharedBufferPool) -> None:
         self.source = task.source
         self.layout: RowLayout | None = None
         self.planes: tuple[tuple[UInt8Array, UInt8Array], ...] = ()
@@ -186,32 +190,32 @@ class _Spot:
 
     @property
     def frames(self) -> int:
-        """Frames that the worker is to decide."""
+        """Number of frames that the worker plans; 0 if the clip is planned already."""
         return 0 if self.layout is None or isinstance(self.source, Clip | EncodedClip) else self.layout.num_frames
 
     def copy(self) -> None:
-        """Copies planes to where the batch wants them."""
+        """Copy the planes to the batch."""
         for wanted, plane in self.planes:
             np.copyto(wanted, plane)
 
 
-class _Silent(Exception):
-    """A worker will not answer; says what became of it."""
+class _NoAnswer(Exception):
+    """The worker did not answer; the message says why."""
 
     def __init__(self, message: str, *, died: bool = False, unwanted: bool = False) -> None:
         super().__init__(message)
         self.died, self.unwanted = died, unwanted
 
 
-class _Worker:
-    """The process, and what it was told.
+class _WorkerProcess:
+    """A worker process and what it has been sent.
 
     Args:
-        words: For its command line: descriptor and bytes of the shared memory, where `Place` lies, seconds for a clip.
-        place: That place.
+        words: For its command line: descriptor and size of the shared memory, offset of `Status`, seconds for a clip.
+        place: The `Status` array.
     """
 
-    def __init__(self, words: tuple[int, int, int, float], place: npt.NDArray[np.int64]) -> None:
+    def __init__(self, words: tuple[int, int, int, float], status: npt.NDArray[np.int64]) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", _MAIN, *map(str, (theirs.fileno(), *words))]
@@ -225,7 +229,7 @@ class _Worker:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._inbox = Inbox(_MOST_BYTES)
-        self._place = place
+        self._status = status
         self._known: list[Storage | RowLayout] = []
         self._planner: ClipPlanner | None = None
 
@@ -234,70 +238,74 @@ class _Worker:
         return self._process.pid
 
     def tell(self, planner: ClipPlanner | None) -> None:
-        """Sees to it that the worker has what decides clips."""
+        """Send the planner, unless the worker has it."""
         if planner is not None and planner is not self._planner:
             self._send(planner)
             self._planner = planner
 
-    def order(self, spot: _Spot) -> Order:
-        """The message for one clip."""
+    def order(self, spot: _Destination) -> ClipOrder:
+        """Return the message for one clip."""
         layout = -1 if spot.layout is None else self._number(spot.layout)
         source = spot.source
         if isinstance(source, EncodedClip):
-            return Order(spot.offset, layout, request=source.request, packets=source)
+            return ClipOrder(spot.offset, layout, request=source.request, packets=source)
         storage = self._number(source.shard.storage)
         row = (source.shard.stem, source.shard_row, source.key, source.sample, source.position, storage)
         decided = (source.request, source.info) if isinstance(source, Clip) else ()
-        return Order(spot.offset, layout, *row, *decided)
+        return ClipOrder(spot.offset, layout, *row, *decided)
 
     def task(self, count: int) -> int:
-        """Which of so many orders the worker is at; it writes this number itself, and may write anything."""
-        return min(max(int(self._place[Place.TASK]), 0), count - 1)
+        """Return which of `count` orders the worker is processing, clamped because the worker may write any number."""
+        return min(max(int(self._status[Status.TASK]), 0), count - 1)
 
     def ask(
-        self, message: Backend | list[Order], frames: Sequence[int], seconds: float, at: Callable[[int], bool]
+        self,
+        message: Backend | list[ClipOrder],
+        frames: Sequence[int],
+        seconds: float,
+        keep_going: Callable[[int], bool],
     ) -> Answer:
-        """The worker's answer.
+        """Send a message and return the worker's answer.
 
         Args:
-            message: What is asked.
-            frames: Of each order, how many frames the worker is to decide.
-            seconds: How long the worker may get nowhere.
-            at: Told which order the worker is at; returns whether anybody wants the answer.
+            message: The back-end, or the orders.
+            frames: For each order, how many frames the worker plans.
+            seconds: Maximum time without progress.
+            at: Called with the order being processed; returns False if the answer is no longer needed.
 
         Raises:
-            _Silent: The worker got nowhere for so many seconds, or died, or answered something else, or nobody wants
-                its answer any more.
+            _Silent: If the worker made no progress for `seconds`, died or sent an invalid answer, or the answer is no
+                longer needed.
         """
-        place = self._place
-        place[Place.STOP] = 0
+        status = self._status
+        status[Status.STOP] = 0
         self._send([tuple(order) for order in message] if isinstance(message, list) else message)
-        deadline, cut_short, steps = time.monotonic() + seconds, False, place[Place.STEPS]
+        deadline, cut_short, steps = time.monotonic() + seconds, False, status[Status.STEPS]
         while True:
             if self._poll.poll(_POLL_MS):
                 try:
                     for header, blobs in self._inbox.add(self._receive()):
                         return Answer.from_parts(header, blobs, frames, self.pid)
                 except FormatError as error:
-                    raise _Silent(f"sent a malformed answer and was killed: {error.message}") from error
-            elif not cut_short and not at(self.task(len(frames))):
-                place[Place.STOP] = 1
+                    raise _NoAnswer(f"sent a malformed answer and was killed: {error.message}") from error
+            elif not cut_short and not keep_going(self.task(len(frames))):
+                status[Status.STOP] = 1
                 cut_short, deadline = True, min(deadline, time.monotonic() + _PATIENCE_SECONDS)
-            elif not cut_short and place[Place.STEPS] != steps:
-                deadline, steps = time.monotonic() + seconds, place[Place.STEPS]
+            elif not cut_short and status[Status.STEPS] != steps:
+                deadline, steps = time.monotonic() + seconds, status[Status.STEPS]
             if time.monotonic() >= deadline:
                 if cut_short:
-                    raise _Silent("was not waited for", unwanted=True)
-                raise _Silent(f"hung for {seconds:.0f} s and was killed")
+                    raise _NoAnswer("is no longer needed", unwanted=True)
+                raise _NoAnswer(f"hung for {seconds:.0f} s and was killed")
 
     def kill(self) -> None:
-        """Kills the process by its id and waits for its end; an idle one ends by itself."""
+        """Kill the process by its id and wait for it to exit."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
 
     def _number(self, thing: Storage | RowLayout) -> int:
-        """The worker's number of a storage or a layout, which it then has."""
+        """Return the worker's number of a storage or layout, sending it first if necessary."""
         for number, known in enumerate(self._known):
             if known is thing or (isinstance(thing, RowLayout) and known == thing):
                 return number
@@ -320,14 +328,14 @@ class _Worker:
             raise self._lost()
         return data
 
-    def _lost(self) -> _Silent:
+    def _lost(self) -> _NoAnswer:
         try:
-            return _Silent(how_it_ended(self._process.wait(_EXIT_SECONDS)), died=True)
+            return _NoAnswer(how_it_ended(self._process.wait(_EXIT_SECONDS)), died=True)
         except subprocess.TimeoutExpired:
-            return _Silent("closed its socket and was killed", died=True)
+            return _NoAnswer("closed its socket and was killed", died=True)
 
 
-def _end(alive: list[_Worker]) -> None:
+def _end(alive: list[_WorkerProcess]) -> None:
     for worker in alive:
         worker.kill()
     alive.clear()

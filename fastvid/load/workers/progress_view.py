@@ -1,4 +1,4 @@
-"""Stats as they come: a view on the terminal, JSON lines, and the time that copies take on a device."""
+"""Shows loader statistics during a run: on the terminal, as JSON lines; and times copies to a device."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _log = logging.getLogger(__name__)
 _TERMINAL_SECONDS: Final = 0.5
 _LOG_SECONDS: Final = 15.0
 _WINDOW_SECONDS: Final = 60.0
-"""The rate shown is that of the last minute."""
+"""Window of the displayed rate."""
 
-Report = Callable[[LoaderStats, int, int, int], None]
-"""Called after each batch with the stats, the epoch, its position and its samples."""
+BatchCallback = Callable[[LoaderStats, int, int, int], None]
+"""Called after each batch with the stats, epoch, position and number of samples of the epoch."""
 
 
-def reporters(*, show_stats: bool, stats_file: str | os.PathLike[str] | None) -> list[Report]:
-    """Who wants to be told of each batch."""
-    reports: list[Report] = []
+def batch_callbacks(*, show_stats: bool, stats_file: str | os.PathLike[str] | None) -> list[BatchCallback]:
+    """Return the callbacks to run after each batch."""
+    callbacks: list[BatchCallback] = []
     if show_stats:
-        reports.append(LiveView())
+        callbacks.append(LiveView())
     if stats_file is not None:
-        reports.append(JsonLines(Path(stats_file)))
-    return reports
+        callbacks.append(JsonLines(Path(stats_file)))
+    return callbacks
 
 
 class JsonLines:
-    """Adds a line for each batch to a file.
+    """Appends a line for each batch to a file.
 
     Args:
         path: The file; its folder must exist.
@@ -49,7 +49,7 @@ class JsonLines:
         self._path = path
 
     def __call__(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
-        """Writes one line, whole: a killed process leaves no part of one."""
+        """Append one line in a single write, so that a killed process leaves no partial line."""
         line = {"time": time.time(), "epoch": epoch, "position": position, "num_samples": num_samples}
         data = (json.dumps(line | stats.as_dict()) + "\n").encode()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -60,7 +60,7 @@ class JsonLines:
 
 
 class LiveView:
-    """Says now and then where the time goes: three lines in place on a terminal, log lines elsewhere."""
+    """Shows statistics periodically: three lines redrawn in place on a terminal, log lines elsewhere."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -70,7 +70,7 @@ class LiveView:
         self._drawn = False
 
     def __call__(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
-        """Draws, when it is time."""
+        """Redraw if enough time has passed."""
         now = time.monotonic()
         if self._marks and position < self._marks[-1][1]:
             self._marks.clear()
@@ -91,7 +91,7 @@ class LiveView:
         self._drawn = True
 
     def lines(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> list[str]:
-        """What is shown."""
+        """Return the lines to show."""
         total = stats.total
         (since, before), (now, _) = self._marks[0], self._marks[-1]
         rate = (position - before) / (now - since) if now > since else 0.0
@@ -116,10 +116,10 @@ def _event() -> torch.cuda.Event:
 
 
 class CopyClock:
-    """How long copies to a device take, on its own clock, without waiting for them: each is read when it has ended.
+    """Measures copies to a device on its own clock, without waiting: each is read after it has finished.
 
     Args:
-        device: The device; on a CPU nothing is copied.
+        device: The device; on a CPU nothing is copied, so nothing is measured.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -139,7 +139,7 @@ class CopyClock:
             self._pending[-1][1].record()
 
     def seconds(self) -> float:
-        """Seconds of the copies that have ended since this was asked last."""
+        """Return the seconds of copies that have finished since the last call."""
         spent = 0.0
         while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
             start, stop = self._pending.popleft()

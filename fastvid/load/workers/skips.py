@@ -1,4 +1,4 @@
-"""What becomes of clips that fail: an error, or a row that is masked, counted by reason and bounded by a rate."""
+"""Handles failed clips: raises their error, or masks and counts them up to a maximum rate."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ OnError = Literal["raise", "skip"]
 Workers = Literal["thread", "process"]
 
 SKIP_SLACK: Final = 5
-"""Skipped clips that are forgiven on top of the allowed rate, so that two bad clips among the first ten do not end a
-run. At half the allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
+"""Skipped clips tolerated beyond the allowed rate, so that two bad clips among the first ten do not end a run. If clips
+fail at half an allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
 
 
 class Skips:
-    """A loader's rule for clips that fail.
+    """A loader's policy for failed clips.
 
     Args:
         on_error: "raise" or "skip".
-        max_rate: Share of clips that may be skipped, 0 to 1.
+        max_rate: Maximum fraction of skipped clips, 0 to 1.
 
     Raises:
-        UsageError: An argument is out of range.
+        UsageError: If an argument is out of range.
     """
 
     def __init__(self, on_error: OnError, max_rate: float) -> None:
@@ -40,28 +40,28 @@ class Skips:
     def take(
         self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
     ) -> dict[int, Exception]:
-        """Counts the clips of a batch that failed.
+        """Count the failed clips of a batch.
 
         Args:
             errors: By row of the canvas, see `fastvid.load.batch.canvas`.
             rows: Rows of the batch.
-            step: Where this batch is counted.
-            total: All batches before.
-            views: Rows of the canvas for each row of each stream.
+            step: Counters of this batch; updated.
+            total: Counters of all batches before.
+            views: Canvas rows for each row of each stream.
 
         Returns:
-            The first error of each row that is masked.
+            The first error of each masked row.
 
         Raises:
-            FastvidError: Errors are raised, or too many clips were skipped.
-            Exception: The fault is not a clip's.
+            FastvidError: If errors are raised, or too many clips were skipped.
+            Exception: If the error is not the clip's fault.
         """
         first: dict[int, Exception] = {}
         for row in sorted(errors):
-            # A clip of which one stream or view fails fails as a whole.
+            # If one stream or view of a clip fails, the whole clip fails.
             first.setdefault(row // views % rows, errors[row])
         for error in first.values():
-            # What is wrong with the caller's arguments or with fastvid is no fault of the clip.
+            # Wrong arguments and bugs in fastvid are not the clip's fault.
             if self._on_error == "raise" or isinstance(error, UsageError) or not isinstance(error, FastvidError):
                 raise error
             step.skips[type(error).__name__] += 1
@@ -78,7 +78,6 @@ class Skips:
         if skipped > SKIP_SLACK + self._max_rate * seen:
             reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
             raise FastvidError(
-                f"{skipped} of {seen} clips had to be skipped ({reasons}),"
-                f" more than max_skip_rate={self._max_rate} allows",
-                hint="`fastvid verify` finds what is damaged; where= leaves it out",
+                f"{skipped} of {seen} clips were skipped ({reasons}), more than max_skip_rate={self._max_rate} allows",
+                hint="run `fastvid verify` to find damaged samples and exclude them with where=",
             ) from errors[max(errors)]

@@ -1,1 +1,1 @@
-"""Changes to a dataset that exists: add, merge, remove, relabel, compact."""
+"""Changes an existing dataset: add, merge, remove, relabel, compact."""

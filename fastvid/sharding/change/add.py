@@ -1,8 +1,8 @@
-"""More samples for a dataset: new sources become new shards beside the old ones, and a new generation shows both.
+"""Adds sources to a dataset: encodes them into new shards and commits a generation with the old and the new shards.
 
-The new sources are encoded as a job of their own inside the folder of the ledger's parts, so it is resumed like any
-other when it was killed, and every other command sees that something is unfinished. Then its shards are copied beside
-the old ones, a generation is committed, and the ledger gets the new rows; each step finds what an earlier run has done.
+The new sources are encoded as a separate job inside the folder of the ledger's parts, so it can be resumed like any
+other, and every other command sees that a job is unfinished. Then its shards are copied next to the old ones, a
+generation is committed, and the ledger is extended; each step detects what an earlier run has done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastvid.sharding.engines.local_engine import LocalEngine
 from fastvid.sharding.job.identity import differences
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts
 from fastvid.sharding.job.ledger import read_part
-from fastvid.sharding.job.lock import alone
+from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 from fastvid.sharding.job.run import Job
 from fastvid.sharding.job.staging import Staging
@@ -37,19 +37,19 @@ from fastvid.sharding.work.messages import Settings
 from fastvid.storage import Storage, open_storage
 
 _FOLDER: Final = f"{LEDGER_PARTS}/add"
-# A key and "/0000" of a part must stay a key.
+# Leave space for the suffix "/0000" of a segment.
 _KEY_BYTES: Final = MAX_KEY_BYTES - 5
 _HASH_DIGITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What `add_sources` did.
+    """The result of `add_sources`.
 
     Attributes:
-        report: The job over the new sources; its ledger holds their rows only.
-        generation: The generation that is current now.
-        known: Sources that the dataset knew already.
+        report: Report of the job; its ledger contains only the rows of the new sources.
+        generation: Number of the current generation.
+        known: Number of sources that the dataset contained already.
     """
 
     report: JobReport
@@ -73,37 +73,37 @@ def add_sources(
     allow_encoder_change: bool = False,
     limits: Limits | None = None,
 ) -> Added:
-    """Encodes the sources that a dataset does not know yet, in its own profile, and adds them.
+    """Encode the sources that a dataset does not know yet, with its own profile, and add them.
 
-    A source is known by its name among the sources, also when it was rejected or its samples were removed: what was
-    taken out does not come back. New class names go behind the known ones.
+    A source is known by its name, also if it was rejected or its samples were removed, so removed samples are not added
+    again. New class names are appended to the existing ones.
 
     Args:
         dataset: Folder of the dataset.
         sources: Folders of videos, or single files.
         annotations: ``format:path``, one or several; by default the class of a video is its folder.
         class_names: Names for integer labels.
-        workers: Processes; by default one for each core.
-        samples_per_shard: Most sources in a shard.
-        max_seconds: Longer videos are split into parts of equal length, none longer than this.
-        seed: Of the order of samples in the new shards.
-        follow_links: Take symbolic links that lead out of their folder.
-        prefix: Put in front of the names of all sources, with a slash.
-        retry_rejected: Retry sources that were rejected before.
-        allow_encoder_change: Encode although the dataset, or the unfinished addition, was encoded by another build of
-            ffmpeg; each shard records its own.
-        limits: What one source may cost.
+        workers: Worker processes; by default one per core.
+        samples_per_shard: Maximum number of sources in a shard.
+        max_seconds: Longer videos are split into segments of equal length, none longer than this.
+        seed: Seed of the order of samples in the new shards.
+        follow_links: Whether to follow symbolic links that point outside their folder.
+        prefix: Prepended to the names of all sources, with a slash.
+        retry_rejected: Whether to retry sources that were rejected before.
+        allow_encoder_change: Whether to encode although the dataset, or the unfinished addition, was encoded by another
+            build of ffmpeg; each shard records its build.
+        limits: Limits per source.
 
     Raises:
-        UsageError: An argument is wrong, or a new source has the name of a known one.
-        MissingDependency: There is no ffmpeg that can encode the dataset's profile.
-        JobError: Another job works here, an unfinished one differs, or ffmpeg is another build.
-        StorageError: There is no dataset, or it cannot be written; the job can go on later.
-        WorkerError: Workers cannot be started.
+        UsageError: If an argument is wrong, or a new source has the name of a known one.
+        MissingDependency: If no ffmpeg can encode the dataset's profile.
+        JobError: If another job is running here, the unfinished one differs, or ffmpeg is another build.
+        StorageError: If there is no dataset, or it cannot be written; run again to resume.
+        WorkerError: If workers cannot be started.
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
-    with alone(storage) as check:
+    with lock_folder(storage) as check:
         _, generation = read_generation(storage)
         settings = _settings(generation, limits or Limits(), max_seconds, allow_encoder_change=allow_encoder_change)
         scratch = open_storage(f"{storage.url}/{_FOLDER}")
@@ -125,16 +125,16 @@ def add_sources(
 
 
 def _settings(generation: Generation, limits: Limits, max_seconds: float, *, allow_encoder_change: bool) -> Settings:
-    """The profile of the newest shard, and an ffmpeg that may encode it."""
+    """Return the settings of the newest shard, with an ffmpeg that may encode its profile."""
     if not generation.shards:
-        raise UsageError("the dataset has no shard whose profile could be taken", hint="make a new one")
+        raise UsageError("the dataset has no shard to take the profile from", hint="make a new dataset")
     shard, build = generation.shards[-1], find_ffmpeg()
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:
         raise UsageError(
-            f"profile {shard.profile.get('name', 'unknown')!r} of the dataset is none that this fastvid encodes",
-            hint="shard these sources into a dataset of their own",
+            f"this fastvid cannot encode the dataset's profile {shard.profile.get('name', 'unknown')!r}",
+            hint="shard these sources into a separate dataset",
         ) from error
     if not profile.runs_on(build):
         raise MissingDependency(f"{build.path} has no encoder {profile.encoder!r}", hint="name one in FASTVID_FFMPEG")
@@ -143,27 +143,27 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, all
         name, old, new = changed
         raise JobError(
             f"the dataset was encoded by another build of ffmpeg: {name} was {old!r} and is {new!r}",
-            hint="name that build in FASTVID_FFMPEG, or allow this one with --allow-encoder-change; its shards record"
-            " it",
+            hint="name that build in FASTVID_FFMPEG, or allow this one with --allow-encoder-change; each shard records"
+            " its build",
         )
     streams = same_streams(generation.extras, allow_encoder_change=allow_encoder_change)
     return Settings(profile, build, limits, max_seconds, streams)
 
 
 def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:
-    """Whether all that is left in the scratch folder is in the dataset: its run was killed while clearing up."""
+    """Return whether everything in the scratch folder is in the dataset, as after a kill during cleanup."""
     names = scratch.list(f"{LEDGER_PARTS}/")
     if any(name.startswith(f"{LEDGER_PARTS}/staging/") for name in names):
         return False
     stems = [PurePosixPath(name).stem for name in names if name.endswith(".parquet")]
     rows = [row for stem in stems for row in read_part(scratch, stem).rows]
     known = known_sources(storage, generation) if rows else {}
-    # The time that a source took tells this attempt at it from an earlier one.
+    # The encoding time of a source distinguishes this attempt from an earlier one.
     return all(row["source_id"] in known and known[row["source_id"]].seconds == row["seconds"] for row in rows)
 
 
 def _delete_shards(scratch: Storage) -> None:
-    """Delete the shards of a job; what tells that they are unfinished stays."""
+    """Delete the shards of a job, but not the record that marks it as unfinished."""
     for name in scratch.list():
         if not name.startswith(f"{LEDGER_PARTS}/"):
             scratch.delete(name)
@@ -172,16 +172,16 @@ def _delete_shards(scratch: Storage) -> None:
 def _new_sources(
     storage: Storage, generation: Generation, every: SourceList, *, prefix: str | None, retry_rejected: bool
 ) -> SourceList:
-    """The sources that the dataset does not know, with keys that it does not use, and labels that it can have.
+    """Return the sources that the dataset does not know, with unused keys and valid labels.
 
     Raises:
-        UsageError: A new source has the name of a known one, or a label is no class.
+        UsageError: If a new source has the name of a known one, or a label is no class.
     """
     sources = every.sources
     if prefix is not None:
         sources = assign_keys([replace(source, id=f"{prefix}/{source.id}") for source in sources])
     known = known_sources(storage, generation)
-    # A file that was whole may come again under another name, when another folder is given.
+    # An unsplit file may have another name this time, if another folder is given as the source.
     paths = {row.path: row for name, row in known.items() if "#" not in name}
     new = []
     for source in sources:
@@ -195,7 +195,7 @@ def _new_sources(
             raise UsageError(
                 f"source {name!r} is in the dataset already, from another file",
                 file=row.path,
-                hint="--prefix NAME puts a name in front of the names of all new sources",
+                hint="use --prefix NAME to prepend a name to those of all new sources",
             )
     names = ClassNames(generation.classes, [source.label for source in new], grow=not _numbered(every))
     for source in new:
@@ -204,18 +204,18 @@ def _new_sources(
 
 
 def _numbered(found: SourceList) -> bool:
-    """Whether labels are positions in the dataset's classes rather than names."""
+    """Return whether labels are indices into the dataset's classes rather than names."""
     return bool(found.classes) and all(name.isdecimal() for name in found.classes)
 
 
 def _free_keys(
     storage: Storage, generation: Generation, sources: Sequence[Source], known: Mapping[str, KnownSource]
 ) -> tuple[Source, ...]:
-    """Gives sources whose key is in use, or was, or is a folder of such a key, another key."""
+    """Change the keys of sources whose key is or was in use, or conflicts with a folder of such a key."""
     table = read_annotations(storage, generation.number)
     new = {encode_name(source.id) for source in sources}
     rows = zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True)
-    # An interrupted addition may have committed these very sources already.
+    # An interrupted addition may have committed these sources already.
     taken = {key for key, source_id in rows if source_id not in new}
     taken |= {row.key for name, row in known.items() if row.key is not None and name not in new}
     folders = {folder for key in taken for folder in _folders(key)}

@@ -1,11 +1,11 @@
-"""Giving space back: rewriting shards without their removed samples, and deleting what nothing refers to any more.
+"""Frees space: rewrites shards without their removed samples, and deletes files that nothing refers to.
 
-`compact_shards` writes new shards beside the old ones and makes a generation of them; the old ones stay for jobs that
-have pinned an older generation. `collect_garbage` deletes old generations and what only they refer to.
+`compact_shards` writes new shards next to the old ones and commits a generation with them; the old ones stay for jobs
+that have pinned an older generation. `collect_garbage` deletes old generations and the files that only they refer to.
 
-Neither can hurt a change that runs beside it: garbage is listed first, then the commit record is swapped, and only then
-is anything deleted. A change that began before the swap fails with ConflictError instead of referring to deleted files;
-one that begins after it uses names that are not on the list, because they carry the record's revision.
+Both are safe while another change is running: garbage is listed first, then the commit record is swapped, and only then
+are files deleted. A change that began before the swap fails with ConflictError instead of referring to deleted files;
+one that begins after it uses file names that are not listed, because they contain the record's revision.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fastvid.storage import Storage
 
 _LOG = logging.getLogger(__name__)
 
-# Names that fastvid gives; anything else in the folder belongs to its owner and is never deleted.
+# File names made by fastvid; any other file in the folder belongs to the user and is never deleted.
 _SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|idx|parquet|pkt)")
 _ANNOTATIONS: Final = re.compile(r"annotations-(\d{6})\.parquet")
 _GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
@@ -50,13 +50,13 @@ _GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What `compact_shards` did.
+    """The result of `compact_shards`.
 
     Attributes:
-        generation: The generation that is current now.
-        rewritten: Shards that were written anew, old name to new name; None where no sample is left.
-        samples: Removed samples that the new generation no longer holds.
-        bytes: Bytes of tars that it needs less.
+        generation: Number of the current generation.
+        rewritten: Rewritten shards, old name to new name; None if no sample is left.
+        samples: Number of removed samples that the new generation no longer contains.
+        bytes: Bytes saved in tars.
     """
 
     generation: int
@@ -67,12 +67,12 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What no kept generation refers to.
+    """Files and generations that no kept generation refers to.
 
     Attributes:
-        kept: Numbers of the generations that stay, newest first.
-        dropped: Numbers of the generations that go, newest first; interrupted commits among them.
-        files: Names and bytes of the files that go.
+        kept: Numbers of the kept generations, newest first.
+        dropped: Numbers of the deleted generations, newest first, including interrupted commits.
+        files: Names and sizes in bytes of the deleted files.
     """
 
     kept: tuple[int, ...]
@@ -81,22 +81,22 @@ class Garbage:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of the files in bytes."""
         return sum(self.files.values())
 
 
 def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | None = None) -> Compacted:
-    """Rewrites the shards that hold removed samples, without them. Kept samples keep their bytes and order.
+    """Rewrite the shards that contain removed samples without them. Kept samples keep their bytes and order.
 
     Args:
         storage: The dataset's folder.
-        progress: Called before each shard with shards done and shards to do.
+        progress: Called before each shard with the number of finished shards and the total number.
 
     Raises:
-        UsageError: A shard to be rewritten is a tar of another tool; nothing is done.
-        FormatError: A shard to be rewritten is damaged; copying it would give the damage a fresh checksum.
-        ConflictError: Someone else has changed the dataset in the meantime; nothing is done.
-        StorageError: There is no dataset, or a file cannot be read or written.
+        UsageError: If a shard to rewrite is another tool's tar; nothing is changed.
+        FormatError: If a shard to rewrite is damaged; copying it would give the damage a valid checksum.
+        ConflictError: If the dataset has been changed in the meantime; nothing is changed.
+        StorageError: If there is no dataset, or a file cannot be read or written.
     """
     head = read_head(storage)
     generation = next(history(storage, head))
@@ -132,7 +132,7 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
 
 
 def _check_ours(shards: Sequence[ShardRecord], removed: Sequence[npt.NDArray[np.bool_]]) -> None:
-    """Refuses to write anew what another tool wrote: its tars hold members that fastvid does not know."""
+    """Refuse to rewrite shards of other tools: their tars contain members that fastvid does not know."""
     foreign = [
         shard.name
         for shard, part in zip(shards, removed, strict=True)
@@ -140,38 +140,38 @@ def _check_ours(shards: Sequence[ShardRecord], removed: Sequence[npt.NDArray[np.
     ]
     if foreign:
         raise UsageError(
-            f"{things(len(foreign), 'shard')} with removed samples are tars of another tool, which stay as they are",
+            f"{things(len(foreign), 'shard')} with removed samples are tars of another tool, which are never rewritten",
             shard=foreign[0],
-            hint="the samples stay hidden; to be rid of their bytes, encode the tars with `fastvid shard` and remove"
-            " them there",
+            hint="encode the tars with `fastvid shard` and remove the samples there to free their bytes; until then"
+            " they stay hidden",
         )
 
 
 def find_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
-    """What `collect_garbage` would delete.
+    """Return what `collect_garbage` would delete.
 
     Raises:
-        UsageError: `keep_generations` is below one.
-        StorageError: There is no dataset.
-        FormatError: A generation's record is broken; what it refers to is not known.
+        UsageError: If `keep_generations` is below one.
+        StorageError: If there is no dataset.
+        FormatError: If a generation's record is broken, so the files it refers to are unknown.
     """
     return _find(storage, read_head(storage), keep_generations)
 
 
 def collect_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
-    """Deletes every generation but the newest ones, and every file that only they refer to.
+    """Delete all but the newest generations, and every file that only they refer to.
 
     Raises:
-        UsageError: `keep_generations` is below one.
-        JobError: A sharding job is unfinished here; its shards belong to no generation yet.
-        ConflictError: Someone else has changed the dataset in the meantime; nothing is deleted.
-        StorageError: There is no dataset, or a file cannot be deleted.
+        UsageError: If `keep_generations` is below one.
+        JobError: If a sharding job is unfinished here; no generation contains its shards yet.
+        ConflictError: If the dataset has been changed in the meantime; nothing is deleted.
+        StorageError: If there is no dataset, or a file cannot be deleted.
     """
     if storage.list(f"{LEDGER_PARTS}/"):
         raise JobError(
-            "a sharding job is unfinished here; its shards belong to no generation yet",
+            "a sharding job is unfinished here; no generation contains its shards yet",
             file=storage.url,
-            hint="run the job again until it ends",
+            hint="run the job again until it is complete",
         )
     head = read_head(storage)
     garbage = _find(storage, head, keep_generations)
@@ -185,14 +185,16 @@ def collect_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
 
 
 def _deletion_order(name: str) -> tuple[int, str]:
-    """Annotations first, so that no generation can be opened whose shards go; then records, which hold their numbers
-    against reuse until their annotations are gone; then shards."""
+    """Return the sort key: annotations first, so that no generation with deleted shards can be opened; then records,
+    which reserve their numbers until the annotations are deleted; then shards."""
     return (0 if _ANNOTATIONS.fullmatch(name) else 1 if _GENERATION.fullmatch(name) else 2), name
 
 
 def _find(storage: Storage, head: Head, keep_generations: int) -> Garbage:
     if keep_generations < 1:
-        raise UsageError(f"{keep_generations} generations cannot be kept", hint="the current one always stays")
+        raise UsageError(
+            f"keep_generations is {keep_generations}, expected at least 1", hint="keep at least the current generation"
+        )
     names = storage.list()
     kept = list(islice(history(storage, head), keep_generations))
     needed = {file for g in kept for file in (generation_file(g.number), annotations_file(g.number))}
@@ -210,7 +212,7 @@ def _find(storage: Storage, head: Head, keep_generations: int) -> Garbage:
 def _rewrite(
     storage: Storage, shard: ShardRecord, keep: npt.NDArray[np.bool_], head: Head, streams: tuple[str, ...]
 ) -> ShardRecord | None:
-    """Writes the kept samples of a shard under a new name; None if there are none."""
+    """Write the kept samples of a shard under a new name; None if there are none."""
     if not keep.any():
         return None
     view = storage.map(f"{shard.name}.tar")
@@ -218,11 +220,11 @@ def _rewrite(
         raise FormatError(
             "tar differs from its checksum; copying it would hide the damage",
             shard=shard.name,
-            hint="`fastvid verify` says what is damaged",
+            hint="run `fastvid verify` to see what is damaged",
         )
-    # The revision makes the name new for every state of the dataset; two who start from one state write equal bytes.
+    # The revision makes the name unique for each state of the dataset; two runs from one state write equal bytes.
     name = f"{re.sub('-[0-9]+$', '', shard.name) if shard.name.count('-') > 1 else shard.name}-{head.revision}"
-    _LOG.info("%s: %d of %d samples stay, as %s", shard.name, int(keep.sum()), shard.samples, name)
+    _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, int(keep.sum()), shard.samples, name)
     with short_scratch(storage) as scratch:
         digest = write_shard(storage, name, _kept(view, keep, shard), streams=streams, scratch=scratch)
     return replace(shard, name=name, bytes=digest.bytes, sha256=digest.sha256, samples=digest.samples)
@@ -233,7 +235,7 @@ def _kept(
 ) -> Iterator[tuple[str, Mapping[str, bytes]]]:
     groups = [(key, list(members)) for key, members in groupby(read_members(view), key=lambda member: member.key)]
     if len(groups) != len(keep):
-        raise FormatError(f"tar holds {len(groups)} samples, the generation says {len(keep)}", shard=shard.name)
+        raise FormatError(f"tar contains {len(groups)} samples, the generation says {len(keep)}", shard=shard.name)
     for (key, members), stays in zip(groups, keep.tolist(), strict=True):
         if stays:
             yield key, {member.suffix: bytes(view[member.offset : member.offset + member.size]) for member in members}

@@ -1,7 +1,7 @@
-"""Changes to a dataset that touch no video: taking samples out, and giving them other labels.
+"""Changes a dataset without touching its videos: removes samples, and changes labels and columns.
 
-Each makes a new generation in milliseconds, whatever the size of the shards. A job that has pinned an older generation
-keeps seeing that one until `fastvid gc` deletes it.
+Each change commits a new generation in milliseconds, whatever the size of the shards. A job that has pinned an older
+generation continues to read it until `fastvid gc` deletes it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fastvid.storage import Storage
 
 _LOG = logging.getLogger(__name__)
 
-# Someone who commits every few milliseconds is no other person but a loop; do not fight it for ever.
+# A writer that commits every few milliseconds is a runaway loop, so give up eventually.
 _ATTEMPTS: Final = 10
-# Unknown keys that a message lists.
+# Number of unknown keys that a message lists.
 _SHOWN: Final = 10
 
 Edit = Callable[[Generation, pa.Table], tuple[Generation, pa.Table] | None]
@@ -33,12 +33,12 @@ Edit = Callable[[Generation, pa.Table], tuple[Generation, pa.Table] | None]
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What `remove_samples` did.
+    """The result of `remove_samples`.
 
     Attributes:
-        generation: The generation that is current now.
-        removed: Samples that it hides and the one before showed.
-        already: Samples that were hidden before.
+        generation: Number of the current generation.
+        removed: Number of samples that it hides and the one before did not.
+        already: Number of samples that were hidden already.
     """
 
     generation: int
@@ -48,13 +48,13 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Relabelled:
-    """What `relabel_samples` did.
+    """The result of `relabel_samples`.
 
     Attributes:
-        generation: The generation that is current now.
-        samples: Rows that differ from the generation before.
+        generation: Number of the current generation.
+        samples: Number of rows that differ from the generation before.
         columns: Columns in which they differ.
-        new_classes: Class names that were added behind the others.
+        new_classes: Class names appended to the existing ones.
     """
 
     generation: int
@@ -64,16 +64,16 @@ class Relabelled:
 
 
 def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
-    """Hides samples from every later open of the dataset. The bytes go with `compact_shards` and `collect_garbage`.
+    """Hide samples from now on. Their bytes are deleted by `compact_shards` and `collect_garbage`.
 
     Raises:
-        UsageError: A key is unknown, or none is given; nothing is done.
-        StorageError: There is no dataset.
-        ConflictError: The dataset never stood still for long enough.
+        UsageError: If a key is unknown, or none is given; nothing is changed.
+        StorageError: If there is no dataset.
+        ConflictError: If other changes kept winning the race to commit.
     """
     wanted = pa.array(list(dict.fromkeys(keys)), pa.string())
     if not len(wanted):
-        raise UsageError("no key is given")
+        raise UsageError("no keys given")
     found = Removed(0, 0, 0)
 
     def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
@@ -95,28 +95,28 @@ def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
 def relabel_samples(
     storage: Storage, rows: Mapping[str, Mapping[str, Any]], *, new_classes: bool = False, note: str = "relabel"
 ) -> Relabelled:
-    """Gives samples other values in their columns; samples that are not named keep theirs.
+    """Change column values of samples; samples that are not named keep theirs.
 
     Args:
         storage: The dataset's folder.
         rows: For each key its new values by column. ``label`` is a class name, an index into the classes, or None for
-            no label; other columns are changed or added as they are.
-        new_classes: Add unknown class names behind the known ones. A dataset without classes takes any.
-        note: What the generation records of its origin.
+            no label; other columns are changed, or added if new.
+        new_classes: Whether to append unknown class names. A dataset without classes accepts any.
+        note: Origin that the generation records.
 
     Raises:
-        UsageError: A key, class or column is wrong; nothing is done.
-        StorageError: There is no dataset.
-        ConflictError: The dataset never stood still for long enough.
+        UsageError: If a key, class or column is wrong; nothing is changed.
+        StorageError: If there is no dataset.
+        ConflictError: If other changes kept winning the race to commit.
     """
     if not rows:
-        raise UsageError("no sample is given")
+        raise UsageError("no samples given")
     columns = tuple(dict.fromkeys(name for values in rows.values() for name in values))
     fixed = [name for name in columns if name in ANNOTATION_FIELDS and name != "label"]
     if fixed or not columns:
         raise UsageError(
-            f"column {fixed[0]!r} cannot be changed" if fixed else "no column is given",
-            hint="label, split columns, captions and columns of your own can",
+            f"column {fixed[0]!r} cannot be changed" if fixed else "no columns given",
+            hint="change label, split columns, captions or your own columns",
         )
     done = Relabelled(0, 0, (), ())
 
@@ -150,18 +150,18 @@ def relabel_samples(
 
 
 def change(storage: Storage, edit: Edit) -> Generation:
-    """Commits what `edit` makes of the current generation and its annotations; again, if someone else was faster.
+    """Commit the result of `edit` on the current generation and its annotations; retry if another change came first.
 
     Args:
         storage: The dataset's folder.
-        edit: Returns the new state, or None when there is nothing to change; may be called more than once.
+        edit: Returns the new state, or None if there is nothing to change; may be called more than once.
 
     Returns:
-        The generation that is current then.
+        The generation that is current afterwards.
 
     Raises:
-        StorageError: There is no dataset.
-        ConflictError: The dataset never stood still for long enough.
+        StorageError: If there is no dataset.
+        ConflictError: If other changes kept winning the race to commit.
     """
     for attempt in range(_ATTEMPTS):
         head = read_head(storage)
@@ -175,15 +175,15 @@ def change(storage: Storage, edit: Edit) -> Generation:
         except ConflictError:
             if attempt + 1 == _ATTEMPTS:
                 raise
-            _LOG.info("someone else changed the dataset; starting again from the new generation")
+            _LOG.info("the dataset was changed by someone else; retrying on the new generation")
     raise AssertionError("unreachable")
 
 
 def _rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
-    """Row of each key.
+    """Return the row of each key.
 
     Raises:
-        UsageError: A key is unknown.
+        UsageError: If a key is unknown.
     """
     rows = pc.index_in(keys, value_set=table["key"].combine_chunks())
     if rows.null_count:
@@ -193,7 +193,7 @@ def _rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
         raise UsageError(
             f"{len(unknown)} of {len(keys)} keys are not in the dataset: {listed}{more}",
             file=storage.url,
-            hint="nothing was changed; keys stand in the column `key` of annotations-*.parquet",
+            hint="see the column `key` of annotations-*.parquet; nothing was changed",
         )
     numbers: list[int] = rows.to_pylist()
     return numbers
@@ -207,20 +207,20 @@ def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
 
 
 class ClassNames:
-    """Class names and the labels that texts stand for."""
+    """Class names, and the conversion of label texts to indices."""
 
     def __init__(self, names: Sequence[str], labels: Sequence[Any], *, grow: bool) -> None:
         self.names = list(names)
         self._known = {name: index for index, name in reversed(list(enumerate(names)))}
-        # Without class names, numbers are labels, unless some are no numbers: then all are names.
+        # Without class names, numbers are indices, unless some label is not a number: then all are names.
         self._plain = not names and all(label is None or str(label).isdecimal() for label in labels)
         self._grow = grow or not names
 
     def index(self, value: Any, key: str) -> int | None:
-        """Label of a class given by name or index; None for None.
+        """Return the index of a class given by name or index; None for None.
 
         Raises:
-            UsageError: The class is unknown and may not be added.
+            UsageError: If the class is unknown and may not be added.
         """
         if value is None:
             return None
@@ -233,9 +233,9 @@ class ClassNames:
         if not self._grow:
             shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
             raise UsageError(
-                f"label {text!r} is no class of the dataset",
+                f"unknown class {text!r}",
                 key=key,
-                hint=f"classes are {shown}; --new-classes adds it; nothing was changed",
+                hint=f"use one of {shown}, or add it with --new-classes; nothing was changed",
             )
         self._known[text] = len(self.names)
         self.names.append(text)
@@ -249,5 +249,5 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UsageError(
-            f"values of column {name!r} do not fit its type {kind}: {error}", hint="nothing was changed"
+            f"values of column {name!r} do not have its type {kind}: {error}", hint="nothing was changed"
         ) from error

@@ -1,4 +1,4 @@
-"""New labels and columns for samples of a dataset: from a CSV with keys, or from the annotation files of the field."""
+"""Reads new labels and columns for a dataset's samples, from a CSV with keys or from the usual annotation files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fastvid.sharding.sources.sources import encode_name
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Annotation rows on the samples of a dataset.
+    """Annotation rows matched to the samples of a dataset.
 
     Attributes:
         rows: New column values by key.
-        unmatched: Names in the annotations that no sample comes from: rejected sources, or other videos.
-        ambiguous: Names that samples of several sources answer to; left alone.
+        unmatched: Names in the annotations without a sample: rejected sources, or other videos.
+        ambiguous: Names that match samples of several sources; their samples are not changed.
     """
 
     rows: Mapping[str, Mapping[str, Any]]
@@ -32,23 +32,23 @@ class Matched:
 
 
 def read_label_csv(data: bytes, *, file: str) -> dict[str, dict[str, Any]]:
-    """Rows for `relabel_samples` from a CSV whose header names ``key`` and the columns to change.
+    """Return rows for `relabel_samples` from a CSV with the columns ``key`` and those to change.
 
-    An empty field is None. Columns of whole or decimal numbers become numbers, all but ``label``, whose text is a class
-    name first.
+    An empty field is None. Columns of whole or decimal numbers become numbers, except ``label``, whose text is first
+    looked up as a class name.
 
     Raises:
-        UsageError: The CSV has no key column, a key twice, or a row of another length.
+        UsageError: If the CSV has no key column, a duplicate key, or a row with a wrong number of fields.
     """
     try:
         reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
         lines = [(reader.line_num, line) for line in reader if line]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"CSV does not parse: {error}", file=file) from error
+        raise UsageError(f"cannot parse CSV: {error}", file=file) from error
     header = [name.strip() for name in lines[0][1]] if lines else []
     if "key" not in header or len(header) < 2 or len(set(header)) < len(header):
         raise UsageError(
-            f"CSV header is {','.join(header)!r}", file=file, hint="it must name key, and label or other columns"
+            f"CSV header is {','.join(header)!r}", file=file, hint="name the column key, and label or other columns"
         )
     rows: dict[str, dict[str, Any]] = {}
     at = header.index("key")
@@ -56,7 +56,7 @@ def read_label_csv(data: bytes, *, file: str) -> dict[str, dict[str, Any]]:
         if len(line) != len(header):
             raise UsageError(f"line has {len(line)} fields, the header {len(header)}", file=file, line=number)
         if line[at] in rows:
-            raise UsageError(f"key {line[at]!r} comes twice", file=file, line=number)
+            raise UsageError(f"duplicate key {line[at]!r}", file=file, line=number)
         rows[line[at]] = {name: value or None for name, value in zip(header, line, strict=True) if name != "key"}
     for name in header:
         if name not in ("key", "label"):
@@ -68,14 +68,14 @@ def read_label_csv(data: bytes, *, file: str) -> dict[str, dict[str, Any]]:
 
 
 def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
-    """Finds the samples that annotation rows speak of, by the names that their sources had.
+    """Find the samples that annotation rows refer to, by the names of their sources.
 
-    A row's name is a source's path or the end of it, with or without the file's ending. Samples that are parts of one
-    source all get its row.
+    A row's name is a source's path or the end of it, with or without the file extension. All segments of a source get
+    its row.
 
     Args:
         table: Annotations of a generation, with the columns ``key`` and ``source_id``.
-        annotations: What `read_annotations` gave.
+        annotations: Result of `read_annotations`.
     """
     by_name: dict[str, dict[str, list[str]]] = {}
     for key, source in zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True):
@@ -87,7 +87,7 @@ def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
         names = _wanted(row)
         found = next((by_name[name] for name in names if name in by_name), None)
         if found is not None and len({_whole(source) for source in found}) > 1:
-            # The whole path names one source; only the end of a path can name several.
+            # A whole path matches one source; only the end of a path can match several.
             found = {source: keys for source, keys in found.items() if _whole(source) in names} or found
         if found is None:
             unmatched.append(row.name)
@@ -100,7 +100,7 @@ def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
 
 
 def _names(source: str) -> list[str]:
-    """What a source may be called: its path and every end of it, with and without the file's ending and the clip."""
+    """Return the names that match a source: its path and every suffix of it, with and without extension and clip."""
     names = []
     for name in dict.fromkeys((source, _whole(source))):
         path, clip = (name, "") if name == _whole(source) else (_whole(source), name[len(_whole(source)) :])
@@ -112,12 +112,12 @@ def _names(source: str) -> list[str]:
 
 
 def _whole(source: str) -> str:
-    """A source's path without the clip ``#10-20`` that was cut out of it."""
+    """Return a source's path without the clip range, for example ``#10-20``."""
     return source.partition("#")[0]
 
 
 def _wanted(row: AnnotationRow) -> list[str]:
-    """Names under which a row's video may be found, best first."""
+    """Return the names to look up for a row's video, best first."""
     path = encode_name(posixpath.normpath(row.name))
     if row.start is None and row.end is None:
         return [path]
@@ -128,7 +128,7 @@ def _wanted(row: AnnotationRow) -> list[str]:
 
 
 def _numbers(texts: list[Any]) -> list[Any] | None:
-    """The values as whole or decimal numbers, None where they are None; None if any is neither."""
+    """Return the values as integers or floats, keeping None; None if any is not a number."""
     for kind in (int, float):
         try:
             return [None if text is None else kind(text) for text in texts]

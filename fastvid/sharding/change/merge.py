@@ -1,7 +1,7 @@
-"""Puts finished shards of a job into a dataset that exists: copies them, commits a generation, extends the ledger.
+"""Merges finished shards of a job into an existing dataset: copies them, commits a generation, extends the ledger.
 
-Done again after an interruption, each step finds what was done: a copy with the right checksum is taken, a generation
-that holds the samples is not committed twice, ledger rows are replaced by themselves.
+Every step is idempotent, so an interrupted merge can be repeated: a copy with the right checksum is reused, a
+generation that contains the samples is not committed twice, and ledger rows replace themselves.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SIDECARS: Final = ("idx", "parquet", "pkt")
 
 @dataclass(frozen=True, slots=True)
 class KnownSource:
-    """What a ledger says of a source.
+    """The ledger's record of a source.
 
     Attributes:
-        path: Where the file lay.
-        bytes_in: Its bytes.
-        key: Key of its samples, if it was packed.
-        reason: Why it was rejected, if it was.
-        seconds: How long it took.
+        path: Path of the file.
+        bytes_in: Size of the file in bytes.
+        key: Key of its samples; None if it was not packed.
+        reason: Why it was rejected; None if it was not.
+        seconds: Encoding time.
     """
 
     path: str
@@ -49,7 +49,7 @@ class KnownSource:
 
 
 def known_sources(storage: Storage, generation: Generation) -> dict[str, KnownSource]:
-    """Every source that the dataset knows, by name. A dataset without a ledger gets one from its annotations."""
+    """Return every known source by name. A dataset without a ledger gets one, built from its annotations."""
     if not storage.exists(LEDGER):
         write_ledger(storage, _ledger_of(storage, generation), {})
     names = ("source_id", "path", "bytes_in", "key", "reason", "seconds")
@@ -61,12 +61,12 @@ def known_sources(storage: Storage, generation: Generation) -> dict[str, KnownSo
 def merge_parts(
     storage: Storage, scratch: Storage, parts: Sequence[Part], found: SourceList, profile: Profile
 ) -> tuple[int, pa.Table]:
-    """Adds the shards of a finished job to a dataset.
+    """Add the shards of a finished job to a dataset.
 
     Args:
         storage: The dataset's folder.
-        scratch: Where the job's shards lie.
-        parts: What is known of them.
+        scratch: Folder of the job's shards.
+        parts: Records of the shards.
         found: The job's sources.
         profile: How they were encoded.
 
@@ -84,14 +84,14 @@ def merge_parts(
 
 
 def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
-    """Ledger rows of a dataset that came without a ledger: its samples, as far as is known."""
+    """Return ledger rows for a dataset without a ledger, as far as its samples show."""
     table = read_annotations(storage, generation.number)
     stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
     rows: dict[str, Row] = {}
     columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))
     for stem, source, key, frames in zip(stems, *columns, strict=True):
         if source in rows:
-            rows[source]["num_frames"] += frames  # another part of the same video
+            rows[source]["num_frames"] += frames  # another segment of the same video
         else:
             rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | {
                 "source_id": source, "path": source, "status": "packed", "key": key, "shard": stem,
@@ -118,7 +118,7 @@ def _copy_all(
 
 
 def _same(storage: Storage, stem: str, part: Part) -> bool:
-    """Whether a shard is a copy of a part, left by an interrupted run."""
+    """Return whether a shard is a copy of a part, left by an interrupted run."""
     assert part.digest is not None
     name = f"{stem}.tar"
     return storage.size(name) == part.digest.bytes and sha256_of(storage, name) == part.digest.sha256
@@ -134,7 +134,7 @@ def _copy(storage: Storage, scratch: Storage, part: Part, stem: str) -> None:
 def _extended(
     old: Generation, table: pa.Table, records: Sequence[ShardRecord], parts: Sequence[Part], found: SourceList
 ) -> tuple[Generation, pa.Table]:
-    """A generation with the new shards behind the old ones."""
+    """Return a generation with the new shards after the old ones."""
     samples = [sample for part in parts for sample in part.samples]
     used = {source.label for source in found.sources if source.label is not None}
     ordered = [name for name in found.classes if name in used]
@@ -150,7 +150,7 @@ def _extended(
 
 
 def _joined(old: pa.Table, new: pa.Table) -> pa.Table:
-    """Rows of both, columns of both; a column whose types do not agree becomes text."""
+    """Concatenate the tables with the columns of both; a column whose types differ becomes text."""
     for name in set(old.column_names) & set(new.column_names):
         kinds = old.schema.field(name).type, new.schema.field(name).type
         if kinds[0] != kinds[1] and not any(pa.types.is_null(kind) for kind in kinds):
@@ -164,7 +164,7 @@ def _as_text(table: pa.Table, name: str) -> pa.Table:
 
 
 def _extend_ledger(storage: Storage, parts: Sequence[Part], found: SourceList, generation: Generation) -> pa.Table:
-    """Writes the ledger with the rows of the job's sources in it, and returns these."""
+    """Write the ledger, extended by the rows of the job's sources, and return these rows."""
     names = {shard.sha256: shard.name for shard in generation.shards}
     rows: list[Row] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""The end of a job: its parts become the ledger, the annotations and the first generation."""
+"""Commits a finished job: writes the ledger, the annotations and the first generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastvid.sharding.job.ledger import PackedSample, Part, problem_row, write_l
 from fastvid.sharding.sources.sources import Source, SourceList, encode_name
 from fastvid.storage import Storage
 
-# Hex digits of the identity that name the dataset: the same job makes the same dataset.
+# Hex digits of the job's identity that form the dataset's id, so that the same job makes the same dataset.
 _ID_DIGITS = 32
 
 
@@ -36,16 +36,16 @@ def commit_job(
 
     Args:
         storage: The dataset's folder, which contains the shards.
-        identity: What decides the job's outcome; names the dataset.
+        identity: The job's identity; determines the dataset's id.
         found: The job's sources.
-        parts: What is known of the shards, in order.
+        parts: The records of the shards, in order.
         profile: How the shards were encoded.
-        labels: Numbers of the sources' labels; by default their places in the classes.
-        extras: What is stored beside pictures.
-        note: What made the generation.
+        labels: Numbers of the sources' labels; by default their positions in the classes.
+        extras: Streams stored in addition to pictures.
+        note: Origin of the generation.
 
     Raises:
-        JobError: There is not a single sample; the ledger is there and says why.
+        JobError: If no source could be packed; the ledger is written and lists the reasons.
     """
     rows = [row for part in parts for row in part.rows]
     rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
@@ -54,10 +54,10 @@ def commit_job(
     if not shards:
         reasons = Counter(ledger["reason"].to_pylist()).most_common()
         raise JobError(
-            f"not one of {ledger.num_rows} sources could be packed: "
+            f"none of {ledger.num_rows} sources could be packed: "
             + ", ".join(f"{count} {reason}" for reason, count in reasons),
             file=storage.url,
-            hint=f"{LEDGER} says why for each",
+            hint=f"see {LEDGER} for the reason of each",
         )
     if labels is None:
         labels = {name: number for number, name in enumerate(found.classes)}
@@ -69,7 +69,7 @@ def commit_job(
 
 
 def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:
-    """Return what a generation records of the shards of parts that have one."""
+    """Return the shard records of a generation, for all parts that have a shard."""
     return tuple(
         ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, profile, part.encoder)
         for part in parts

@@ -1,4 +1,4 @@
-"""What must stay the same from a job's interruption to its next run."""
+"""The identity of a job: what must not change between its interruption and the run that resumes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastvid.sharding.work.messages import Settings
 
 
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
-    """Everything that decides what a job writes, by names that a message can use."""
+    """Return everything that determines a job's output, under names that error messages quote."""
     tried = [source for source in found.sources if source.problem is None]
     files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *([s.tag] if s.tag else [])) for s in tried]
     streams = settings.streams.to_json()
@@ -30,12 +30,12 @@ def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_pe
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a value's JSON, hex."""
+    """Return the SHA-256 of a value's JSON, in hex."""
     return sha256(json.dumps(value, sort_keys=True, default=str).encode())
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted names of the fields in which two identities differ, with both values."""
+    """Yield the dotted names of the fields in which two identities differ, with both values."""
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):

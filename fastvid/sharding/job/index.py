@@ -1,7 +1,7 @@
-"""Makes a dataset of tars that other tools wrote, without touching their bytes; and rebuilds sidecars of any dataset.
+"""Makes datasets of tars that other tools wrote, without changing them; and rebuilds sidecars of any dataset.
 
-Each video is indexed and proved in a process that may die (`fastvid.media.prove`); what cannot be indexed gets a row
-in the ledger. The dataset appears with its last write, as with every job.
+Each video is indexed and verified in a worker process (`fastvid.media.prove`); one that cannot be indexed gets a row in
+the ledger. The dataset becomes visible with the last write, as in every job.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from fastvid.sharding.work.messages import Outcome, Settings, Task
 from fastvid.storage import LocalStorage, Storage, open_storage
 
 _ID_DIGITS: Final = 32
-# A video that was too slow among others gets this much more time when it is tried alone.
+# A video that was too slow when run in parallel gets this much more time when it is retried alone.
 _PATIENCE: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Tar:
-    """A tar to index: the stem of its sidecars, where it lies, and its samples; or why it has none."""
+    """A tar to index: stem of its sidecars, path and samples, or why it cannot be read."""
 
     stem: str
     path: str
@@ -60,28 +60,30 @@ def index_tars(
     workers: int | None = None,
     limits: Limits | None = None,
 ) -> JobReport:
-    """Makes a dataset of tars that other tools wrote; what ``fastvid index`` does.
+    """Make a dataset of tars that other tools wrote, as ``fastvid index`` does.
 
     Args:
         sources: Tars, or folders of tars.
         out: Folder of the dataset: the tars are linked into it as ``data-000000.tar`` and so on. By default the dataset
-            is made where the tars lie, and they keep their names.
+            is made in the folder of the tars, which keep their names.
         class_names: Names for integer labels.
-        workers: Processes; by default one for each core.
-        limits: What one video may cost.
+        workers: Worker processes; by default one per core.
+        limits: Limits per video.
 
     Raises:
-        UsageError: There is no tar, there is a dataset already, or a file of another tool would be overwritten.
-        JobError: Not one video could be indexed.
-        StorageError: The folder cannot be written.
-        WorkerError: Workers cannot be started.
+        UsageError: If there is no tar, a dataset exists already, or another tool's file would be overwritten.
+        JobError: If no video could be indexed.
+        StorageError: If the folder cannot be written.
+        WorkerError: If workers cannot be started.
     """
     paths = find_tars(sources)
     storage = open_storage(out if out is not None else _common_folder(paths))
     if not isinstance(storage, LocalStorage):
         raise UsageError("tars are indexed on a local disk", file=storage.url)
     if storage.exists(DATASET_JSON):
-        raise UsageError("there is a dataset already", file=storage.url, hint="`fastvid index` of it alone rebuilds it")
+        raise UsageError(
+            "a dataset exists already", file=storage.url, hint="run `fastvid index` on it alone to rebuild it"
+        )
     tars = []
     for number, path in enumerate(paths):
         stem = os.path.basename(path).removesuffix(".tar") if out is None else shard_stem(number)
@@ -111,17 +113,17 @@ def rebuild(
     workers: int | None = None,
     limits: Limits | None = None,
 ) -> tuple[str, ...]:
-    """Computes the sidecars of shards of a dataset anew from their tars. Returns the shards.
+    """Recompute the sidecars of shards of a dataset from their tars, and return the shards.
 
     Args:
         url: The dataset's folder.
-        shards: Which; all by default.
-        workers: Processes for tars of other tools; by default one for each core.
-        limits: What one video of those may cost.
+        shards: The shards; all by default.
+        workers: Worker processes for tars of other tools; by default one per core.
+        limits: Limits per video of those tars.
 
     Raises:
-        StorageError: There is no dataset, or it cannot be written.
-        FormatError: A tar is damaged, or no longer holds the samples that the dataset lists.
+        StorageError: If there is no dataset, or it cannot be written.
+        FormatError: If a tar is damaged, or no longer contains the samples that the dataset lists.
     """
     storage = open_storage(url)
     _, generation = read_generation(storage)
@@ -139,7 +141,7 @@ def rebuild(
             wanted[record.name] = keys[start : start + record.samples]
             start += record.samples
         tars = [_open_tar(storage, stem, str(storage.path(f"{stem}.tar"))) for stem in foreign]
-        # Keys tell samples of all tars apart, whichever are indexed now.
+        # Keys must be unique among the samples of all tars, also of those that are not indexed now.
         work = _Work(storage, tars)
         tars = [tar for tar in tars if tar.stem in chosen]
         work.progress = Progress(sum(len(tar.samples) for tar in tars))
@@ -153,7 +155,7 @@ def rebuild(
 
 
 class _Work:
-    """Indexes tars one after the other."""
+    """Indexes tars one by one."""
 
     def __init__(self, storage: LocalStorage, tars: Sequence[_Tar]) -> None:
         self.storage = storage
@@ -169,10 +171,10 @@ class _Work:
         self.progress = Progress(len(self.sources))
 
     def index(self, tar: _Tar, engine: Engine, wanted: Sequence[str] | None = None) -> Part:
-        """Write the sidecars of a tar; its part has no digest where there is nothing to index.
+        """Write the sidecars of a tar; its part has no digest if there is nothing to index.
 
         Raises:
-            FormatError: The tar's samples are not those of the keys that are wanted.
+            FormatError: If the tar's samples do not have the keys in `wanted`.
         """
         if tar.problem:
             broken = Source(os.path.basename(tar.path), tar.path)
@@ -185,7 +187,7 @@ class _Work:
         for number, sample in enumerate(tar.samples):
             source, outcome = self.sources[tar.stem, sample.first], outcomes[number]
             row = ledger_row(source, outcome, tar.stem)
-            # The video stays what it is; the blobs of an outcome are its index.
+            # The video stays unchanged; the blobs of the outcome are its index.
             row["bytes_out"] = source.size if outcome.reason is None else None
             row["warnings"] = [*outcome.warnings, *sample.notes]
             rows.append(row)
@@ -208,7 +210,7 @@ class _Work:
         return Part(tar.stem, rows, packed, TarDigest(len(view), sha256(view), len(samples)))
 
     def _outcomes(self, tar: _Tar, engine: Engine) -> dict[int, Outcome]:
-        """What became of each sample, by its number in the tar."""
+        """Return the outcome of each sample, by its number in the tar."""
         outcomes: dict[int, Outcome] = {}
         tasks: dict[int, Task] = {}
         path = str(self.storage.path(f"{tar.stem}.tar"))
@@ -236,7 +238,7 @@ class _Work:
 
 
 def _engine(workers: int | None, limits: Limits | None) -> LocalEngine:
-    # The profile stands for nothing here: nothing is encoded.
+    # The profile is irrelevant, because nothing is encoded.
     return LocalEngine(Settings(get_profile("compact"), find_ffmpeg(), limits or Limits(), MAX_SECONDS), workers)
 
 
@@ -250,12 +252,12 @@ def _open_tar(storage: Storage, stem: str, path: str) -> _Tar:
 def _common_folder(paths: Sequence[str]) -> str:
     folders = sorted({os.path.dirname(path) for path in paths})
     if len(folders) > 1:
-        raise UsageError(f"the tars lie in {len(folders)} folders", file=folders[0], hint="name a folder with --out")
+        raise UsageError(f"the tars are in {len(folders)} folders", file=folders[0], hint="name a folder with --out")
     return folders[0]
 
 
 def _check_sidecar(storage: Storage, stem: str) -> None:
-    """Refuses to overwrite a table of another tool: video2dataset writes ``00000.parquet`` beside ``00000.tar``."""
+    """Refuse to overwrite another tool's table: video2dataset writes ``00000.parquet`` next to ``00000.tar``."""
     name = f"{stem}.parquet"
     if not storage.exists(name):
         return
@@ -263,7 +265,7 @@ def _check_sidecar(storage: Storage, stem: str) -> None:
         from_parquet(storage.read(name), file=name, columns=["member_offset"])
     except FormatError as error:
         raise UsageError(
-            "a file of another tool has the name of a sidecar",
+            "another tool's file has the name of a sidecar",
             file=name,
             hint="name another folder with --out; the tars are linked into it, not copied",
         ) from error
@@ -283,7 +285,7 @@ def _link(path: str, storage: LocalStorage, stem: str) -> None:
 
 
 def _source(tar: _Tar, sample: TarSample, name: str, key: str) -> Source:
-    """A sample as the ledger and the annotations name it."""
+    """Return a sample as a source for the ledger and the annotations."""
     label, video = None if sample.label is None else str(sample.label), sample.video
     if video is None:
         return Source(name, tar.path, 0, label, sample.columns, key=key)
@@ -302,26 +304,26 @@ def _check_keys(tar: _Tar, keys: Sequence[str], wanted: Sequence[str]) -> None:
     if keys != wanted:
         lost = sorted(set(wanted) - set(keys))
         raise FormatError(
-            f"the tar gives {len(keys)} samples, the dataset lists {len(wanted)}"
-            + (f"; {lost[0]!r} cannot be indexed any more" if lost else ""),
+            f"the tar contains {len(keys)} samples, the dataset lists {len(wanted)}"
+            + (f"; {lost[0]!r} can no longer be indexed" if lost else ""),
             shard=tar.stem,
         )
 
 
 def _number_labels(labels: Sequence[str | int], class_names: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The classes, and the number of each label by its text.
+    """Return the classes, and the number of each label by its text.
 
     Raises:
-        UsageError: A number has no name among those given, or a name is not among them.
+        UsageError: If a number has no class name, or a name is not among the class names.
     """
     numbers = [label for label in labels if isinstance(label, int)]
     if len(numbers) == len(labels):
         if class_names and numbers and max(numbers) >= len(class_names):
-            raise UsageError(f"label {max(numbers)} has no name: {len(class_names)} are given")
+            raise UsageError(f"label {max(numbers)} has no name: there are {len(class_names)} class names")
         return tuple(class_names), {str(number): number for number in numbers}
     names = [str(label) for label in labels]
     classes = tuple(class_names) or tuple(sorted(set(names)))
     unknown = next((label for label in labels if str(label) not in classes), None)
     if unknown is not None:
-        raise UsageError(f"label {unknown!r} is none of the {len(classes)} class names")
+        raise UsageError(f"unknown label {unknown!r}: it is none of the {len(classes)} class names")
     return classes, {name: number for number, name in enumerate(classes)}

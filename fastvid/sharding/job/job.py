@@ -1,7 +1,7 @@
-"""The sharding job: from a folder of raw videos to a dataset; killed at any moment, it goes on when run again.
+"""The sharding job: makes a dataset from a folder of raw videos; if killed at any moment, it resumes when run again.
 
-Every source ends in one ledger row. What the job writes is a function of the sources, the profile and the encoder
-build; the number of workers, the order in which they finish and how often the job was killed change nothing.
+Every source gets one ledger row. The output is a function of the sources, the profile and the encoder build; the number
+of workers, the order in which they finish and interruptions do not change it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastvid.sharding.engines.engine import open_engine
 from fastvid.sharding.job.commit import commit_job
 from fastvid.sharding.job.identity import differences
 from fastvid.sharding.job.ledger import read_ledger, rows_table
-from fastvid.sharding.job.lock import alone
+from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart
 from fastvid.sharding.job.run import Job
 from fastvid.sharding.sources.tar_sources import gather_sources
@@ -42,13 +42,13 @@ MAX_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What a job did.
+    """The result of a job.
 
     Attributes:
-        dataset: Where the dataset is.
-        ledger: One row for every source, with the columns of LEDGER_SCHEMA; for a part of a job, those of its shards.
-        ignored: Number of files that were no sources, by kind.
-        part: The part that was done, after which there is no dataset yet; None for the whole job.
+        dataset: The dataset's folder.
+        ledger: One row per source, with the columns of LEDGER_SCHEMA; for a part of a job, those of its shards.
+        ignored: Number of files that are not sources, by kind.
+        part: The part that was made, after which there is no dataset yet; None for the whole job.
     """
 
     dataset: str
@@ -63,7 +63,7 @@ class JobReport:
 
     @property
     def rejected(self) -> Mapping[Reason, int]:
-        """Number of sources that did not, by reason."""
+        """Number of rejected sources, by reason."""
         return Counter(Reason(reason) for reason in self.ledger["reason"].to_pylist() if reason is not None)
 
 
@@ -90,65 +90,65 @@ def run_job(
     scratch: str | os.PathLike[str] | None = None,
     limits: Limits | None = None,
 ) -> JobReport:
-    """Encodes raw videos into an indexed WebDataset; what ``fastvid shard`` does.
+    """Encode raw videos into an indexed WebDataset, as ``fastvid shard`` does.
 
-    Run again after an interruption, with the same arguments, it goes on where it was; ``engine``, ``workers``,
-    ``part`` and ``limits`` may differ.
+    Run again with the same arguments after an interruption, it resumes; ``engine``, ``workers``, ``part`` and
+    ``limits`` may differ.
 
     Args:
-        sources: Folders of videos, single files, or tars of samples with a video each, as webdataset writes them;
-            paths, or URLs: ``s3://`` and ``gs://`` folders and files, ``http(s)://`` files. None is needed when the
-            annotations name URLs.
+        sources: Folders of videos, single files, or webdataset tars with one video per sample; paths, or URLs:
+            ``s3://`` and ``gs://`` folders and files, ``http(s)://`` files. Not needed if the annotations name URLs.
         out: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
         annotations: ``format:path``, one or several; by default the class of a video is its folder.
         class_names: Names for integer labels.
         profile: How to encode, by name or as a `Profile`.
-        streams: Video streams of every sample: "rgb", or "rgb,flow" for optical flow beside the picture.
-        audio: "drop", "copy" (the packets of AAC and ALAC as they are, other codecs encoded) or "aac" (all encoded).
-        flow: How optical flow is estimated: "dis" or "tvl1".
-        flow_bound: Largest motion that is kept, in pixels a frame; 20 by default.
+        streams: Video streams of every sample: "rgb", or "rgb,flow" to add optical flow.
+        audio: "drop", "copy" (keep AAC and ALAC packets unchanged, encode other codecs) or "aac" (encode all).
+        flow: Method of optical flow: "dis" or "tvl1".
+        flow_bound: Largest stored motion, in pixels per frame; 20 by default.
         engine: Where to encode: "local", or "ray" for all nodes of a Ray cluster.
-        ray_address: Of the cluster's head; by default RAY_ADDRESS, or else a cluster on this machine for this job.
-        workers: Sources encoded at the same time; by default one for each core.
-        samples_per_shard: Most sources in a shard.
-        max_seconds: Longer videos are split into parts of equal length, none longer than this.
-        seed: Of the order of samples in the shards.
-        follow_links: Take symbolic links that lead out of their folder.
-        allow_encoder_change: Go on although the job began with another build of ffmpeg; each shard records its own.
-        part: Do only every N-th shard, from the I-th, as ``I/N``, and commit nothing. Parts may run at once, on any
-            machines that see `out`; when they have ended, the same call without `part` does what they left undone and
-            makes the dataset.
-        scratch: Local folder for what waits to be packed; by default `out` itself, and for an object store the folder
-            for temporary files. A job that goes on finds it there.
-        limits: What one source may cost.
+        ray_address: Address of the cluster's head; by default RAY_ADDRESS, or else a new cluster on this machine.
+        workers: Sources encoded in parallel; by default one per core.
+        samples_per_shard: Maximum number of sources in a shard.
+        max_seconds: Longer videos are split into segments of equal length, none longer than this.
+        seed: Seed of the order of samples in the shards.
+        follow_links: Whether to follow symbolic links that point outside their folder.
+        allow_encoder_change: Whether to resume a job that began with another build of ffmpeg; each shard records its
+            build.
+        part: Make only every N-th shard, from the I-th, as ``I/N``, without committing. Parts may run in parallel, on
+            any machines that can access `out`; after they have finished, the same call without `part` makes the
+            remaining shards and commits the dataset.
+        scratch: Local folder for samples that wait to be packed; by default `out` itself, or for an object store the
+            folder for temporary files. A resumed job finds its samples there.
+        limits: Limits per source.
 
     Returns:
-        The report, also when sources were rejected.
+        The report, also if sources were rejected.
 
     Raises:
-        UsageError: An argument is wrong, or there is nothing to do.
-        MissingDependency: There is no ffmpeg, or no Ray for engine "ray".
-        JobError: Another job, or this part of one, works in `out`, an unfinished one there differs, or not a single
-            source could be packed.
-        StorageError: `out` cannot be written, or is full; the job can go on later.
-        WorkerError: Workers cannot be started, or the Ray cluster is gone; the job can go on later.
+        UsageError: If an argument is wrong, or there is nothing to do.
+        MissingDependency: If there is no ffmpeg, or no Ray for engine "ray".
+        JobError: If another job, or the same part, is running in `out`, the unfinished job there differs, or no source
+            could be packed.
+        StorageError: If `out` cannot be written or is full; run again to resume.
+        WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     mine = JobPart.parse(part) if isinstance(part, str) else part
     chosen = get_profile(profile) if isinstance(profile, str) else profile
     build = find_ffmpeg()
     if not chosen.runs_on(build):
-        raise UsageError(f"{build.path} has no encoder {chosen.encoder!r}", hint="name another one in FASTVID_FFMPEG")
+        raise UsageError(f"{build.path} has no encoder {chosen.encoder!r}", hint="name another in FASTVID_FFMPEG")
     extras = choose_streams(streams, audio=audio, method=flow, bound=flow_bound)
     if chosen.copies and extras != PICTURES:
         raise UsageError(
-            "profile 'copy' takes pictures over as they are, without sound or flow", hint="--profile compact"
+            "profile 'copy' copies pictures unchanged, without audio or flow", hint="use --profile compact"
         )
     settings = Settings(chosen, build, limits or Limits(), max_seconds, extras)
     place = open_engine(engine, settings, workers=workers, address=ray_address)
     found = gather_sources(sources, annotations, class_names=class_names, follow_links=follow_links)
     storage = open_storage(out)
-    with alone(storage, mine) as check:
+    with lock_folder(storage, mine) as check:
         job = Job(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard, part=mine, scratch=scratch)
         if storage.exists(DATASET_JSON):
             ledger = _finished(storage, job.identity)
@@ -165,15 +165,15 @@ def run_job(
 
 
 def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: float) -> None:
-    """Raise a UsageError unless all of them are positive."""
+    """Raise a UsageError unless all are positive."""
     if samples_per_shard < 1 or max_seconds <= 0 or (workers is not None and workers < 1):
         raise UsageError(
-            f"{workers} workers, {samples_per_shard} samples a shard, {max_seconds} seconds: all must be positive"
+            f"{workers} workers, {samples_per_shard} samples per shard, {max_seconds} seconds: all must be positive"
         )
 
 
 def _finished(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:
-    """The ledger of the dataset that is here, if the very same job has made it."""
+    """Return the ledger of the existing dataset, if the same job made it."""
     name = "its ledger"
     if storage.exists(LEDGER):
         ledger, before = read_ledger(storage)
@@ -183,7 +183,7 @@ def _finished(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:
             return ledger
         name = changes[0][0]
     raise UsageError(
-        f"there is a dataset already, made by a job that differs in {name}",
+        f"the folder contains a dataset made by a job that differs in {name}",
         file=storage.url,
         hint="choose another folder",
     )

@@ -1,4 +1,4 @@
-"""The ledger: one row for every source, and the parts of it that a running job leaves behind after each shard."""
+"""The ledger: one row per source, written in parts, one after each shard, while a job runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PackedSample:
-    """A sample of a shard, as the annotations need it.
+    """A sample of a shard, for the annotations.
 
     Attributes:
         source_id: Its source.
         key: Its key.
         num_frames: Frames of its first video stream.
-        parent: The source it is a part of, when it is only a part.
-        start_seconds: Where in the parent it starts.
+        parent: The source that it is a segment of; None if it is a whole source.
+        start_seconds: Start time of the segment in the parent.
     """
 
     source_id: str
@@ -44,13 +44,13 @@ class PackedSample:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is known of one finished shard.
+    """The record of one finished shard.
 
     Attributes:
         stem: Name of the shard.
-        rows: Ledger rows of the sources that were assigned to it.
+        rows: Ledger rows of the sources assigned to it.
         samples: Its samples, in the order of the tar.
-        digest: Of its tar; None when no source of it could be packed, and there is no tar.
+        digest: Digest of its tar; None if none of its sources could be packed, so there is no tar.
         encoder: Build of the encoder that wrote it.
     """
 
@@ -62,7 +62,7 @@ class Part:
 
 
 def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
-    """The row of a source that was tried."""
+    """Return the row of a source that was processed."""
     packed = outcome.reason is None
     streams = [data for sample in outcome.samples for data in sample.streams.values()]
     return {
@@ -82,23 +82,23 @@ def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
 
 
 def problem_row(source: Source, reason: Reason, message: str) -> Row:
-    """The row of a source that could not even be tried."""
+    """Return the row of a source that could not be processed at all."""
     return ledger_row(source, Outcome(-1, reason=reason, message=message), None)
 
 
 def part_name(stem: str) -> str:
-    """File of a shard's part."""
+    """Return the file name of a shard's part."""
     return f"{LEDGER_PARTS}/{stem}.parquet"
 
 
 def part_stems(storage: Storage) -> set[str]:
-    """Shards whose part is there."""
+    """Return the shards that have a part."""
     names = storage.list(f"{LEDGER_PARTS}/data-")
     return {name.removeprefix(f"{LEDGER_PARTS}/").removesuffix(".parquet") for name in names}
 
 
 def write_part(storage: Storage, part: Part) -> None:
-    """Writes what is known of a finished shard, atomically."""
+    """Write the record of a finished shard atomically."""
     extra = {
         "samples": [asdict(sample) for sample in part.samples],
         "digest": None if part.digest is None else asdict(part.digest),
@@ -108,10 +108,10 @@ def write_part(storage: Storage, part: Part) -> None:
 
 
 def read_part(storage: Storage, stem: str) -> Part:
-    """What `write_part` wrote.
+    """Return the part that `write_part` wrote.
 
     Raises:
-        FormatError: It is broken.
+        FormatError: If it is broken.
     """
     table, extra = _read(storage, part_name(stem))
     digest = extra["digest"]
@@ -125,23 +125,23 @@ def read_part(storage: Storage, stem: str) -> Part:
 
 
 def write_ledger(storage: Storage, rows: Iterable[Row], identity: Mapping[str, Any]) -> pa.Table:
-    """Writes the ledger of a whole job, sorted by source, and returns it."""
+    """Write the ledger of a whole job, sorted by source, and return it."""
     table = _table(sorted(rows, key=lambda row: row["source_id"]), {"job": dict(identity)})
     storage.write(LEDGER, to_parquet(table))
     return table
 
 
 def rows_table(rows: Iterable[Row]) -> pa.Table:
-    """Ledger rows as a table, sorted by source."""
+    """Return ledger rows as a table, sorted by source."""
     return _table(sorted(rows, key=lambda row: row["source_id"]), {})
 
 
 def read_ledger(storage: Storage) -> tuple[pa.Table, dict[str, Any]]:
-    """The ledger of a finished job, and that job's identity.
+    """Return the ledger of a finished job, and that job's identity.
 
     Raises:
-        StorageError: There is none.
-        FormatError: It is broken.
+        StorageError: If there is no ledger.
+        FormatError: If it is broken.
     """
     table, extra = _read(storage, LEDGER)
     return table, extra.get("job", {})
@@ -158,4 +158,4 @@ def _read(storage: Storage, name: str) -> tuple[pa.Table, dict[str, Any]]:
         metadata = (table.schema.metadata or {}).get(_METADATA, b"{}")
         return table, json.loads(metadata)
     except ValueError as error:
-        raise FormatError(f"ledger does not parse: {error}", file=name) from error
+        raise FormatError(f"cannot parse the ledger: {error}", file=name) from error

@@ -1,8 +1,8 @@
-"""Keeps two jobs out of one folder: one whole job, or any number of its parts, each once.
+"""Locks a dataset's folder for one job: a whole job excludes all others, a part only itself and whole jobs.
 
-On a local or shared disk the kernel's locks do it, and a killed process lets go of them. An object store has none:
-there each job keeps an object of its own, a lease, and writes to it every few seconds; a lease that has not changed for
-longer belongs to a job that is dead.
+On a local or shared disk, kernel locks are used; the kernel releases those of a killed process. An object store has no
+locks, so each job writes an object, a lease, and updates it every few seconds; a lease that has not changed for longer
+belongs to a dead job.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from fastvid.storage import LocalStorage, Storage
 _LOG = logging.getLogger(__name__)
 
 Check = Callable[[], None]
-"""Raises JobError when the folder is no longer ours."""
+"""Raises JobError if another job has taken over the folder."""
 
 BEAT_SECONDS: Final = 20.0
-"""A job writes to its lease so often."""
+"""Interval between updates of a lease."""
 
 LEASE_SECONDS: Final = 90.0
-"""A lease that has not changed for so long is free: four beats may be lost to a slow store."""
+"""A lease unchanged for so long has expired: up to four updates may be lost to a slow store."""
 
 _POLL_SECONDS: Final = 1.0
 _JOB_LOCK: Final = ".job.lock"
 _LEASES: Final = "leases/"
-# Network file systems mounted without locks answer one of these.
+# Errors of network file systems mounted without locks.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 @contextlib.contextmanager
-def alone(storage: Storage, part: JobPart | None = None) -> Iterator[Check]:
-    """Keeps others out of the folder, or out of one part of its job, until the block ends.
+def lock_folder(storage: Storage, part: JobPart | None = None) -> Iterator[Check]:
+    """Lock the folder, or one part of its job, until the block ends.
 
     Args:
         storage: The dataset's folder.
-        part: The part that is done; None for the whole job, which shares the folder with nobody.
+        part: The part to lock; None locks the whole folder.
 
     Yields:
-        A function that raises JobError when someone else has taken over: a job on an object store that was stopped for
-        longer than a lease lasts.
+        A function that raises JobError if another job has taken over, as happens to a job on an object store that was
+        suspended for longer than a lease lasts.
 
     Raises:
-        JobError: Another job works there.
-        StorageError: The folder cannot be made or written.
+        JobError: If another job is running there.
+        StorageError: If the folder cannot be created or written.
     """
     with _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part) as check:
         yield check
@@ -69,10 +69,10 @@ def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[Check]:
     folder = storage.path(LEDGER_PARTS)
     job = folder / _JOB_LOCK
     with contextlib.ExitStack() as stack:
-        # Shared among parts, so that none runs beside a job that does the whole.
+        # Parts share this lock, so that none runs at the same time as a whole job.
         held = stack.enter_context(_lock(job, shared=part is not None))
         if held is None:
-            _LOG.warning("the file system of %s has no locks: nothing keeps a second job out of it", storage.url)
+            _LOG.warning("the file system of %s has no locks: nothing prevents a second job there", storage.url)
         own = None if part is None else folder / f".part-{part.index}-of-{part.of}.lock"
         if own is not None:
             stack.enter_context(_lock(own, shared=False))
@@ -84,12 +84,12 @@ def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[Check]:
 
 
 def _clear(folder: Path, held: int | None, own: Path | None) -> None:
-    """Removes lock files while they are locked: whoever has opened one finds it gone, and makes another."""
+    """Remove lock files while holding their locks: a job that has opened one notices and creates another."""
     if own is not None:
         own.unlink(missing_ok=True)
         if os.listdir(folder) != [_JOB_LOCK] or held is None:
             return
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while other parts are at work
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while other parts are running
     for path in [*folder.glob(".part-*.lock"), folder / _JOB_LOCK]:
         path.unlink(missing_ok=True)
     folder.rmdir()
@@ -97,17 +97,17 @@ def _clear(folder: Path, held: int | None, own: Path | None) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
-    """Locks a file of its own: over NFS only a file that is open for writing can be locked.
+    """Lock a separate lock file: over NFS only a file open for writing can be locked.
 
     Yields:
-        Its descriptor, or None where the file system has no locks.
+        Its descriptor, or None if the file system has no locks.
     """
     descriptor, locked = -1, False
     while descriptor < 0:
         descriptor = _open(path)
         try:
             locked = _flock(descriptor, path, shared=shared)
-            if not _lies_at(descriptor, path):  # its holder has removed it since it was opened here
+            if not _lies_at(descriptor, path):  # the previous holder removed it after it was opened here
                 os.close(descriptor)
                 descriptor = -1
         except BaseException:
@@ -125,10 +125,10 @@ def _open(path: Path) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            continue  # another job has just ended here and removed the folder
+            continue  # another job has just finished here and removed the folder
         except OSError as error:
             raise StorageError(
-                f"folder cannot be made or written: {error.strerror}", file=path.parent.parent
+                f"folder cannot be created or written: {error.strerror}", file=path.parent.parent
             ) from error
 
 
@@ -143,7 +143,7 @@ def _flock(descriptor: int, path: Path, *, shared: bool) -> bool:
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise JobError("another job is at work here", file=path.parent.parent) from error
+        raise JobError("another job is running here", file=path.parent.parent) from error
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return False
@@ -154,10 +154,10 @@ def _flock(descriptor: int, path: Path, *, shared: bool) -> bool:
 @contextlib.contextmanager
 def _leased(storage: Storage, part: JobPart | None) -> Iterator[Check]:
     own = f"{_LEASES}job.json" if part is None else f"{_LEASES}part-{part.index}-of-{part.of}.json"
-    lease = _Lease(storage, own)
+    lease = _JobLease(storage, own)
     lease.take()
     try:
-        # First the own one, then those of others: of two that begin at once, at least one sees the other.
+        # Write the own lease before looking for others: of two jobs that begin at once, at least one sees the other.
         others = [
             name for name in storage.list(_LEASES) if name != own and (part is None or name == f"{_LEASES}job.json")
         ]
@@ -170,8 +170,8 @@ def _leased(storage: Storage, part: JobPart | None) -> Iterator[Check]:
         lease.release()
 
 
-class _Lease:
-    """One lease and the thread that keeps it."""
+class _JobLease:
+    """One lease and the thread that renews it."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.storage, self.name = storage, name
@@ -181,10 +181,10 @@ class _Lease:
         self._thread = threading.Thread(target=self._keep, name="fastvid-lease", daemon=True)
 
     def take(self) -> None:
-        """Takes the lease, also from a job that is dead.
+        """Acquire the lease, also from a dead job.
 
         Raises:
-            JobError: It belongs to a job that lives.
+            JobError: If it belongs to a running job.
         """
         content, expected = self._next(), None
         while not self.storage.swap(self.name, content, expected):
@@ -193,23 +193,23 @@ class _Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises JobError when another job has taken the lease over."""
+        """Raise JobError if another job has taken over the lease."""
         if self._lost:
             raise JobError(
-                "another job has taken over here, because this one did not answer for too long",
+                "another job has taken over here, because this one did not renew its lease in time",
                 file=self.storage.url,
-                hint="what was finished is kept; leave the rest to the other job",
+                hint="let the other job continue; finished work is kept",
             )
 
     def release(self) -> None:
-        """Gives the lease back, if it still is ours."""
+        """Release the lease, if it still belongs to this job."""
         self._over.set()
         self._thread.join()
         try:
             if not self._lost and self.storage.exists(self.name) and self.storage.read(self.name) == self._content:
                 self.storage.delete(self.name)
         except StorageError as error:
-            _LOG.warning("a lease could not be given back and holds for %.0f s more: %s", LEASE_SECONDS, error)
+            _LOG.warning("a lease could not be released and lasts %.0f s more: %s", LEASE_SECONDS, error)
 
     def _keep(self) -> None:
         since = time.monotonic()
@@ -233,15 +233,15 @@ class _Lease:
 
 
 def _wait_until_dead(storage: Storage, names: list[str]) -> dict[str, bytes]:
-    """Watches leases until each is gone or has not changed for as long as a lease lasts; gives what those are.
+    """Watch leases until each is deleted or has expired; return the expired ones.
 
     Raises:
-        JobError: One belongs to a job that lives.
+        JobError: If one belongs to a running job.
     """
     seen = {name: content for name in names if (content := _read(storage, name)) is not None}
     waiting = {name: content for name, content in seen.items() if not _died_here(content)}
     if waiting:
-        _LOG.info("waiting up to %.0f s to see whether another job is at work in %s", LEASE_SECONDS, storage.url)
+        _LOG.info("waiting up to %.0f s to see whether another job is running in %s", LEASE_SECONDS, storage.url)
     end = time.monotonic() + LEASE_SECONDS
     while waiting and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
@@ -252,7 +252,7 @@ def _wait_until_dead(storage: Storage, names: list[str]) -> dict[str, bytes]:
             elif now != content:
                 record = _parse(now)
                 raise JobError(
-                    f"another job is at work here, on {record.get('host')} as process {record.get('pid')}",
+                    f"another job is running here, on {record.get('host')} as process {record.get('pid')}",
                     file=storage.url,
                 )
     return seen
@@ -268,7 +268,7 @@ def _read(storage: Storage, name: str) -> bytes | None:
 
 
 def _died_here(content: bytes) -> bool:
-    """Whether the lease names a process of this very machine that is gone."""
+    """Return whether the lease names a dead process of this machine."""
     record = _parse(content)
     if record.get("host") != socket.gethostname():
         return False

@@ -1,8 +1,8 @@
-"""Troubles that are no verdict on a source: a full disk, a store that is down or no longer lets us in.
+"""Detects outages that are no fault of a source: a full disk, or a store that is down or denies access.
 
-Of the web, one server that does not answer is an ordinary fault of one source. Sources in one's own bucket fail all
-together, when credentials run out in the middle of a job; to reject what is left would lose it, so the job stops, and
-goes on when it is run again.
+On the web, a server that does not answer is an ordinary fault of one source. Sources in the user's own bucket all fail
+together, for example when credentials expire during a job. Rejecting the rest would lose it, so the job stops and
+resumes when it is run again.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 
 MOST_IN_A_ROW: Final = 16
-"""So many failures of this kind, with no source read in between, stop a job before it has tried all others."""
+"""This many failures in a row stop a job before it tries all other sources."""
 
-_HINT: Final = "nothing is lost: the job goes on where it was when it is run again"
+_HINT: Final = "run the job again to resume it; nothing is lost"
 
 
-class Trouble:
-    """Tells an outage from bad luck with a few files."""
+class OutageDetector:
+    """Distinguishes an outage from faults of a few sources."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
         self._good: dict[str, Source] = {}
 
-    def learn(self, sources: Iterable[Source]) -> None:
-        """Takes in sources that an earlier run has read."""
+    def add_readable(self, sources: Iterable[Source]) -> None:
+        """Record sources that an earlier run has read."""
         for source in sources:
             if _in_store(source):
                 self._good[FileUrl.parse(source.path).root] = source
                 return
 
-    def note(self, source: Source, outcome: Outcome) -> None:
-        """Takes in the first outcome of a source.
+    def add_outcome(self, source: Source, outcome: Outcome) -> None:
+        """Record the first outcome of a source.
 
         Raises:
-            StorageError: Too many have failed one after another.
+            StorageError: If too many sources in a row have failed.
         """
         if outcome.reason is Reason.NO_SPACE or (outcome.reason is Reason.UNREACHABLE and _in_store(source)):
             self._in_a_row += 1
@@ -51,13 +51,13 @@ class Trouble:
             return
         self._in_a_row = 0
         if outcome.reason is None:
-            self.learn([source])
+            self.add_readable([source])
 
-    def judge(self, source: Source, outcome: Outcome) -> None:
-        """Takes in the last outcome of a source, which was tried alone.
+    def add_final_outcome(self, source: Source, outcome: Outcome) -> None:
+        """Record the final outcome of a source, after it was retried alone.
 
         Raises:
-            StorageError: It says nothing about the source.
+            StorageError: If the failure is an outage, not the source's fault.
         """
         if outcome.reason is Reason.NO_SPACE:
             raise _stop(source, outcome)
@@ -65,7 +65,7 @@ class Trouble:
             raise _stop(source, outcome)
 
     def _store_answers(self, source: Source) -> bool:
-        """Whether a source of the same store that was read before can still be read."""
+        """Return whether a source of the same store that was read before can still be read."""
         good = self._good.get(FileUrl.parse(source.path).root)
         if good is None:
             return False
@@ -83,6 +83,6 @@ def _in_store(source: Source) -> bool:
 
 def _stop(source: Source, outcome: Outcome, before: str = "") -> StorageError:
     if outcome.reason is Reason.NO_SPACE:
-        where, hint = tempfile.gettempdir(), f"make room, or name another folder in TMPDIR; {_HINT}"
+        where, hint = tempfile.gettempdir(), f"free some space, or name another folder in TMPDIR; {_HINT}"
         return StorageError(f"{before}{outcome.message}", file=where, source=encode_name(source.id), hint=hint)
     return StorageError(f"{before}{outcome.message}", file=FileUrl.parse(source.path), hint=_HINT)

@@ -1,4 +1,4 @@
-"""Which source goes into which shard: decided before anything is encoded, so that no failure moves another sample."""
+"""Assigns sources to shards before anything is encoded, so that a failed source never moves another sample."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fastvid.errors import UsageError
 from fastvid.sharding.sources.sources import Source
 
 SAMPLES_PER_SHARD: Final = 1000
-# Twice what shards usually hold in the end: on real footage the compact profile writes half the bytes of its sources.
+# Twice the usual size of a shard: on real footage the compact profile writes half the bytes of its sources.
 SOURCE_BYTES_PER_SHARD: Final = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """One of several jobs that share the shards of a plan.
+    """One of several jobs that divide the shards of a plan among them.
 
     Attributes:
-        index: Which one, from 0.
-        of: How many there are.
+        index: Number of the part, from 0.
+        of: Number of parts.
     """
 
     index: int
@@ -30,21 +30,21 @@ class JobPart:
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """The part behind ``3/8``.
+        """Parse a part such as ``3/8``.
 
         Raises:
-            UsageError: It is none.
+            UsageError: If the text is no part.
         """
         found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
         if not found or int(found[1]) >= int(found[2]):
-            raise UsageError(f"part {text!r} is none", hint="I/N with I from 0 to N - 1, such as 0/8 to 7/8")
+            raise UsageError(f"invalid part {text!r}", hint="use I/N with I from 0 to N - 1, such as 0/8 to 7/8")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.index}/{self.of}"
 
     def has(self, shard: int) -> bool:
-        """Whether this part does the shard; shards are mixed, so every N-th makes parts of equal weight."""
+        """Return whether this part includes the shard: every N-th, because classes are mixed in every shard."""
         return shard % self.of == self.index
 
 
@@ -55,15 +55,15 @@ def plan_shards(
     samples: int = SAMPLES_PER_SHARD,
     source_bytes: int = SOURCE_BYTES_PER_SHARD,
 ) -> list[list[Source]]:
-    """Assigns sources to shards, classes mixed, each shard bounded by a number of sources and of their bytes.
+    """Assign sources to shards, classes mixed, each shard limited in its number of sources and their bytes.
 
     The order is that of a keyed hash of the key: it depends on the sources and the seed, not on how they were listed.
 
     Args:
-        sources: Sources that can be tried.
-        seed: Another seed mixes differently.
-        samples: Most sources in a shard.
-        source_bytes: Most bytes of sources in a shard that holds more than one.
+        sources: Sources without problems.
+        seed: Seed of the order.
+        samples: Maximum number of sources in a shard.
+        source_bytes: Maximum total bytes of the sources of a shard; a single source may exceed it.
     """
     shards: list[list[Source]] = []
     room, weight = 0, 0

@@ -1,4 +1,4 @@
-"""A job: resumes what earlier runs have left, encodes what is missing, packs complete shards."""
+"""A sharding job: resumes the work of earlier runs, encodes missing sources and packs complete shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastvid.runtime.progress import Progress
 from fastvid.sharding.engines.engine import Engine
 from fastvid.sharding.job.identity import differences, job_identity
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
-from fastvid.sharding.job.outages import Trouble
+from fastvid.sharding.job.outages import OutageDetector
 from fastvid.sharding.job.plan import JobPart, plan_shards
 from fastvid.sharding.job.scratch import remove_scratch, scratch_folder
 from fastvid.sharding.job.staging import Staging
@@ -31,32 +31,32 @@ from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
 
-# A source that was too slow among others gets this much more time when it is retried alone.
+# A source that was too slow when run in parallel gets this much more time when it is retried alone.
 _PATIENCE: Final = 4.0
-# Parts of the ledger that are read at the same time: each costs three round trips to an object store.
+# Parts of the ledger read in parallel: each costs three round trips to an object store.
 _READERS: Final = 16
 
 Members = tuple[str, Mapping[str, bytes]]
 
 
 def retry_alone(engine: Engine, task: Task) -> Outcome:
-    """Retry a task whose outcome was transient, with nothing beside it, and return its final outcome."""
+    """Retry a task whose outcome was transient, without others in parallel, and return its final outcome."""
     (outcome,) = engine.run([replace(task, patience=_PATIENCE)])
     return replace(outcome, transient=False)
 
 
 class Job:
-    """Sources that become shards in a folder: what `run_job` and `fastvid.sharding.change.add` have in common.
+    """Encodes sources into shards of a folder, for `run_job` and `fastvid.sharding.change.add`.
 
     Args:
-        storage: Folder of the shards, and of the record that tells other commands that they are unfinished.
+        storage: Folder of the shards, and of the record that marks them as unfinished.
         found: The sources.
         settings: How they are encoded.
-        seed: Of the order of samples in the shards.
-        samples_per_shard: Most sources in a shard.
-        part: Which of the shards are to be done; None for all.
+        seed: Seed of the order of samples in the shards.
+        samples_per_shard: Maximum number of sources in a shard.
+        part: The part of the shards to make; None makes all.
         scratch: See `scratch_folder`.
-        added_to: The dataset that the shards are added to afterwards; None when they become one.
+        added_to: The dataset that the shards are added to afterwards; None if they become a new one.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Job:
         self.storage, self.streams, self.encoder = storage, settings.streams.video, self.identity["encoder"]
         self.scratch = scratch_folder(storage, scratch)
         self.staging = Staging(storage, self.scratch, self.encoder)
-        self.trouble = Trouble()
+        self.outages = OutageDetector()
         self.parts: dict[int, Part] = {}
         self._added_to, self._whole = added_to, part is None
         tried = [source for source in found.sources if source.problem is None]
@@ -88,17 +88,17 @@ class Job:
         self._packing: list[Future[None]] = []
 
     def run(self, engine: Engine, check: Callable[[], None], *, allow_encoder_change: bool = False) -> list[Part]:
-        """Encode and pack what is missing; return what is known of the shards, in order. Closes the engine.
+        """Encode and pack what is missing; return the records of the shards, in order. Closes the engine.
 
         Args:
             engine: Where to encode.
-            check: Called before each shard is written; raises when the folder is no longer ours.
-            allow_encoder_change: Resume a job that began with another build of ffmpeg.
+            check: Called before each shard is written; raises if another job has taken over the folder.
+            allow_encoder_change: Whether to resume a job that began with another build of ffmpeg.
 
         Raises:
-            JobError: The unfinished job in the folder is another one.
-            StorageError: The folder cannot be written, or is full.
-            WorkerError: Workers cannot be started.
+            JobError: If the unfinished job in the folder is another one.
+            StorageError: If the folder cannot be written or is full.
+            WorkerError: If workers cannot be started.
         """
         self._check = check
         self._begin(allow_encoder_change=allow_encoder_change)
@@ -106,12 +106,12 @@ class Job:
             return self._finish(engine)
 
     def end(self) -> None:
-        """Delete everything that an unfinished job leaves behind."""
+        """Delete all temporary files of the job."""
         self.staging.end()
         remove_scratch(self.scratch)
 
     def _begin(self, *, allow_encoder_change: bool) -> None:
-        """Record the job, or check that it is the one that is unfinished here."""
+        """Record the job, or check that it matches the unfinished one."""
         before = self.staging.job() or self.staging.begin(self.identity)
         if before is None:
             return
@@ -120,25 +120,24 @@ class Job:
         builds_only = all(name.startswith("encoder.") for name, _, _ in changes)
         if changes and not (builds_only and allow_encoder_change):
             name, old, new = changes[0]
-            way_out = "choose another folder" if what == "job" else f"delete {LEDGER_PARTS}/add to give it up"
+            way_out = "choose another folder" if what == "job" else f"delete {LEDGER_PARTS}/add to abandon it"
             raise JobError(
                 f"the unfinished {what} here has {name} {old!r}, this one {new!r}",
                 file=where.url,
-                hint=f"go on with the same sources, arguments and ffmpeg, or {way_out}"
-                + ("; --allow-encoder-change goes on with this ffmpeg" if builds_only else ""),
+                hint=f"resume it with the same sources, arguments and ffmpeg, or {way_out}"
+                + ("; or continue with this ffmpeg by --allow-encoder-change" if builds_only else ""),
             )
         if changes:
-            _LOG.warning("going on with another build of ffmpeg; samples of unfinished shards are encoded anew")
+            _LOG.warning("resuming with another build of ffmpeg; samples of unfinished shards are encoded again")
             # Other parts may still resume with the build that the job began with.
             if self._whole:
                 self.staging.begin(self.identity, replace=True)
         else:
-            _LOG.info("going on with the unfinished %s in %s", what, where.url)
+            _LOG.info("resuming the unfinished %s in %s", what, where.url)
 
     def _finish(self, engine: Engine) -> list[Part]:
         todo = list(self._take_stock())
-        # Hashing, checksums and disk writes leave the interpreter's lock alone, so workers are fed while a shard is
-        # written.
+        # Hashing, checksums and disk writes release the GIL, so workers get tasks while a shard is written.
         with ThreadPoolExecutor(1, thread_name_prefix="pack") as packer:
             try:
                 for shard in self._mine:
@@ -147,17 +146,17 @@ class Job:
                 for outcome in engine.run(self._task(shard, slot) for shard, slot in todo):
                     faults.reach("encode")
                     shard, slot = self._place(outcome.index)
-                    self.trouble.note(self.shards[shard][slot], outcome)
+                    self.outages.add_outcome(self.shards[shard][slot], outcome)
                     if outcome.transient:
                         self.staging.put(shard_stem(shard), slot, outcome)
                         self._again.append((shard, slot))
                     else:
                         self._keep(shard, slot, outcome, packer)
                 if self._again:
-                    _LOG.info("%d sources failed in a way that may pass: trying each alone", len(self._again))
+                    _LOG.info("retrying each of %d sources alone: their errors may be transient", len(self._again))
                 for shard, slot in self._again:
                     outcome = retry_alone(engine, self._task(shard, slot))
-                    self.trouble.judge(self.shards[shard][slot], outcome)
+                    self.outages.add_final_outcome(self.shards[shard][slot], outcome)
                     self._keep(shard, slot, outcome, packer)
                 for future in self._packing:
                     future.result()
@@ -166,7 +165,7 @@ class Job:
         return [self.parts[shard] for shard in self._mine]
 
     def _take_stock(self) -> Iterator[tuple[int, int]]:
-        """Reads what earlier runs have left; gives the slots that are still to be encoded, in order."""
+        """Load the results of earlier runs; yield the slots that must still be encoded, in order."""
         for folder in (self.storage, self.scratch):
             if isinstance(folder, LocalStorage):
                 if self._whole:
@@ -184,7 +183,7 @@ class Job:
                 if stem in staged:
                     self.staging.drop(stem)
                 packed = {row["source_id"] for row in part.rows if row["status"] == "packed"}
-                self.trouble.learn(source for source in sources if encode_name(source.id) in packed)
+                self.outages.add_readable(source for source in sources if encode_name(source.id) in packed)
                 self.progress.take(len(sources), rejected=sum(row["status"] != "packed" for row in part.rows))
                 continue
             self._missing[shard] = len(sources)
@@ -199,11 +198,11 @@ class Job:
                     self.progress.take(1, rejected=int(outcome.reason is not None))
 
     def _finished(self, stem: str) -> Part | None:
-        """What is known of a finished shard; None if its tar is not there, as in a folder that was copied in haste."""
+        """Return the part of a finished shard; None if its tar is missing, as in an incomplete copy of the folder."""
         part, name = read_part(self.storage, stem), f"{stem}.tar"
         if part.digest is None or (self.storage.exists(name) and self.storage.size(name) == part.digest.bytes):
             return part
-        _LOG.warning("%s is not the tar that the ledger's part describes: its shard is encoded again", name)
+        _LOG.warning("%s does not match its part of the ledger: its shard is encoded again", name)
         return None
 
     def _task(self, shard: int, slot: int) -> Task:
@@ -234,7 +233,7 @@ class Job:
         self._settle(shard, packer)
 
     def _settle(self, shard: int, packer: ThreadPoolExecutor) -> None:
-        """Has a shard packed when it is complete, and fails if packing an earlier one has failed."""
+        """Submit a shard for packing if it is complete; raise if packing an earlier one has failed."""
         if not self._missing[shard]:
             self._packing.append(packer.submit(self._pack, shard))
         waiting = []
@@ -246,14 +245,14 @@ class Job:
         self._packing = waiting
 
     def _pack(self, shard: int) -> None:
-        """Writes a complete shard and its part of the ledger. Done twice, it writes the same bytes."""
+        """Write a complete shard and its part of the ledger. Idempotent: repeated, it writes the same bytes."""
         self._check()
         stem = shard_stem(shard)
         rows: list[Row] = []
         packed: list[PackedSample] = []
         members = self._members(shard, rows, packed)
         first = next(members, None)
-        # A shard of nothing but rejected sources leaves a gap.
+        # If all sources of a shard are rejected, there is no tar and its number stays unused.
         digest = (
             None
             if first is None
@@ -266,16 +265,16 @@ class Job:
         self.staging.drop(stem)
 
     def _members(self, shard: int, rows: list[Row], packed: list[PackedSample]) -> Iterator[Members]:
-        """The samples of a shard in the order of its slots; ledger rows are added along the way."""
+        """Yield the samples of a shard in the order of its slots, and append their ledger rows."""
         stem = shard_stem(shard)
         for slot, source in enumerate(self.shards[shard]):
             outcome = self.staging.get(stem, slot)
             if outcome is None:
                 raise JobError(
-                    "an encoded sample was damaged on disk while it waited to be packed",
+                    "an encoded sample was damaged on disk before it was packed",
                     shard=stem,
                     key=source.key,
-                    hint="run the job again",
+                    hint="run the job again to encode it again",
                 )
             rows.append(ledger_row(source, outcome, stem))
             for sample in outcome.samples:

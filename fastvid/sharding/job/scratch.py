@@ -1,6 +1,6 @@
-"""Where a job works while its dataset lies in an object store: a local folder that the next run on this machine finds.
+"""Local scratch folders for jobs whose dataset is in an object store; the next run on this machine finds them.
 
-What is finished is in the store, so another machine can go on, and encodes anew what waited here.
+Finished shards are in the store, so another machine can resume the job; it encodes again what was waiting here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _DIGITS: Final = 12
 
 
 def scratch_folder(storage: Storage, folder: str | os.PathLike[str] | None = None) -> LocalStorage | None:
-    """The local folder for work on a dataset; None where the dataset's own folder will do.
+    """Return the local folder for work on a dataset; None if the dataset's own folder is used.
 
     Args:
         storage: The dataset's folder.
-        folder: Where the folder is made; by default, for a dataset in an object store, the one that TMPDIR names.
+        folder: Parent folder; by default, for a dataset in an object store, the one named by TMPDIR.
 
     Raises:
-        StorageError: It cannot be made, or belongs to someone else.
+        StorageError: If it cannot be created, or belongs to another user.
     """
     if folder is None:
         if isinstance(storage, LocalStorage):
@@ -41,22 +41,22 @@ def scratch_folder(storage: Storage, folder: str | os.PathLike[str] | None = Non
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
     except OSError as error:
-        raise StorageError(f"scratch folder cannot be made: {error.strerror}", file=path) from error
-    # The name can be guessed, and others may write to the folder for temporary files.
+        raise StorageError(f"scratch folder cannot be created: {error.strerror}", file=path) from error
+    # The name is predictable, and other users can write to the folder for temporary files.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise StorageError("scratch folder belongs to someone else", file=path, hint="name another with --scratch")
+        raise StorageError("scratch folder belongs to another user", file=path, hint="name another with --scratch")
     return LocalStorage(path)
 
 
 def remove_scratch(scratch: LocalStorage | None) -> None:
-    """Removes a scratch folder with everything in it."""
+    """Remove a scratch folder with its contents."""
     if scratch is not None:
         shutil.rmtree(scratch.root, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def short_scratch(storage: Storage) -> Iterator[LocalStorage | None]:
-    """A scratch folder that ends with the block; None where the dataset's own folder will do."""
+    """Yield a scratch folder that is removed after the block; None if the dataset's own folder is used."""
     if isinstance(storage, LocalStorage):
         yield None
         return

@@ -1,6 +1,6 @@
-"""Encoded samples that wait for their shard to be complete, so that a killed job loses only what was being encoded.
+"""Stores encoded samples until their shard is complete, so that a killed job loses only what was being encoded.
 
-They lie in the folder of the ledger's parts, which tells every other command that a job is unfinished here.
+They are in the folder of the ledger's parts, which shows every other command that a job is unfinished.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastvid.storage import LocalStorage, Storage
 
 _JOB: Final = f"{LEDGER_PARTS}/job.json"
 _SAMPLES: Final = f"{LEDGER_PARTS}/staging"
-_ADDITION: Final = f"{LEDGER_PARTS}/add/"  # another command's; see `fastvid.sharding.change.add`
+_ADDITION: Final = f"{LEDGER_PARTS}/add/"  # of another command; see `fastvid.sharding.change.add`
 _BUILD_DIGITS: Final = 8
 
 
@@ -28,8 +28,8 @@ class Staging:
 
     Args:
         storage: The dataset's folder.
-        scratch: Where samples wait; by default the dataset's folder, so that any machine that sees it can go on.
-        encoder: Build of the encoder; samples that another one has encoded are not seen.
+        scratch: Where samples are stored; by default the dataset's folder, so that any machine can resume the job.
+        encoder: Build of the encoder; samples of other builds are ignored.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Staging:
         self._build = f"build-{digest(encoder or {})[:_BUILD_DIGITS]}"
 
     def job(self) -> dict[str, Any] | None:
-        """Identity of the unfinished job here; None when there is none.
+        """Return the identity of the unfinished job here; None if there is none.
 
         Raises:
-            FormatError: Its record is broken.
+            FormatError: If its record is broken.
         """
         if not self.storage.exists(_JOB):
             return None
@@ -53,10 +53,10 @@ class Staging:
         return record
 
     def begin(self, identity: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any] | None:
-        """Records which job is unfinished here, unless one is recorded already and is not to be replaced.
+        """Record the unfinished job, unless one is recorded already and `replace` is false.
 
         Returns:
-            The identity that is recorded already, perhaps by another part that began at the same moment; else None.
+            The identity recorded already, perhaps by another part that began at the same moment; otherwise None.
         """
         record = (json.dumps(identity, indent=1, sort_keys=True) + "\n").encode()
         if replace:
@@ -65,7 +65,7 @@ class Staging:
         return None if self.storage.swap(_JOB, record, None) else self.job()
 
     def slots(self) -> dict[str, set[int]]:
-        """Slots that hold something, by shard."""
+        """Return the slots with a stored outcome, by shard."""
         found: dict[str, set[int]] = {}
         for name in self.scratch.list(f"{_SAMPLES}/{self._build}/"):
             stem, slot = name.split("/")[-2:]
@@ -73,26 +73,26 @@ class Staging:
         return found
 
     def put(self, stem: str, slot: int, outcome: Outcome) -> None:
-        """Keeps an outcome, atomically."""
+        """Store an outcome atomically."""
         self.scratch.write(self._name(stem, slot), outcome.to_bytes())
 
     def get(self, stem: str, slot: int) -> Outcome | None:
-        """An outcome; None when what is there is damaged, as a power cut may leave it."""
+        """Return an outcome; None if it is damaged, for example by a power failure."""
         try:
             return Outcome.from_bytes(self.scratch.read(self._name(stem, slot)))
         except FormatError:
             return None
 
     def drop(self, stem: str) -> None:
-        """Deletes the samples of a shard."""
+        """Delete the samples of a shard."""
         folder = f"{_SAMPLES}/{self._build}/{stem}"
         for name in self.scratch.list(f"{folder}/"):
             self.scratch.delete(name)
         _prune(self.scratch, folder)
 
     def end(self) -> None:
-        """Deletes everything that belongs to the job: the ledger's parts too."""
-        # The job's record goes last: until then the next run knows what the rest is.
+        """Delete everything that belongs to the job, including the ledger's parts."""
+        # Delete the job's record last: until then the next run knows what the other files are.
         for name in self.scratch.list(f"{_SAMPLES}/"):
             self.scratch.delete(name)
         _prune(self.scratch, _SAMPLES)
@@ -106,7 +106,7 @@ class Staging:
 
 
 def _prune(storage: Storage, folder: str) -> None:
-    """Removes empty folders, where there are folders."""
+    """Remove empty folders, if the storage has folders."""
     if isinstance(storage, LocalStorage):
         for path, _, _ in os.walk(storage.path(folder), topdown=False):
             with contextlib.suppress(OSError):

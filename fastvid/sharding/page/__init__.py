@@ -1,1 +1,1 @@
-"""What is in a dataset, as numbers and as one HTML page."""
+"""Shows the contents of a dataset, as numbers and as one HTML page."""

@@ -1,4 +1,4 @@
-"""The page's classes, splits and clips."""
+"""The page's sections for classes, splits and clips."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fastvid.report.charts import COLOURS
 from fastvid.report.markup import definitions, text
 from fastvid.report.page import Section
 from fastvid.runtime.units import count, duration, percent, size, things
-from fastvid.sharding.page.contact_sheet import ContactSheet, Strip
+from fastvid.sharding.page.contact_sheet import ContactSheet, FrameStrip
 from fastvid.sharding.page.summary import ClassCount, Summary
 
 _SHOWN_CLASSES: Final = 2000
-_SHORT_LIST: Final = 60  # classes that need no scrolling
+_SHORT_LIST: Final = 60  # maximum number of classes shown without scrolling
 _SHOWN_SPLITS: Final = 5
 
 
 def classes_section(summary: Summary) -> Section:
-    """Every class with its samples by split, and the splits themselves."""
+    """Return the section with every class, its samples by split, and the splits."""
     order = _split_order(summary)
     used = [c for c in summary.class_counts if c.count]
     unused = [c for c in summary.class_counts if not c.count]
@@ -61,7 +61,7 @@ def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
 
 
 def stack(parts: Mapping[str, int], total: int, order: Sequence[str]) -> str:
-    """One bar of coloured pieces; `total` is what the whole width stands for."""
+    """Return one bar of coloured pieces; `total` is the value of the full width."""
     pieces = [
         f'<i class="c{order.index(name) % COLOURS}" style="width:{100 * number / max(total, 1):.2f}%"'
         f' data-tip="{text(name)}: {count(number)}"></i>'
@@ -71,7 +71,7 @@ def stack(parts: Mapping[str, int], total: int, order: Sequence[str]) -> str:
 
 
 def _split_order(summary: Summary) -> list[str]:
-    """Values of the first split column, most samples first: the order of their colours."""
+    """Return the values of the first split column, most samples first: the order of their colours."""
     first = next(iter(summary.split_columns.values()), None)
     return [] if first is None else [name for name, _ in first.most_common()]
 
@@ -93,12 +93,12 @@ def _splits(summary: Summary) -> str:
 
 
 def _anchor(name: str) -> str:
-    """A fragment that any class name can have."""
+    """Return an HTML id for any class name."""
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
 def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
-    """The contact sheet."""
+    """Return the section with the contact sheet."""
     groups = []
     counts = {c.name: c.count for c in summary.class_counts}
     for name, strips in sheet.strips.items():
@@ -111,17 +111,17 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
         )
     notes = []
     if sheet.left_out:
-        notes.append(f"No room for {count(sheet.left_out)} more of the classes; --max-bytes makes some.")
+        notes.append(f"No space for {count(sheet.left_out)} more classes; raise --max-bytes to show them.")
     if sheet.failed:
-        notes.append(f"{things(sheet.failed, 'sample')} could not be decoded; `fastvid verify` says why.")
+        notes.append(f"{things(sheet.failed, 'sample')} could not be decoded; run `fastvid verify` to see why.")
     return Section(
         "Clips",
         f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p>',
-        "Point at a clip to play it, click for its facts.",
+        "Point at a clip to play it; click it for details.",
     )
 
 
-def _tile(summary: Summary, strip: Strip) -> str:
+def _tile(summary: Summary, strip: FrameStrip) -> str:
     row = {name: summary.annotations[name][strip.sample].as_py() for name in summary.annotations.column_names}
     fact = {name: summary.facts[name][strip.sample].as_py() for name in ("width", "height", "codec", "num_frames")}
     length, key = float(summary.seconds[strip.sample]), text(row["key"])
@@ -131,7 +131,7 @@ def _tile(summary: Summary, strip: Strip) -> str:
         "source": row["source_id"],
         "class": f"{summary.class_names[strip.sample]}{label}",
         "video": f"{fact['width']}x{fact['height']} {fact['codec']}",
-        "length": f"{duration(length)}, {count(fact['num_frames'])} frames at {rate:.4g} a second",
+        "length": f"{duration(length)}, {count(fact['num_frames'])} frames at {rate:.4g} per second",
         "bytes": size(int(summary.bytes[strip.sample])),
     }
     rows |= {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS and value is not None}

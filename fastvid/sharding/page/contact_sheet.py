@@ -1,4 +1,4 @@
-"""Contact sheets: for some samples of every class, a strip of frames in one small picture, within a number of bytes."""
+"""Makes contact sheets: strips of frames for some samples of every class, within a byte limit."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ _LOG = logging.getLogger(__name__)
 
 HEIGHT: Final = 120
 """Height of a frame in a strip, in pixels."""
-_WIDTHS: Final = (68, 300)  # narrowest and widest frame
-_FRAMES: Final = (12, 4)  # most and fewest frames of a strip
-# A strip covers this much of the middle of a video: enough to see what happens, near enough to motion.
+_WIDTHS: Final = (68, 300)  # minimum and maximum width of a frame
+_FRAMES: Final = (12, 4)  # maximum and minimum frames of a strip
+# A strip covers this much of the middle of a video: long enough to show an action, short enough to show its motion.
 _WINDOW_SECONDS: Final = 6.0
 _TILES: Final = 240
 _PER_CLASS: Final = (1, 18)
-_PROBES: Final = 8  # strips that are made to see how many bytes one takes
+_PROBES: Final = 8  # strips made to estimate the size of one
 _PACKETS: Final = 64  # packets of a sample that the page draws
 _ENCODERS: Final = (
-    # At equal looks WebP takes a third of JPEG's bytes; builds of FFmpeg without libwebp are rare, and have JPEG.
+    # At equal quality WebP needs a third of JPEG's bytes; the few FFmpeg builds without libwebp use JPEG.
     ("libwebp", "webp", "yuv420p", {"quality": "56", "compression_level": "4"}),
     ("mjpeg", "jpeg", "yuvj420p", {"qmin": "6", "qmax": "6"}),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
+class FrameStrip:
     """Frames of one sample side by side.
 
     Attributes:
         sample: Row of the sample in the summary.
         uri: The picture as a ``data:`` URI.
-        frames: Frames in it.
+        frames: Number of frames.
         width: Width of one frame in pixels; the height is HEIGHT.
-        packets: Kind and bytes of the first packets: ``k`` for key, ``r`` for referred to, ``d`` for droppable.
+        packets: Kind and size of the first packets: ``k`` for key, ``r`` for referenced, ``d`` for droppable.
     """
 
     sample: int
@@ -68,26 +68,26 @@ class Strip:
 
 @dataclass(slots=True)
 class ContactSheet:
-    """Strips of classes.
+    """Strips by class.
 
     Attributes:
         strips: Strips by class name, classes with most samples first.
-        failed: Samples that could not be decoded.
-        left_out: Classes that have samples and found no room.
+        failed: Number of samples that could not be decoded.
+        left_out: Number of classes with samples but without a strip, for lack of space.
     """
 
-    strips: dict[str, list[Strip]] = field(default_factory=dict)
+    strips: dict[str, list[FrameStrip]] = field(default_factory=dict)
     failed: int = 0
     left_out: int = 0
 
 
 def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
-    """Decodes strips, a few of every class, as many as fit.
+    """Decode strips, a few of every class, as many as fit.
 
     Args:
         summary: The dataset.
-        max_bytes: Most bytes of all URIs together. When it is short, strips get fewer frames, then classes fewer
-            strips, then small classes none.
+        max_bytes: Maximum size of all URIs together. If it is small, strips get fewer frames, then classes get fewer
+            strips, then small classes get none.
     """
     rows = _rows_by_class(summary)
     maker = _Maker(summary)
@@ -116,7 +116,7 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
 
 
 def pick_frames(num_frames: int, seconds: float, count: int) -> npt.NDArray[np.int64]:
-    """Frames of a strip: evenly over the middle seconds of a video, int64 [min(count, num_frames)], ascending."""
+    """Return evenly spaced frames from the middle seconds of a video, int64 [min(count, num_frames)], ascending."""
     window = max(1, min(num_frames, round(num_frames * min(1.0, _WINDOW_SECONDS / max(seconds, 1e-9)))))
     count = min(count, num_frames)
     window = max(window, count)
@@ -126,10 +126,10 @@ def pick_frames(num_frames: int, seconds: float, count: int) -> npt.NDArray[np.i
 
 
 def encode_picture(rgb: npt.NDArray[np.uint8]) -> str:
-    """A picture, uint8 [H, W, 3] with even sides, as a ``data:`` URI.
+    """Encode a picture, uint8 [H, W, 3] with even sides, as a ``data:`` URI.
 
     Raises:
-        DecodeError: This build of FFmpeg has neither a WebP nor a JPEG encoder.
+        DecodeError: If this build of FFmpeg has neither a WebP nor a JPEG encoder.
     """
     for encoder, kind, pix_fmt, options in _ENCODERS:
         try:
@@ -141,11 +141,11 @@ def encode_picture(rgb: npt.NDArray[np.uint8]) -> str:
         frame = VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=pix_fmt, threads=1)
         data = b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))
         return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
-    raise DecodeError("this build of FFmpeg writes neither WebP nor JPEG", hint="install PyAV from PyPI")
+    raise DecodeError("this build of FFmpeg encodes neither WebP nor JPEG", hint="install PyAV from PyPI")
 
 
 class _Maker:
-    """Makes strips on any thread."""
+    """Makes strips; thread-safe."""
 
     def __init__(self, summary: Summary) -> None:
         self._summary = summary
@@ -155,16 +155,16 @@ class _Maker:
         self._lock = threading.Lock()
         self._local = threading.local()
 
-    def make(self, sample: int, count: int) -> Strip | None:
-        """A strip of at most `count` frames; None when the sample does not decode."""
+    def make(self, sample: int, count: int) -> FrameStrip | None:
+        """Return a strip of at most `count` frames; None if the sample cannot be decoded."""
         key = str(self._summary.annotations["key"][sample])
         try:
             return self._make(sample, count, key)
         except FastvidError as error:
-            _LOG.warning("no clip of %s: %s", key, error.message)
+            _LOG.warning("no strip for %s: %s", key, error.message)
             return None
 
-    def _make(self, sample: int, count: int, key: str) -> Strip:
+    def _make(self, sample: int, count: int, key: str) -> FrameStrip:
         number = int(self._summary.rows[sample])
         index = int(np.searchsorted(self._ends, number, side="right"))
         shard = self._shard(index)
@@ -181,7 +181,7 @@ class _Maker:
         if error is not None:
             raise error.at(key=key)
         picture = np.ascontiguousarray(rgb.transpose(2, 1, 3, 0)).reshape(HEIGHT, len(frames) * width, 3)
-        return Strip(sample, encode_picture(picture), len(frames), width, _packets(table.records[:_PACKETS]))
+        return FrameStrip(sample, encode_picture(picture), len(frames), width, _packets(table.records[:_PACKETS]))
 
     def _shard(self, index: int) -> Shard:
         with self._lock:
@@ -203,8 +203,8 @@ def _rows_by_class(summary: Summary) -> dict[str, list[int]]:
     return rows
 
 
-def _frames_that_fit(probes: Sequence[Strip | None], classes: int, max_bytes: int) -> int:
-    """Frames of a strip for which every class finds room, within bounds."""
+def _frames_that_fit(probes: Sequence[FrameStrip | None], classes: int, max_bytes: int) -> int:
+    """Return the frames per strip, within limits, for which every class gets a strip."""
     sizes = [len(strip.uri) / strip.frames for strip in probes if strip is not None]
     if not sizes:
         return _FRAMES[0]
@@ -212,13 +212,13 @@ def _frames_that_fit(probes: Sequence[Strip | None], classes: int, max_bytes: in
 
 
 def _spread(samples: Sequence[int], most: int) -> list[int]:
-    """At most that many samples, evenly over all of them."""
+    """Return at most `most` samples, evenly spaced."""
     count = min(most, len(samples))
     return [samples[(2 * n + 1) * len(samples) // (2 * count)] for n in range(count)]
 
 
 def _round_robin(lists: Sequence[Sequence[int]]) -> Iterator[int]:
-    """The first of every list, then the second of every list, and so on: whoever stops early has been fair."""
+    """Yield the first of every list, then the second of every list, and so on, so that stopping early is fair."""
     for place in range(max(map(len, lists), default=0)):
         for items in lists:
             if place < len(items):

@@ -1,4 +1,4 @@
-"""The page's distributions and what it says of the encoding."""
+"""The page's distributions, and its section about the encoding."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from fastvid.runtime.units import axis_bytes, axis_seconds, count, duration, per
 from fastvid.sharding.page.contact_sheet import ContactSheet
 from fastvid.sharding.page.summary import Summary
 
-_SHOWN: Final = 7  # most common values
+_SHOWN: Final = 7  # number of most common values shown
 _PACKETS: Final = {
     "k": "key: decoding starts here",
-    "r": "others refer to it",
-    "d": "nothing refers to it: left out unless its frame is wanted",
+    "r": "referenced: other packets refer to it",
+    "d": "droppable: left out unless its frame is requested",
 }
 
 
 def shapes_section(summary: Summary) -> Section:
-    """Durations, bytes, sizes and rates."""
+    """Return the section with durations, bytes, sizes and rates."""
     per_clip = summary.bytes.astype(np.float64)
     cards = (
         ("Duration", "seconds of each sample", histogram(summary.seconds, duration, axis_seconds, what="samples")),
         ("Bytes", "encoded video of each sample", histogram(per_clip, size, axis_bytes, what="samples")),
         ("Frame size", "width x height in pixels", _common(summary.sizes)),
-        ("Frame rate", "frames a second", _common(summary.rates)),
+        ("Frame rate", "frames per second", _common(summary.rates)),
     )
     listed = (card(title, chart, aside=what) for title, what, chart in cards)
     return Section("Distributions", grid(*listed), "Over all visible samples.")
 
 
 def _common(counts: Counter[str]) -> str:
-    """The most common values as bars."""
+    """Return the most common values as bars."""
     shown = dict(counts.most_common(_SHOWN))
     if rest := counts.total() - sum(shown.values()):
         shown[f"{len(counts) - _SHOWN} others"] = rest
@@ -46,7 +46,7 @@ def _common(counts: Counter[str]) -> str:
 
 
 def encoding_section(summary: Summary, sheet: ContactSheet) -> Section:
-    """Packets of one sample, the profile, and the generations."""
+    """Return the section with packets of one sample, the profile and the generations."""
     shard = summary.generation.shards[0]
     video = {
         "packets per key frame": f"{summary.packets_per_key:.1f}",
@@ -66,7 +66,7 @@ def encoding_section(summary: Summary, sheet: ContactSheet) -> Section:
             card("Video", definitions(video)),
             card("History", definitions(past), aside="generations that can be opened"),
         ),
-        "How samples are built, and what a training clip has to decode.",
+        "How samples are encoded, and what decoding a training clip requires.",
     )
 
 
@@ -74,7 +74,7 @@ def _packets_of_one(summary: Summary, sheet: ContactSheet) -> str:
     strips = [strip for found in sheet.strips.values() for strip in found]
     if not strips:
         return ""
-    # The first one with enough packets to show the pattern.
+    # The sample with the most packets, to show the pattern.
     chosen = max(strips, key=lambda strip: strip.packets.count(" "))
     legend = "".join(f'<span><i class="p{kind}"></i>{meaning}</span>' for kind, meaning in _PACKETS.items())
     graphic = f'{packets(chosen.packets)}<div class="legend">{legend}</div>'
@@ -82,9 +82,9 @@ def _packets_of_one(summary: Summary, sheet: ContactSheet) -> str:
 
 
 def packets(kinds: str) -> str:
-    """Packets as bars in decode order, their height by size. `kinds` is as in `Strip.packets`."""
+    """Draw packets as bars in decode order, their height by size. `kinds` is as in `FrameStrip.packets`."""
     found = [(part[0], int(part[1:])) for part in kinds.split()]
-    # Key packets are ten times as large as others: square roots keep both visible.
+    # Key packets are ten times as large as others; square roots keep both visible.
     most = math.sqrt(max((number for _, number in found), default=1))
     parts = []
     for number, (kind, number_bytes) in enumerate(found):
@@ -100,13 +100,13 @@ def packets(kinds: str) -> str:
 
 
 def _encoder(build: Mapping[str, Any]) -> str:
-    """Such as ``ffmpeg 5.1.9, x264 core 164``."""
+    """Describe an encoder build, for example ``ffmpeg 5.1.9, x264 core 164``."""
     parts = [f"{name} {build[key]}" for name, key in (("ffmpeg", "version"), ("x264", "x264")) if build.get(key)]
     return ", ".join(parts) or "not recorded"
 
 
 def _profile(profile: Mapping[str, Any]) -> str:
-    """Such as ``compact: bframes 7, codec h264, crf 23``."""
+    """Describe a profile, for example ``compact: bframes 7, codec h264, crf 23``."""
     if profile.get("codec") == "copy":
         return "copy: nothing is encoded"
     rest = ", ".join(

@@ -1,4 +1,4 @@
-"""The page's table of sources: what became of each, with filters by reason and a text search."""
+"""The page's table of sources with their results, filters by reason and a text search."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fastvid.report.page import Section
 from fastvid.runtime.units import count, size
 from fastvid.sharding.page.summary import Summary
 
-# A browser lays out this many rows without a pause.
+# Browsers lay out this many rows without a noticeable delay.
 _ROWS: Final = 4000
 _HEADS: Final = ("Result", "Source", "Notes", "In", "Out", "Frames")
 _NUMERIC: Final = (False, False, False, True, True, True)
 
 
 def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
-    """The section, rejected sources first; as many rows as fit. None where the dataset has no ledger."""
+    """Return the section, rejected sources first, as many rows as fit; None if the dataset has no ledger."""
     if summary.ledger is None or not summary.sources:
         return None
     rows = sorted(summary.ledger.to_pylist(), key=lambda row: (row["reason"] is None, row["source_id"]))
@@ -33,7 +33,7 @@ def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
     packed = summary.sources - summary.rejected.total()
     lead = f"{count(summary.sources)} sources: {count(packed)} packed, {count(summary.rejected.total())} rejected."
     if len(written) < len(rows):
-        lead += f" The first {count(len(written))} are listed; ledger.parquet holds all."
+        lead += f" The first {count(len(written))} are listed; ledger.parquet contains all."
     listed = table(_HEADS, written, numeric=_NUMERIC, attributes=' id="ledger"')
     return Section(
         "Sources",
@@ -56,7 +56,7 @@ def _filters(rows: list[dict[str, Any]], packed: int) -> str:
         ("rejected", [(f"r-{reason}", reason, number, _meaning(reason)) for reason, number in reasons.most_common()]),
         (
             "changed",
-            [(f"w-{change}", change, number, "packed, and changed so") for change, number in changes.most_common()],
+            [(f"w-{change}", change, number, "packed with this change") for change, number in changes.most_common()],
         ),
     )
     return "".join(
@@ -89,9 +89,9 @@ def _row(entry: dict[str, Any]) -> Markup:
 
 
 def _tag(name: str) -> str:
-    """A tag is one word; foreign ledgers may hold any reason."""
+    """Return a tag without spaces; ledgers of other tools may contain any reason."""
     return "-".join(name.split())
 
 
 def _meaning(reason: str) -> str:
-    return MEANING[Reason(reason)] if reason in set(Reason) else "a reason that this fastvid does not know"
+    return MEANING[Reason(reason)] if reason in set(Reason) else "a reason unknown to this version of fastvid"

@@ -1,4 +1,4 @@
-"""A dataset as one HTML page without any reference to the outside: `fastvid inspect --html`."""
+"""Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _DIALOG: Final = (
 
 
 def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
-    """The page, UTF-8.
+    """Return the page, UTF-8.
 
     Args:
-        summary: What it shows.
-        max_bytes: Most bytes of the page; what tables leave goes to clips.
+        summary: The dataset.
+        max_bytes: Maximum size of the page; strips get the space that the tables do not need.
 
     Raises:
-        UsageError: `max_bytes` does not even hold the tables.
+        UsageError: If `max_bytes` is too small for the tables.
     """
     if max_bytes < _SMALLEST:
-        raise UsageError(f"a page of {max_bytes} bytes holds nothing", hint=f"{_SMALLEST} at least")
+        raise UsageError(f"a page of {max_bytes} bytes is too small", hint=f"allow at least {_SMALLEST}")
     ledger = ledger_section(summary, max_bytes=max_bytes // 4)
     frame = len(_page(summary, ContactSheet(), ledger))
-    # Each clip's own markup takes about 1.2 kB beside its picture.
+    # The markup of each strip takes about 1.2 kB in addition to its picture.
     room = max_bytes - frame
     if room < 0:
         raise UsageError(
-            f"the page takes {frame} bytes without a clip, {max_bytes} are allowed", hint="raise --max-bytes"
+            f"the page takes {frame} bytes without strips, but {max_bytes} are allowed", hint="raise --max-bytes"
         )
     sheet = make_contact_sheet(summary, max_bytes=room * 9 // 10) if summary.num_samples else ContactSheet()
     whole = _page(summary, sheet, ledger)
@@ -83,7 +83,7 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
         found += [
             ("Video", duration(seconds), f"{count(int(summary.num_frames.sum()))} frames"),
             ("Classes", count(used), f"{count(len(summary.class_counts) - used)} without samples"),
-            ("Size", size(summary.tar_bytes), f"{size(float(summary.bytes.mean()))} a clip"),
+            ("Size", size(summary.tar_bytes), f"{size(float(summary.bytes.mean()))} per clip"),
             ("Conforming", percent(summary.conforming, summary.num_samples), "to a profile's promises"),
         ]
     if summary.sources:

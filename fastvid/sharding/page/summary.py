@@ -1,4 +1,4 @@
-"""What is in a dataset: counts, distributions and the ledger, from its tables alone; no video is opened."""
+"""Summarises a dataset from its tables, without opening a video: counts, distributions and the ledger."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _FACTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ClassCount:
-    """Samples of a class.
+    """Number of samples of a class.
 
     Attributes:
         name: The class; UNLABELLED for samples without a label.
-        count: Its samples.
-        splits: Its samples by value of the first split column; empty where there is none.
+        count: Number of samples.
+        splits: Number of samples by value of the first split column; empty if there is none.
     """
 
     name: str
@@ -46,18 +46,18 @@ class ClassCount:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """A generation of a dataset in numbers. Arrays have one entry a visible sample, in the order of the shards.
+    """Statistics of a generation. Arrays have one entry per visible sample, in the order of the shards.
 
     Attributes:
         url: The dataset's folder.
-        dataset_id: Its id.
+        dataset_id: The dataset's id.
         generation: The generation.
-        history: Number and note of the generations that are still there, newest first.
+        history: Number and note of the existing generations, newest first.
         annotations: Rows of the visible samples.
         rows: Row of each visible sample among all rows of the generation, int64 [N].
         facts: Facts of the visible samples' first stream, in the same order.
-        removed: Samples that are hidden.
-        ledger: The job's ledger; None where there is none.
+        removed: Number of hidden samples.
+        ledger: The job's ledger; None if there is none.
     """
 
     url: str
@@ -72,87 +72,87 @@ class Summary:
 
     @property
     def num_samples(self) -> int:
-        """Visible samples."""
+        """Number of visible samples."""
         return len(self.rows)
 
     @property
     def tar_bytes(self) -> int:
-        """Bytes of all tars."""
+        """Total size of the tars in bytes."""
         return sum(shard.bytes for shard in self.generation.shards)
 
     @cached_property
     def num_frames(self) -> IntArray:
-        """Frames of each sample."""
+        """Number of frames of each sample."""
         return self._fact("num_frames").astype(np.int64)
 
     @cached_property
     def seconds(self) -> FloatArray:
-        """Duration of each sample."""
+        """Duration of each sample in seconds."""
         rate = self._fact("fps_num") / np.maximum(self._fact("fps_den"), 1)
         return np.asarray(self.num_frames / np.maximum(rate, 1e-9), dtype=np.float64)
 
     @cached_property
     def bytes(self) -> IntArray:
-        """Bytes of each sample's first video stream."""
+        """Size of each sample's first video stream in bytes."""
         return self._fact("member_size").astype(np.int64)
 
     @cached_property
     def sizes(self) -> Counter[str]:
-        """Samples by width and height, such as ``336x256``."""
+        """Number of samples by width and height, for example ``336x256``."""
         return Counter(f"{w}x{h}" for w, h in zip(*self._lists("width", "height"), strict=True))
 
     @cached_property
     def rates(self) -> Counter[str]:
-        """Samples by frames a second."""
+        """Number of samples by frame rate."""
         return Counter(f"{a / b:.4g}" for a, b in zip(*self._lists("fps_num", "fps_den"), strict=True) if b)
 
     @cached_property
     def codecs(self) -> Counter[str]:
-        """Samples by codec."""
+        """Number of samples by codec."""
         return Counter(self.facts["codec"].to_pylist())
 
     @cached_property
     def colours(self) -> Counter[str]:
-        """Samples by sample range and luma matrix."""
+        """Number of samples by colour range and matrix."""
         return Counter(f"{r} {m}" for r, m in zip(*self._lists("color_range", "color_matrix"), strict=True))
 
     @cached_property
     def packets_per_key(self) -> float:
-        """Packets for each key packet, over the whole dataset."""
+        """Packets per key packet, over the whole dataset."""
         keys = int(self._fact("num_keys").sum())
         return int(self._fact("num_packets").sum()) / keys if keys else 0.0
 
     @cached_property
     def droppable_share(self) -> float:
-        """Share of the packets that nothing refers to."""
+        """Fraction of the packets that no other packet refers to."""
         packets = int(self._fact("num_packets").sum())
         return int(self._fact("num_droppable").sum()) / packets if packets else 0.0
 
     @cached_property
     def conforming(self) -> int:
-        """Samples that a profile wrote, and so hold what profiles promise."""
+        """Number of samples that keep the promises of profiles, because a profile wrote them."""
         return int(np.count_nonzero(self._fact("conforms")))
 
     @cached_property
     def whole(self) -> int:
-        """Samples that must be decoded from their first packet."""
+        """Number of samples that must be decoded from their first packet."""
         return int(np.count_nonzero(self._fact("whole")))
 
     @cached_property
     def profiles(self) -> Counter[str]:
-        """Shards by profile."""
+        """Number of shards by profile."""
         return Counter(str(shard.profile.get("name", "unknown")) for shard in self.generation.shards)
 
     @cached_property
     def split_columns(self) -> Mapping[str, Counter[str]]:
-        """For each split column, samples by value; samples without one count as ``-``."""
+        """For each split column, the number of samples by value; samples without a value count as ``-``."""
         names = [name for name in self.annotations.column_names if name.startswith("split")]
         counts = {name: Counter(map(_named, self.annotations[name].to_pylist())) for name in names}
         return {name: count for name, count in counts.items() if set(count) != {"-"}}
 
     @cached_property
     def class_counts(self) -> tuple[ClassCount, ...]:
-        """Every class, most samples first; classes without a sample too."""
+        """Every class, including empty ones, most samples first."""
         counts = Counter(self.class_names)
         first = next(iter(self.split_columns), None)
         pairs: Counter[tuple[str, str]] = Counter()
@@ -168,7 +168,7 @@ class Summary:
 
     @cached_property
     def class_names(self) -> Sequence[str]:
-        """Class of each sample."""
+        """Class name of each sample."""
         classes = self.generation.classes
         return [
             UNLABELLED if label is None else classes[label] if 0 <= label < len(classes) else str(label)
@@ -177,17 +177,17 @@ class Summary:
 
     @cached_property
     def rejected(self) -> Counter[str]:
-        """Sources that did not become samples, by reason."""
+        """Number of rejected sources, by reason."""
         reasons = [] if self.ledger is None else self.ledger["reason"].to_pylist()
         return Counter(reason for reason in reasons if reason is not None)
 
     @property
     def sources(self) -> int:
-        """Sources in the ledger."""
+        """Number of sources in the ledger."""
         return 0 if self.ledger is None else int(self.ledger.num_rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers as JSON holds them."""
+        """Return the numbers for JSON."""
         return {
             "dataset": self.url,
             "dataset_id": self.dataset_id,
@@ -225,15 +225,15 @@ class Summary:
 
 
 def summarize(url: str, *, generation: int | None = None) -> Summary:
-    """Reads a dataset's tables.
+    """Summarise a dataset from its tables.
 
     Args:
         url: The dataset's folder.
-        generation: Which generation; the current one by default.
+        generation: Number of the generation; the current one by default.
 
     Raises:
-        StorageError: There is no dataset or generation, or a table is missing.
-        FormatError: A table is broken, or tables contradict each other.
+        StorageError: If there is no dataset or generation, or a table is missing.
+        FormatError: If a table is broken, or tables contradict each other.
     """
     storage = open_storage(url)
     dataset_id, record = read_generation(storage, generation)
@@ -243,7 +243,7 @@ def summarize(url: str, *, generation: int | None = None) -> Summary:
         raise FormatError(
             f"{facts.num_rows} facts for {annotations.num_rows} annotations",
             file=storage.url,
-            hint="`fastvid verify` says which is wrong, and --repair rebuilds facts",
+            hint="run `fastvid verify` to see which is wrong; with --repair it rebuilds facts",
         )
     hidden = annotations["removed"].to_numpy()
     rows = np.flatnonzero(~hidden)
@@ -261,7 +261,7 @@ def summarize(url: str, *, generation: int | None = None) -> Summary:
 
 
 def _read_facts(storage: Storage, generation: Generation) -> pa.Table:
-    """Facts of every sample's first stream, in the order of the shards."""
+    """Return the facts of every sample's first stream, in the order of the shards."""
     tables = []
     for shard in generation.shards:
         name = f"{shard.name}.parquet"

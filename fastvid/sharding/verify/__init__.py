@@ -1,1 +1,1 @@
-"""What a dataset promises against its bytes; datasets and sidecars made of existing tars."""
+"""Verifies a dataset's promises against its bytes, and self-tests an installation."""

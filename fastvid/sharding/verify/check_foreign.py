@@ -1,4 +1,4 @@
-"""What must hold of a shard that another tool wrote: its videos, indexed again, give what the sidecar says."""
+"""Checks a shard that another tool wrote: indexing its videos again must reproduce the sidecar."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fastvid.sharding.verify.check_shard import Findings, ShardAudit, ShardTask,
 
 
 def check_foreign(task: ShardTask) -> Findings:
-    """Do a task on a shard that `fastvid index` made of a foreign tar. Whatever is wrong is in the findings."""
+    """Run a task on a shard that `fastvid index` made of a foreign tar; all problems are in the findings."""
     return _ForeignAudit(task).run()
 
 
 class _ForeignAudit(ShardAudit):
     def look(self, view: memoryview) -> None:
-        """Check what is in the tar."""
+        """Check the contents of the tar."""
         task, samples = self.task, self.task.record.samples
         if task.files:
             self.tar_index(list(read_members(view)))
@@ -60,6 +60,6 @@ class _ForeignAudit(ShardAudit):
             self.note("decode", error.message, key, "rgb")
             return
         if found.info != info or not np.array_equal(found.records, table.records):
-            self.note("index", "the video gives another index", key, "rgb")
+            self.note("index", "indexing the video again gives a different index", key, "rgb")
         if found.info.flags & StreamFlag.WHOLE and not info.flags & StreamFlag.WHOLE:
-            self.note("plan", "a part of the stream cannot be decoded alone", key, "rgb")
+            self.note("plan", "a part of the stream cannot be decoded on its own", key, "rgb")

@@ -1,7 +1,7 @@
-"""Checks pieces of shards in processes side by side.
+"""Checks parts of shards in parallel processes.
 
-They decode what may be hostile, so their findings come back as plain data. A process that dies takes nothing along: its
-piece is checked again alone, and a piece that kills its process again is reported.
+The processes decode untrusted files, so they return their findings as plain data. If a process dies, only its task is
+affected: it is retried alone, and if its process dies again, that is reported as a problem.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _MODULE: Final = "fastvid.sharding.verify.check_processes"
 
 
 def check(task: ShardTask) -> Findings:
-    """Does a task in this process; see `check_shard`."""
+    """Run a task in this process; see `check_shard`."""
     return check_foreign(task) if task.record.profile.get("name") == FOREIGN else check_shard(task)
 
 
 def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
-    """Does tasks in processes; yields each with its findings, in any order.
+    """Run tasks in processes; yield each with its findings, in any order.
 
     Args:
-        tasks: What is to be checked.
-        workers: Processes.
-        known: Names of checks.
+        tasks: The tasks.
+        workers: Number of processes.
+        known: Valid names of checks.
 
     Raises:
-        FastvidError: A storage cannot be opened.
+        FastvidError: If a storage cannot be opened.
     """
     lost: list[ShardTask] = []
     yield from _run(tasks, workers, known, lost)
@@ -52,14 +52,14 @@ def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -
 
 
 def main() -> None:
-    """Checks what the parent sends until it sends no more."""
+    """Run the parent's tasks until it closes the connection."""
     parent = Parent()
     while True:
         task = _task(parent.messages.get())
         faults.reach(f"check {task.record.name}")
         try:
             answer = _to_json(check(task))
-        except Exception as error:  # noqa: BLE001 - the parent decides
+        except Exception as error:  # noqa: BLE001 - the parent handles it
             answer = {"error": error_to_json(error)}
         parent.send(pack(answer))
 
@@ -67,7 +67,7 @@ def main() -> None:
 def _run(
     tasks: Iterable[ShardTask], workers: int, known: Container[str], lost: list[ShardTask]
 ) -> Iterator[tuple[ShardTask, Findings]]:
-    """Does tasks; those whose process dies are `lost`."""
+    """Run tasks; append those whose process dies to `lost`."""
     waiting, idle, busy = iter(tasks), list[Child](), dict[Child, ShardTask]()
     with selectors.DefaultSelector() as selector:
         try:
@@ -115,22 +115,22 @@ def _to_json(findings: Findings) -> dict[str, Any]:
 
 
 def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Exception:
-    """The findings behind `_to_json`'s result, or what the check raised.
+    """Parse and check the result of `_to_json`; return the findings, or the exception that the check raised.
 
     Raises:
-        FormatError: It is something else.
+        FormatError: If it is invalid.
     """
     try:
         if "error" in header:
             return error_from_json(header["error"])
         problems = [Problem(*map(str, problem)) for problem in header["problems"]]
         if any(problem.check not in known for problem in problems):
-            raise FormatError(f"findings name another check: {problems}")
+            raise FormatError(f"findings name an unknown check: {problems}")
         checked = Counter({str(name): int(count) for name, count in header["checked"].items()})
         facts = {int(row): (key, source, int(frames)) for row, key, source, frames in header["facts"]}
         return Findings(problems, checked, facts, int(header["samples"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"findings do not parse: {error!r}") from error
+        raise FormatError(f"cannot parse findings: {error!r}") from error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What must hold of one shard: the tar is the one that was committed, and its sidecars are what the tar gives."""
+"""Checks one shard: its tar must be the committed one, and its sidecars must match the tar."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from fastvid.runtime.hashing import sha256
 from fastvid.sharding.encode.audio import count_samples
 from fastvid.storage import Storage, open_storage
 
-# A packet's fields that follow from the container and its headers; the checksum follows from the bytes.
+# Packet fields that are read from the container and the headers; the checksum is computed from the bytes.
 _STRUCTURE: Final = [name for name in PACKET_DTYPE.names or () if name != "crc32"]
 
 
 class Problem(NamedTuple):
-    """One promise that is broken.
+    """A broken promise.
 
     Attributes:
-        check: Which check found it; a name of `fastvid.sharding.verify.verify.CHECKS`.
+        check: Check that found it; a name of `fastvid.sharding.verify.verify.CHECKS`.
         message: What is wrong.
-        shard: Stem of the shard, empty where the dataset as a whole is meant.
-        key: The sample's key, empty where the shard as a whole is meant.
-        stream: The video stream, empty where the sample as a whole is meant.
+        shard: Stem of the shard, empty for a problem of the whole dataset.
+        key: The sample's key, empty for a problem of the whole shard.
+        stream: The video stream, empty for a problem of the whole sample.
     """
 
     check: str
@@ -50,15 +50,15 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """A piece of work for one process.
+    """Work for one process.
 
     Attributes:
         url: The dataset's folder.
         record: The shard.
         streams: Video streams of every sample.
-        rows: Rows of samples to decode.
-        files: Check the shard's files against each other, and with them all samples' index rows and packets.
-        alone: Compare the index rows and packets of `rows` only.
+        rows: Rows of the samples to decode.
+        files: Whether to compare the shard's files, including the index rows and packets of all samples.
+        alone: Whether to compare the index rows and packets of `rows` only.
     """
 
     url: str
@@ -71,13 +71,13 @@ class ShardTask:
 
 @dataclass(slots=True)
 class Findings:
-    """What a task found.
+    """The findings of a task.
 
     Attributes:
         problems: Broken promises.
-        checked: How many things each check looked at.
-        facts: Key, source id and frames of the samples that were indexed from the tar, by row.
-        samples: Samples decoded.
+        checked: Number of things examined by each check.
+        facts: Key, source id and number of frames of the samples indexed from the tar, by row.
+        samples: Number of decoded samples.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -87,12 +87,12 @@ class Findings:
 
 
 def check_shard(task: ShardTask) -> Findings:
-    """Do a task on a shard that fastvid wrote. Whatever is wrong is in the findings."""
+    """Run a task on a shard that fastvid wrote; all problems are in the findings."""
     return ShardAudit(task).run()
 
 
 class ShardAudit:
-    """Checks the shard of one task. What a shard of another tool must keep, a subclass says in `look`."""
+    """Checks the shard of one task; a subclass overrides `look` for shards of other tools."""
 
     def __init__(self, task: ShardTask) -> None:
         self.task, self.stem = task, task.record.name
@@ -104,12 +104,12 @@ class ShardAudit:
         self.findings.problems.append(Problem(check, message, self.stem, key, stream))
 
     def note_all(self, findings: Iterable[Finding], key: str, stream: str) -> None:
-        """Add what is wrong with a stream."""
+        """Add the problems of a stream."""
         for check, message in findings:
             self.note(check, message, key, stream)
 
     def run(self) -> Findings:
-        """Return what is wrong; only a storage that cannot be opened raises."""
+        """Return the findings; raises only if the storage cannot be opened."""
         task, record = self.task, self.task.record
         try:
             view = self.storage.map(f"{self.stem}.tar")
@@ -120,16 +120,16 @@ class ShardAudit:
                 self.note("tar", "tar differs from its SHA-256")
             self.look(view)
         except FastvidError as error:
-            # Each check catches what it is about; what is left is that the tar cannot be read.
+            # Each check catches its own errors; the remaining ones mean that the tar cannot be read.
             self.note("tar", error.message)
         return self.findings
 
     def look(self, view: memoryview) -> None:
-        """Check what is in the tar."""
+        """Check the contents of the tar."""
         members = list(read_members(view))
         groups = [(key, list(group)) for key, group in groupby(members, key=lambda member: member.key)]
         if len(groups) != self.task.record.samples:
-            self.note("tar", f"tar holds {len(groups)} samples, the generation says {self.task.record.samples}")
+            self.note("tar", f"tar contains {len(groups)} samples, the generation says {self.task.record.samples}")
         shard = self.sidecar(len(groups))
         if self.task.files:
             self.tar_index(members)
@@ -139,7 +139,7 @@ class ShardAudit:
         self._samples(view, groups, shard)
 
     def sidecar(self, samples: int) -> Shard | None:
-        """Return the packet sidecar, or None where it cannot be used."""
+        """Return the packet sidecar, or None if it is unusable."""
         self.findings.checked["pkt"] += self.task.files or self.task.alone
         try:
             shard = Shard(self.storage, self.stem)
@@ -150,14 +150,14 @@ class ShardAudit:
         if (shard.num_samples, shard.num_streams) != (samples, len(self.task.streams)):
             self.note(
                 "pkt",
-                f"sidecar holds {shard.num_samples} samples with {shard.num_streams} streams,"
+                f"sidecar contains {shard.num_samples} samples with {shard.num_streams} streams,"
                 f" the tar {samples} with {len(self.task.streams)}",
             )
             return None
         return shard
 
     def facts(self) -> pa.Table | None:
-        """Return the facts, or None where they cannot be read."""
+        """Return the facts, or None if they cannot be read."""
         name = f"{self.stem}.parquet"
         try:
             return from_parquet(self.storage.read(name), file=name)
@@ -166,7 +166,7 @@ class ShardAudit:
             return None
 
     def tar_index(self, members: list[TarMember]) -> None:
-        """Hold `.idx` against the tar."""
+        """Compare `.idx` with the tar."""
         self.findings.checked["idx"] += 1
         try:
             found = bytes(self.storage.read(f"{self.stem}.idx")).splitlines()
@@ -180,29 +180,29 @@ class ShardAudit:
             self.note("idx", f"tar index differs from the tar at line {line}")
 
     def _compare_facts(self, expected: pa.Table) -> None:
-        """Holds `.parquet` against what the tar gives."""
+        """Compare `.parquet` with the tar."""
         found = self.facts()
         if found is None:
             return
         if found.num_rows != expected.num_rows:
-            self.note("parquet", f"facts have {found.num_rows} rows, the tar gives {expected.num_rows}")
+            self.note("parquet", f"facts have {found.num_rows} rows, the tar {expected.num_rows}")
             return
         for column in expected.column_names:
             if column not in found.column_names:
-                # Columns that came with sound and flow say nothing of a dataset of pictures.
+                # A dataset of pictures only may lack the columns that audio and flow added to the format.
                 if expected[column].null_count < expected.num_rows:
                     self.note("parquet", f"facts lack the column {column!r}")
             elif not found[column].equals(expected[column]):
                 pairs = enumerate(zip(found[column].to_pylist(), expected[column].to_pylist(), strict=True))
                 row, (a, b) = next((row, pair) for row, pair in pairs if pair[0] != pair[1])
                 self.note(
-                    "parquet", f"{column} is {_short(a)}, the tar gives {_short(b)}", expected["key"][row].as_py()
+                    "parquet", f"{column} is {_short(a)}, but {_short(b)} in the tar", expected["key"][row].as_py()
                 )
 
     def _index(
         self, view: memoryview, groups: list[tuple[str, list[TarMember]]], shard: Shard | None, rows: Iterable[int]
     ) -> None:
-        """Computes index rows from the tar and compares them."""
+        """Recompute index rows from the tar and compare them."""
         fresh: tuple[Shard, pa.Table] | None = None
         if self.task.files:
             self.findings.checked["parquet"] += 1
@@ -210,7 +210,7 @@ class ShardAudit:
                 fresh = self._recompute(view)
                 self._compare_facts(fresh[1])
             except FastvidError:
-                # One broken sample stops the whole shard from being indexed; alone, each says what it has.
+                # One broken sample prevents indexing of the whole shard; below, each sample is indexed alone.
                 self.note("parquet", "facts cannot be compared: a sample of the tar cannot be indexed")
         for row in rows:
             key, members = groups[row]
@@ -230,19 +230,19 @@ class ShardAudit:
                     self.note_all(_compare(view, member, (shard, row), (again, at), stream), key, stream)
 
     def _recompute(self, view: memoryview) -> tuple[Shard, pa.Table]:
-        """The index and the facts that a tar gives."""
-        scratch = _Scratch(view)
+        """Compute the index and the facts of a tar."""
+        scratch = _TarStorage(view)
         index_shard(cast(Storage, scratch), self.stem, streams=self.task.streams)
         name = f"{self.stem}.parquet"
         facts = from_parquet(scratch.written[name], file=name)
         return Shard(cast(Storage, scratch), self.stem), facts
 
     def _audio(self, data: memoryview) -> Iterator[Finding]:
-        """Decodes the sound of a sample."""
+        """Decode the audio of a sample."""
         self.findings.checked["audio"] += 1
         try:
             if not count_samples(data):
-                yield "audio", "no sample of its sound decodes"
+                yield "audio", "no audio sample decodes"
         except SourceError as error:
             yield "audio", error.message
 
@@ -258,9 +258,9 @@ class ShardAudit:
             for stream in self.task.streams:
                 member = by_suffix.get(MEMBER_SUFFIX[stream])
                 if member is None:
-                    continue  # the index check has said so
+                    continue  # reported by the index check
                 found = index_row(shard, row, stream) if shard is not None else ""
-                indexed = None if isinstance(found, str) else found  # the index check has said so
+                indexed = None if isinstance(found, str) else found  # a problem is reported by the index check
                 data = view[member.offset : member.offset + member.size]
                 self.note_all(checker.check(key, stream, data, indexed), key, stream)
                 self.findings.checked["decode"] += 1
@@ -271,8 +271,8 @@ class ShardAudit:
             self.findings.samples += 1
 
 
-class _Scratch:
-    """Stands for a storage with one tar; what is written goes into `written`."""
+class _TarStorage:
+    """A storage with one tar; files written to it are in `written`."""
 
     def __init__(self, tar: memoryview) -> None:
         self.written: dict[str, bytes] = {}
@@ -286,25 +286,25 @@ class _Scratch:
 
 
 def _piece(view: memoryview, groups: list[tuple[str, list[TarMember]]], row: int) -> memoryview:
-    """One sample of a tar as a tar of its own, long names included."""
+    """Return one sample of a tar as a separate tar, including long names."""
     start = _end(groups[row - 1][1][-1]) if row else 0
     return memoryview(bytes(view[start : _end(groups[row][1][-1])]) + bytes(2 * BLOCKSIZE))
 
 
 def index_row(shard: Shard, row: int, stream: str) -> Indexed | str:
-    """Return a stream's index row, or what is wrong with it."""
+    """Return a stream's index row, or its problem."""
     try:
         return Indexed(shard.info(row, stream), shard.table(row, stream))
     except FastvidError as error:
         return error.message
-    except (ValueError, ZeroDivisionError) as error:  # a number outside its enumeration, a rate over zero
+    except (ValueError, ZeroDivisionError) as error:  # a number outside its enumeration, or a rate over zero
         return str(error)
 
 
 def _compare(
     view: memoryview, member: TarMember, stored: tuple[Shard, int], expected: tuple[Shard, int], stream: str
 ) -> Iterator[Finding]:
-    """Holds a stream's index row against the tar."""
+    """Compare a stream's index row with the tar."""
     old, new = index_row(*stored, stream), index_row(*expected, stream)
     if isinstance(old, str) or isinstance(new, str):
         yield "index", f"index row is broken: {old if isinstance(old, str) else new}"
@@ -313,7 +313,7 @@ def _compare(
         yield "index", message
     place = stored[0].member(stored[1], stream)
     if place != (member.offset, member.size):
-        yield "index", f"member is indexed at {place[0]}+{place[1]}, it lies at {member.offset}+{member.size}"
+        yield "index", f"member is indexed at {place[0]}+{place[1]}, but is at {member.offset}+{member.size}"
     yield from check_packets(view[member.offset : member.offset + member.size], old.table)
 
 
@@ -321,13 +321,13 @@ def _differences(stored: Indexed, expected: Indexed) -> Iterator[str]:
     for name in type(stored.info).__dataclass_fields__:
         old, new = getattr(stored.info, name), getattr(expected.info, name)
         if old != new:
-            yield f"{name} is {_short(old)}, the tar gives {_short(new)}"
+            yield f"{name} is {_short(old)}, but {_short(new)} in the tar"
     yield from _packet_differences(stored.table, expected.table)
 
 
 def _packet_differences(table: PacketTable, fresh: PacketTable) -> Iterator[str]:
     if len(table) != len(fresh):
-        yield f"{len(table)} packets are indexed, the tar holds {len(fresh)}"
+        yield f"{len(table)} packets are indexed, the tar contains {len(fresh)}"
         return
     differs: npt.NDArray[np.bool_] = table.records[_STRUCTURE] != fresh.records[_STRUCTURE]
     if differs.any():
@@ -338,7 +338,7 @@ def _packet_differences(table: PacketTable, fresh: PacketTable) -> Iterator[str]
 
 
 def _end(member: TarMember) -> int:
-    """Where the next header starts."""
+    """Return the offset of the next header."""
     return member.offset + -(-member.size // BLOCKSIZE) * BLOCKSIZE
 
 

@@ -1,6 +1,6 @@
-"""Does what users do first, with one tiny video, and says which step fails: shard it, open it, plan it, decode it.
+"""Tests an installation with one tiny video: shards, opens, plans and decodes it, and reports the step that fails.
 
-What libraries and programs say of themselves is not asked: one that loads may lack a call that sharding needs.
+Version numbers are not trusted: a library that can be imported may lack a function that sharding needs.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from fastvid.media.reasons import Reason
 from fastvid.storage import open_storage
 
 _PROFILE: Final = "compact"
-_FRAMES: Final = 40  # more than one group of pictures
-_WIDTH, _HEIGHT = 336, 256  # which the profile does not scale
-# A wave as long as the picture is wide moves by this many pixels a frame, which changes a pixel by nine levels.
+_FRAMES: Final = 40  # more than one GOP
+_WIDTH, _HEIGHT = 336, 256  # a size that the profile does not scale
+# Pixels per frame that a wave, one period per picture width, moves: it changes a pixel by at most nine levels.
 _SHIFT: Final = 8
-# By how many levels a frame may be off: encoding costs one, another range or matrix eight.
+# Largest error of a frame, in levels: encoding causes one level, a wrong range or matrix eight.
 _MOST_OFF: Final = 4.0
 
 _FFMPEG_HINT: Final = "name another ffmpeg in FASTVID_FFMPEG, or `pip install --upgrade imageio-ffmpeg`"
-_PYAV_HINT: Final = "install another version of PyAV, such as `pip install --upgrade av`"
+_PYAV_HINT: Final = "install another version of PyAV, for example by `pip install --upgrade av`"
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step.
+class SelfTestStep:
+    """The result of one step.
 
     Attributes:
         name: "shard", "plan", or "decode" with the name of a back-end.
         seconds: How long it took.
-        found: What came out; empty when it failed.
+        found: Description of the result; empty if it failed.
         problem: Why it failed, or None.
-        hint: What to do about that, or None.
+        hint: How to fix the problem, or None.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Step:
     hint: str | None = None
 
 
-def self_test(decoders: Iterable[Backend]) -> Iterator[Step]:
-    """Shards a tiny video by the default profile and decodes it; stops where nothing is left for the next step.
+def self_test(decoders: Iterable[Backend]) -> Iterator[SelfTestStep]:
+    """Shard a tiny video with the default profile and decode it; stop if a step fails that later steps need.
 
     Args:
-        decoders: Back-ends to try, the default one among them.
+        decoders: Back-ends to test, including the default one.
     """
     with tempfile.TemporaryDirectory(prefix="fastvid-self-test-") as name:
         folder = Path(name)
@@ -82,26 +82,26 @@ def self_test(decoders: Iterable[Backend]) -> Iterator[Step]:
                 yield _try(f"decode {one.name}", partial(_decode, clip, one))[0]
 
 
-def _try(name: str, work: Callable[[], tuple[str, _T]]) -> tuple[Step, _T | None]:
+def _try(name: str, work: Callable[[], tuple[str, _T]]) -> tuple[SelfTestStep, _T | None]:
     begun = time.perf_counter()
     try:
         found, result = work()
     except FastvidError as error:
-        return Step(name, time.perf_counter() - begun, problem=error.message, hint=error.hint), None
-    except Exception as error:  # noqa: BLE001 - whatever a library raises is what was looked for
-        return Step(name, time.perf_counter() - begun, problem=f"{type(error).__name__}: {error}"), None
-    return Step(name, time.perf_counter() - begun, found), result
+        return SelfTestStep(name, time.perf_counter() - begun, problem=error.message, hint=error.hint), None
+    except Exception as error:  # noqa: BLE001 - whatever a library raises is the problem to report
+        return SelfTestStep(name, time.perf_counter() - begun, problem=f"{type(error).__name__}: {error}"), None
+    return SelfTestStep(name, time.perf_counter() - begun, found), result
 
 
 def _shard(folder: Path) -> tuple[str, Dataset]:
-    """Runs a job as ``fastvid shard`` does."""
-    from fastvid.sharding.job.job import run_job  # PyAV may be what does not load
+    """Run a job as ``fastvid shard`` does."""
+    from fastvid.sharding.job.job import run_job  # imported here, because importing PyAV may be what fails
 
     source, out = folder / "wave.y4m", folder / "shards"
     source.write_bytes(_video())
     log = logging.getLogger("fastvid")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # the outcome is told here
+    log.setLevel(logging.CRITICAL)  # the result is reported by the step
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             run_job(source, out, profile=_PROFILE, workers=1)
@@ -115,7 +115,7 @@ def _shard(folder: Path) -> tuple[str, Dataset]:
 
 
 def _why(out: str) -> JobError | None:
-    """What the ledger says of the only source."""
+    """Return the ledger's error for the only source."""
     from fastvid.sharding.job.ledger import read_ledger
 
     storage = open_storage(out)
@@ -144,28 +144,28 @@ def _decode(clip: SampleClip, one: Backend) -> tuple[str, None]:
         pictures = clip.decode(decoder, one.device, clip.frames)
     finally:
         decoder.close()
-    # The wave is the same in every row, and grey.
+    # The wave is grey and the same in every row.
     rows = pictures.astype(np.float64).mean(axis=(0, 2))
     wanted = (_wave() - 16) * (255 / 219)  # limited range
     off = np.abs(rows[:, None] - wanted).mean(axis=2)
     given = off.argmin(axis=1)
     if (given != clip.frames).any():
-        raise DecodeError(f"asked for frames {clip.frames.tolist()}, they look like {given.tolist()}")
+        raise DecodeError(f"requested frames {clip.frames.tolist()}, decoded frames that look like {given.tolist()}")
     worst = float(off.min(axis=1).max())
     if worst > _MOST_OFF:
-        raise DecodeError(f"colours are off by {worst:.1f} levels of 255, at most {_MOST_OFF:.0f} is right")
-    return f"the {len(given)} frames that were asked for, {worst:.1f} levels of 255 off", None
+        raise DecodeError(f"colours differ by {worst:.1f} of 255 levels, at most {_MOST_OFF:.0f} are allowed")
+    return f"the {len(given)} requested frames, with an error of {worst:.1f} of 255 levels", None
 
 
 def _wave() -> npt.NDArray[np.float64]:
-    """Luma of a row of each frame, float64 [N, W], limited range."""
+    """Return the luma of a row of each frame, float64 [N, W], limited range."""
     moved = np.arange(_WIDTH) - _SHIFT * np.arange(_FRAMES)[:, None]
     wave: npt.NDArray[np.float64] = np.rint(126 + 100 * np.sin(2 * np.pi * moved / _WIDTH))
     return wave
 
 
 def _video() -> bytes:
-    """The wave as a YUV4MPEG2 file, for which no encoder is needed."""
+    """Return the wave as a YUV4MPEG2 file, which needs no encoder."""
     grey = bytes([128]) * (_WIDTH * _HEIGHT // 2)
     rows = _wave().astype(np.uint8)
     frames = (b"FRAME\n" + row.tobytes() * _HEIGHT + grey for row in rows)

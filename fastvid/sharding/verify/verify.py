@@ -1,6 +1,6 @@
-"""Proves a dataset: every promise of the format, checked against the bytes.
+"""Verifies a dataset: checks every promise of the format against the bytes.
 
-Work is cut into pieces that processes do side by side, see `fastvid.sharding.verify.check_processes`.
+The work is divided among processes, see `fastvid.sharding.verify.check_processes`.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask
 from fastvid.storage import Storage, open_storage
 
 CHECKS: Final = {
-    "annotations": "annotations are the ones committed, and fit the shards",
-    "tar": "every tar has the size and SHA-256 that were committed, and reads to its end",
-    "idx": "DALI's tar index is what the tar gives",
-    "parquet": "facts are what the tar gives",
+    "annotations": "annotations are the committed ones and match the shards",
+    "tar": "every tar has the committed size and SHA-256 and is readable to its end",
+    "idx": "DALI's tar index matches the tar",
+    "parquet": "facts match the tar",
     "pkt": "packet sidecars match their checksums",
     "packets": "every packet matches its checksum",
-    "index": "every index row is what the sample's bytes give",
-    "timing": "frames of profiles lie on a constant grid from zero",
-    "shape": "frames of profiles are upright with square pixels and sides of multiples of 16, all of the indexed size",
+    "index": "every index row matches the sample's bytes",
+    "timing": "frames of profiles are on a constant grid from zero",
+    "shape": "frames of profiles are upright, of the indexed size, with square pixels and sides divisible by 16",
     "colour": "frames of profiles are 8-bit 4:2:0, BT.601 limited (JPEG, flow: full), tagged in container and stream",
-    "decode": "every sample decodes to the frames it promises",
-    "audio": "the sound of every sample decodes",
+    "decode": "every sample decodes to the indexed number of frames",
+    "audio": "the audio of every sample decodes",
     "plan": "frames decoded from planned packets are those a player shows",
     "process": "no checking process died",
 }
-"""Every check with what it proves, in the order of the report."""
+"""Every check and what it verifies, in the order of the report."""
 
 _SIDECAR_CHECKS: Final = frozenset({"idx", "parquet", "pkt", "packets", "index", "plan"})
 
-# Pieces per worker: small enough that the last one to finish does not wait for long.
+# Tasks per worker: small enough that the others do not wait long for the last one.
 _PIECES: Final = 8
-# Decoding a sample takes tens of milliseconds; a piece below this is mostly overhead.
+# Decoding a sample takes tens of milliseconds; smaller tasks are mostly overhead.
 _MIN_ROWS: Final = 16
 
 
 @dataclass(slots=True)
-class Report:
-    """What an audit found.
+class VerifyReport:
+    """The result of a verification.
 
     Attributes:
-        generation: The generation that was checked.
-        samples: Samples that were decoded.
-        total: Samples in the generation.
-        checked: How many things each check looked at.
+        generation: Number of the generation that was checked.
+        samples: Number of decoded samples.
+        total: Number of samples in the generation.
+        checked: Number of things examined by each check.
         problems: Broken promises, in the order of the shards.
-        repaired: Shards whose sidecars were written anew.
+        repaired: Shards whose sidecars were rebuilt.
     """
 
     generation: int
@@ -71,11 +71,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON holds it."""
+        """Return the report for JSON."""
         found = Counter(problem.check for problem in self.problems)
         return {
             "ok": self.ok,
@@ -97,31 +97,31 @@ def verify_dataset(
     workers: int | None = None,
     shards: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Report:
-    """Checks a generation of a dataset, removed samples included.
+) -> VerifyReport:
+    """Check a generation of a dataset, including removed samples.
 
     Args:
         url: The dataset's folder.
-        generation: Which generation; the current one by default.
-        sample: Check that many samples, drawn with `seed`, instead of all, and hash no tar.
-        seed: For `sample`.
-        workers: Processes; one for each core by default, none beside this one for 1.
-        shards: Check these shards only.
-        progress: Called with samples that are decoded since the last call, and samples in all.
+        generation: Number of the generation; the current one by default.
+        sample: Check only this many samples, drawn with `seed`, and do not hash the tars.
+        seed: Seed for `sample`.
+        workers: Worker processes; by default one per core. With 1, everything runs in this process.
+        shards: Check only these shards.
+        progress: Called with the number of samples decoded since the last call, and the total number of samples.
 
     Raises:
-        UsageError: An argument is wrong.
-        StorageError: There is no dataset or generation.
-        FormatError: The commit record or the generation's record is broken.
+        UsageError: If an argument is wrong.
+        StorageError: If there is no dataset or generation.
+        FormatError: If the commit record or the generation's record is broken.
     """
     if sample is not None and sample < 1:
-        raise UsageError(f"{sample} samples cannot be checked")
+        raise UsageError(f"sample is {sample}, expected at least 1")
     storage = open_storage(url)
     _, record = read_generation(storage, generation)
     workers = available_cores() if workers is None else workers
     if workers < 1:
-        raise UsageError(f"{workers} workers cannot check anything")
-    report = Report(record.number, total=record.num_samples)
+        raise UsageError(f"workers is {workers}, expected at least 1")
+    report = VerifyReport(record.number, total=record.num_samples)
     tasks = _sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers)
     tasks = [task for task in tasks if shards is None or task.record.name in shards]
     wanted = sum(len(task.rows) for task in tasks)
@@ -131,7 +131,7 @@ def verify_dataset(
         report.checked.update(findings.checked)
         report.samples += findings.samples
         facts.setdefault(task.record.name, {}).update(findings.facts)
-        # Pieces of one shard may report the same thing.
+        # Several tasks of one shard may report the same problem.
         problems.update(dict.fromkeys(findings.problems))
         if progress is not None:
             progress(len(task.rows), wanted)
@@ -145,18 +145,18 @@ def verify_dataset(
     return report
 
 
-def repair_sidecars(url: str, report: Report) -> tuple[str, ...]:
-    """Computes the sidecars of shards anew from their tars, where only sidecars are damaged.
+def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
+    """Rebuild the sidecars of shards from their tars, if only sidecars are damaged.
 
     Args:
         url: The dataset's folder.
-        report: Of an audit of all samples.
+        report: Result of verifying all samples.
 
     Returns:
-        The shards whose sidecars were written. Those whose tars are damaged are left as they are: sidecars made from
-        them would make the damage look right.
+        The shards whose sidecars were rebuilt. Shards with a damaged tar are left unchanged: rebuilt sidecars would
+        hide the damage.
     """
-    # Half of the package stands behind it, and only repairs need it.
+    # Imported late, because it loads half of the package and only repairs need it.
     from fastvid.sharding.job.index import rebuild
 
     storage = open_storage(url)
@@ -178,13 +178,13 @@ def repair_sidecars(url: str, report: Report) -> tuple[str, ...]:
             else:
                 index_shard(storage, stem, streams=generation.streams)
         except FastvidError:
-            continue  # the sample that cannot be indexed stands in the report
+            continue  # the sample that cannot be indexed is in the report
         done.append(stem)
     return tuple(done)
 
 
 def _all(url: str, generation: Generation, workers: int) -> list[ShardTask]:
-    """Pieces that check everything: the first of each shard checks its files as well."""
+    """Return the tasks that check everything; the first task of each shard also checks its files."""
     size = max(_MIN_ROWS, -(-generation.num_samples // (workers * _PIECES)))
     tasks = []
     for shard in generation.shards:
@@ -195,7 +195,7 @@ def _all(url: str, generation: Generation, workers: int) -> list[ShardTask]:
 
 
 def _sampled(url: str, generation: Generation, sample: int, seed: int) -> list[ShardTask]:
-    """One piece for each shard that holds chosen samples."""
+    """Return one task for each shard that contains chosen samples."""
     total = generation.num_samples
     chosen = np.sort(np.random.default_rng(seed).choice(total, min(sample, total), replace=False))
     tasks, start = [], 0
@@ -216,7 +216,7 @@ def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Fin
 
 
 def _missing_files(storage: Storage, generation: Generation, *, known: set[str]) -> Iterator[Problem]:
-    """A look at the shards that hold no chosen sample: whether their files are there."""
+    """Check that the files of shards without chosen samples exist."""
     for shard in generation.shards:
         if shard.name in known:
             continue
@@ -235,7 +235,7 @@ def _missing_files(storage: Storage, generation: Generation, *, known: set[str])
 def _annotation_problems(
     storage: Storage, generation: Generation, facts: dict[str, dict[int, tuple[str, str, int]]]
 ) -> Iterator[Problem]:
-    """Holds annotations against their checksum and against what the tars gave."""
+    """Compare annotations with their checksum and with the tars."""
     name = annotations_file(generation.number)
     try:
         content = storage.read(name)
@@ -265,4 +265,4 @@ def _label_problems(generation: Generation, table: pa.Table) -> Iterator[Problem
         return
     for key, label in zip(table["key"].to_pylist(), table["label"].to_pylist(), strict=True):
         if label is not None and not 0 <= label < len(generation.classes):
-            yield Problem("annotations", f"label {label} is no class: there are {len(generation.classes)}", key=key)
+            yield Problem("annotations", f"label {label} is not one of the {len(generation.classes)} classes", key=key)

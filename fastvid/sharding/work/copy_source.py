@@ -25,7 +25,7 @@ from fastvid.media.limits import Limits
 from fastvid.media.playback import ENCODE_HINT, play
 from fastvid.media.probe import OpenSource
 from fastvid.media.promises import Promised, broken_tables
-from fastvid.media.prove import Found, disproof, index_video, number_packets
+from fastvid.media.prove import IndexedVideo, index_video, number_packets, why_decode_whole
 from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
 
@@ -47,7 +47,7 @@ class Copied:
 
     video: bytes
     start: float | None
-    found: Found
+    found: IndexedVideo
     conforms: bool
     remuxed: bool
 
@@ -95,7 +95,9 @@ def copy_video(
             return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
     played = play(data, source.container, limits, unpack=True)
     numbered = number_packets(played)
-    muxer = Remuxer(data, source.container, played, numbered, whole=bool(numbered.whole or disproof(played, numbered)))
+    muxer = Remuxer(
+        data, source.container, played, numbered, whole=bool(numbered.whole or why_decode_whole(played, numbered))
+    )
     seconds = muxer.seconds
     made = []
     for first, last in _ranges(seconds, 1 / float(played.rate), start, end, max_seconds):
@@ -123,7 +125,7 @@ def _ranges(
     yield from pairwise(first + (last - first) * number // count for number in range(count + 1))
 
 
-def _as_it_is(data: bytes, limits: Limits) -> Found | None:
+def _as_it_is(data: bytes, limits: Limits) -> IndexedVideo | None:
     """The index of a source that can go into a shard unchanged."""
     try:
         found = index_video(data, limits)
@@ -134,7 +136,7 @@ def _as_it_is(data: bytes, limits: Limits) -> Found | None:
     return found if _agrees(data, found) else None
 
 
-def _agrees(video: bytes, found: Found) -> bool:
+def _agrees(video: bytes, found: IndexedVideo) -> bool:
     """Whether the index that a shard computes from an MP4 and its sample's JSON is the one that was proved."""
     try:
         info, records = index_mp4(video, whole=bool(found.info.flags & StreamFlag.WHOLE))
@@ -144,7 +146,7 @@ def _agrees(video: bytes, found: Found) -> bool:
     return info == found.info and np.array_equal(records, found.records)
 
 
-def _proved(found: Found) -> dict[str, Any]:
+def _proved(found: IndexedVideo) -> dict[str, Any]:
     info = found.info
     return {
         "width": info.width,
@@ -155,7 +157,7 @@ def _proved(found: Found) -> dict[str, Any]:
     }
 
 
-def _conforms(video: bytes, found: Found) -> bool:
+def _conforms(video: bytes, found: IndexedVideo) -> bool:
     return not found.notes and not list(broken_tables(Promised.of(read_track(memoryview(video)), found.info)))
 
 

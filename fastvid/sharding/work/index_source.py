@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fastvid.errors import SourceError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
-from fastvid.media.prove import Found, index_video
+from fastvid.media.prove import IndexedVideo, index_video
 from fastvid.media.reasons import Reason
 from fastvid.sharding.work.attempt import Report, attempt
 from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
@@ -37,7 +37,7 @@ def index_member(task: Task, settings: Settings, report: Report) -> Outcome:
     return attempt(task, index)
 
 
-def pack_found(key: str, found: Found) -> EncodedSample:
+def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
     """An index as it travels."""
     info = asdict(found.info)
     extradata = info.pop("extradata")

@@ -89,7 +89,7 @@ def find(recipe: str) -> Path:
         raise UsageError("recipe does not exist", file=recipe)
     path = _folder() / f"{recipe}{_SUFFIX}"
     if not path.is_file():
-        raise UsageError(f"unknown recipe {recipe!r}", hint=f"choose one of {', '.join(names())}; or a file's path")
+        raise UsageError(f"unknown recipe {recipe!r}", hint=f"use one of {', '.join(names())}; or a file's path")
     return path
 
 

@@ -240,7 +240,7 @@ def find_strategy(name: str) -> type[Strategy]:
     """
     known = _built_in()
     if name not in known and ":" not in name:
-        raise UsageError(f"unknown sync {name!r}", hint=f"choose one of {', '.join(sorted(known))}; or module:class")
+        raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
     try:
         kind = _load(known.get(name, name))
     except (ImportError, AttributeError) as error:
@@ -296,9 +296,7 @@ def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -
     if unknown := sorted(options.keys() - {*known, *policy}):
         raise UsageError(
             f"sync {name!r} has no option {', '.join(map(repr, unknown))}",
-            hint=f"choose from {', '.join([*known, *policy])}"
-            if known or policy
-            else "remove it, there are no options",
+            hint=f"use one of {', '.join([*known, *policy])}" if known or policy else "remove it, there are no options",
         )
     own = {option: value for option, value in options.items() if option in known}
     others = {option: value for option, value in options.items() if option not in known}

@@ -46,7 +46,7 @@ class Freezer:
             if not chosen:
                 raise UsageError(
                     f"optim.freeze has {rule!r}, which matches no parameter of the model",
-                    hint=f"choose from {', '.join(_parts(names))}; or {ALL_BUT_HEAD}",
+                    hint=f"use one of {', '.join(_parts(names))}; or {ALL_BUT_HEAD}",
                 )
             for name in chosen:
                 until[name] = max(until.get(name, 0.0), samples)

@@ -1,4 +1,4 @@
-"""What a loader relies on in a sampler: a class of tests to inherit."""
+"""Contract of samplers: a class of tests to inherit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTHS = (*range(1, 40), 64, 65, 100, 1_000, 100_003)
 
 
 class SamplerContract:
-    """Inherit, name the class `Test...`, and list samplers to check, one of each kind of setting."""
+    """Inherit from it, name the class `Test...`, and list samplers to check, one for each kind of setting."""
 
     samplers = ()
 
@@ -22,7 +22,7 @@ class SamplerContract:
         assert self.samplers
 
     @pytest.mark.parametrize("length", LENGTHS)
-    def test_frames_lie_inside_the_video(self, length):
+    def test_frames_are_inside_the_video(self, length):
         for sampler in self.samplers:
             for position in range(20):
                 frames = np.asarray(sampler.draw(length, Draws(3, 1, position)))
@@ -39,14 +39,14 @@ class SamplerContract:
     def test_random_frames_change_with_seed_epoch_and_position(self):
         for sampler in self.samplers:
             base = [tuple(sampler.draw(10_000, Draws(3, 1, position))) for position in range(50)]
-            if len(Counter(base)) == 1:  # not random: then nothing else may change it either
+            if len(Counter(base)) == 1:  # not random: then nothing else may change it
                 assert tuple(sampler.draw(10_000, Draws(4, 2, 0))) == base[0], sampler
                 continue
             assert base != [tuple(sampler.draw(10_000, Draws(4, 1, position))) for position in range(50)], sampler
             assert base != [tuple(sampler.draw(10_000, Draws(3, 2, position))) for position in range(50)], sampler
 
-    def test_its_text_tells_settings_apart(self):
-        # The text stands in a loader's state: a state of other settings must be refused.
+    def test_repr_distinguishes_settings(self):
+        # The repr is part of a loader's state, so a state with other settings is refused.
         texts = [repr(sampler) for sampler in self.samplers]
         assert len(set(texts)) == len(texts)
         assert not any(" at 0x" in text for text in texts), "the text differs between processes"

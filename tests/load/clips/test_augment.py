@@ -1,4 +1,4 @@
-"""Crops lie inside the video at even pixels, have the shapes they promise, and follow what they cite."""
+"""Crops are inside the video at even pixels, have the specified shapes, and follow their sources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CROPS = (
 @given(CROPS, SIDES, SIDES, DRAWS)
 def test_every_crop_is_even_and_inside(crop, height, width, draws):
     view = Spatial(crop).draw(height, width, draws)
-    box = view.box  # itself refuses odd or negative numbers
+    box = view.box  # Box refuses odd or negative numbers
     assert box.y + box.height <= height
     assert box.x + box.width <= width
     assert view.size == crop.output
@@ -52,7 +52,7 @@ def test_a_crop_that_fits_is_not_resized(kind, half_height, half_width, height, 
     if size[0] <= height and size[1] <= width:
         assert (box.height, box.width) == size
     else:
-        # The largest region of that shape: one side is used up, as far as even numbers go, and the shape is kept.
+        # The largest region of this aspect ratio: one side is the video's, rounded to even, and the ratio is kept.
         assert box.height >= height - 2 or box.width >= width - 2
         scale = min(height / size[0], width / size[1])
         assert abs(box.height - size[0] * scale) <= 2
@@ -60,14 +60,14 @@ def test_a_crop_that_fits_is_not_resized(kind, half_height, half_width, height, 
 
 
 @given(SIDES, SIDES, DRAWS)
-def test_the_central_crop_is_central(height, width, draws):
+def test_center_crop_is_central(height, width, draws):
     box = CenterCrop(112).draw(height, width, draws)
     assert abs((height - box.y - box.height) - box.y) <= 3
     assert abs((width - box.x - box.width) - box.x) <= 3
 
 
-def test_short_side_cuts_as_if_resized_before():
-    # 224 of 256 rows is 7/8 of the picture, whatever its size.
+def test_short_side_crops_as_if_resized_first():
+    # 224 of 256 rows are 7/8 of the picture, whatever its size.
     box = CenterCrop(224, short_side=256).draw(720, 1280, Draws(0, 0, 0))
     assert (box.y, box.x, box.height, box.width) == (44, 324, 630, 630)
     same = CenterCrop(224, short_side=256).draw(256, 454, Draws(0, 0, 0))
@@ -84,7 +84,7 @@ def test_random_crops_reach_every_even_corner_equally():
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 11 + 4 * 4.7
 
 
-def test_resized_crops_have_the_area_and_shape_asked_for():
+def test_resized_crops_have_area_and_ratio_within_bounds():
     boxes = [RandomResizedCrop(64, scale=(0.2, 0.6)).draw(256, 340, Draws(1, 0, p)) for p in range(3000)]
     area = np.array([box.height * box.width for box in boxes]) / (256 * 340)
     ratio = np.array([box.width / box.height for box in boxes])
@@ -98,7 +98,7 @@ def test_resized_crops_have_the_area_and_shape_asked_for():
     assert abs(np.log(ratio).mean()) < 0.015
 
 
-def test_a_region_that_never_fits_becomes_the_central_one():
+def test_central_region_is_used_when_no_random_one_fits():
     box = RandomResizedCrop(64, scale=(1.0, 1.0)).draw(100, 1000, Draws(0, 0, 0))
     assert (box.height, box.width) == (100, 134)  # the whole height, and 4/3 of it
     assert (box.y, box.x) == (0, 432)
@@ -107,7 +107,7 @@ def test_a_region_that_never_fits_becomes_the_central_one():
 
 
 def tsn_crops(image_w, image_h, size):
-    """All crops of TSN's multi-scale cropping as (width, height, x, y), each as often as it is drawn."""
+    """Return all crops of TSN's multi-scale cropping as (width, height, x, y), each as often as it is drawn."""
     scales, max_distort = [1, 0.875, 0.75, 0.66], 1
     base_size = min(image_w, image_h)
     crop_sizes = [int(base_size * x) for x in scales]
@@ -137,7 +137,7 @@ def tsn_crops(image_w, image_h, size):
 
 
 @pytest.mark.parametrize(("width", "height"), [(340, 256), (256, 256), (320, 240), (171, 256)])
-def test_multi_scale_crops_are_those_of_tsn(width, height):
+def test_multi_scale_crops_match_tsn(width, height):
     even = {tuple(value & ~1 for value in crop) for crop in tsn_crops(width, height, 224)}
     drawn = [MultiScaleCrop(224).draw(height, width, Draws(0, 1, p)) for p in range(4000)]
     assert {(box.width, box.height, box.x, box.y) for box in drawn} == even
@@ -146,7 +146,7 @@ def test_multi_scale_crops_are_those_of_tsn(width, height):
 def test_multi_scale_crops_are_equally_likely():
     expected = tsn_crops(340, 256, 224)
     assert len(expected) == 10 * 13
-    # Places coincide where the free height or width is nothing.
+    # Places coincide if there is no free height or width.
     times = Counter(tuple(value & ~1 for value in crop) for crop in expected)
     boxes = [MultiScaleCrop(224).draw(256, 340, Draws(2, 0, p)) for p in range(13_000)]
     counts = Counter((box.width, box.height, box.x, box.y) for box in boxes)
@@ -156,7 +156,7 @@ def test_multi_scale_crops_are_equally_likely():
     assert chi2 < freedom + 4 * math.sqrt(2 * freedom)
 
 
-def test_flips_come_as_often_as_asked():
+def test_flips_have_the_given_probability():
     flips = [HorizontalFlip(0.3).draw(Draws(0, 0, p)) for p in range(5000)]
     assert abs(np.mean(flips) - 0.3) < 4 * math.sqrt(0.21 / 5000)
     assert not any(HorizontalFlip(0.0).draw(Draws(0, 0, p)) for p in range(500))
@@ -170,7 +170,7 @@ def test_flip_and_crop_are_independent():
     assert abs(correlation) < 4 / math.sqrt(5000)
 
 
-def test_one_size_has_one_fingerprint():
+def test_equal_sizes_have_equal_fingerprints():
     assert repr(CenterCrop(224)) == repr(CenterCrop((224, 224)))
     assert MultiScaleCrop(224, scales=[1, 0.875]) == MultiScaleCrop(224, scales=(1.0, 0.875))
 
@@ -185,7 +185,7 @@ def test_one_size_has_one_fingerprint():
         [224],
     ],
 )
-def test_lists_that_make_no_sense_are_refused(transforms):
+def test_invalid_transform_lists_are_refused(transforms):
     with pytest.raises(UsageError, match="spatial"):
         Spatial.of(transforms)
 

@@ -1,4 +1,4 @@
-"""Samplers against literal transcriptions of the formulas they cite."""
+"""Samplers compared with literal transcriptions of the formulas they cite."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TestContract(SamplerContract):
     )
 
 
-class Counting:  # outside the video, not a function of its arguments, without a text
+class Counting:  # frames outside the video, not a function of its arguments, without a repr
     num_frames = 2
 
     def __init__(self, shift):
@@ -40,20 +40,20 @@ class Counting:  # outside the video, not a function of its arguments, without a
         return np.array([self.calls, num_frames + self.shift])
 
 
-def test_the_contract_refuses_a_sampler_that_breaks_it():
+def test_contract_detects_a_broken_sampler():
     contract = SamplerContract()
     contract.samplers = (Counting(0), Counting(1))
     for check in (
-        lambda: contract.test_frames_lie_inside_the_video(1),
+        lambda: contract.test_frames_are_inside_the_video(1),
         contract.test_frames_depend_on_the_arguments_alone,
-        contract.test_its_text_tells_settings_apart,
+        contract.test_repr_distinguishes_settings,
     ):
         with pytest.raises(AssertionError):
             check()
 
 
 def tsn_train(num_frames, num_segments, new_length, randint):
-    """TSN's training indices, from 0, as the TSM repository writes them."""
+    """Return TSN's training indices, from 0, as the TSM repository computes them."""
     average_duration = (num_frames - new_length + 1) // num_segments
     if average_duration > 0:
         return np.multiply(list(range(num_segments)), average_duration) + randint(average_duration, num_segments)
@@ -63,13 +63,13 @@ def tsn_train(num_frames, num_segments, new_length, randint):
 
 
 def tsn_test(num_frames, num_segments, new_length):
-    """TSN's test indices, from 0."""
+    """Return TSN's test indices, from 0."""
     tick = (num_frames - new_length + 1) / float(num_segments)
     return np.array([int(tick / 2.0 + tick * x) for x in range(num_segments)])
 
 
 def with_consecutive(starts, length, num_frames):
-    """Each place with the frames behind it; the end of the video is repeated."""
+    """Return each place with the frames after it; the last frame of the video is repeated."""
     indices = []
     for start in starts:
         p = int(start)
@@ -81,13 +81,13 @@ def with_consecutive(starts, length, num_frames):
 
 
 @given(LENGTHS, st.integers(1, 20), st.integers(1, 6), DRAWS)
-def test_segments_in_training_are_tsn(num_frames, segments, length, draws):
+def test_training_segments_match_tsn(num_frames, segments, length, draws):
     sampler = Segments(segments, length=length)
     frames = sampler.draw(num_frames, draws)
     assert frames.dtype == np.int64
     assert frames.shape == (sampler.num_frames,) == (segments * length,)
     assert 0 <= frames.min() <= frames.max() < num_frames
-    if num_frames >= length:  # the formulas say nothing of shorter videos
+    if num_frames >= length:  # the formulas do not cover shorter videos
         starts = tsn_train(
             num_frames, segments, length, lambda high, size: np.array(draws.integers(Purpose.FRAMES, high, size))
         )
@@ -95,7 +95,7 @@ def test_segments_in_training_are_tsn(num_frames, segments, length, draws):
 
 
 @given(LENGTHS, st.integers(1, 20), st.integers(1, 6), DRAWS)
-def test_segments_in_evaluation_are_tsn(num_frames, segments, length, draws):
+def test_evaluation_segments_match_tsn(num_frames, segments, length, draws):
     frames = Segments(segments, jitter=False, length=length).draw(num_frames, draws)
     assert 0 <= frames.min() <= frames.max() < num_frames
     if num_frames >= length:
@@ -103,7 +103,7 @@ def test_segments_in_evaluation_are_tsn(num_frames, segments, length, draws):
 
 
 @given(st.integers(8, 400), DRAWS)
-def test_each_segment_gives_one_of_its_own_frames(num_frames, draws):
+def test_each_segment_yields_one_of_its_own_frames(num_frames, draws):
     step = num_frames // 8
     frames = Segments(8).draw(num_frames, draws)
     assert (frames // step).tolist() == list(range(8))
@@ -133,7 +133,7 @@ def test_dense_takes_every_stride_th_frame(num_frames, length, stride, jitter, s
         assert frames.tolist() == expected
 
 
-def test_dense_starts_anywhere_it_fits_and_nowhere_else():
+def test_dense_starts_uniformly_where_the_clip_fits():
     starts = [int(Dense(4, 3).draw(16, Draws(0, 0, position))[0]) for position in range(600)]
     assert set(starts) == set(range(7))
     counts = np.bincount(starts)
@@ -164,7 +164,7 @@ def test_samplers_without_jitter_never_change():
         assert len({tuple(sampler.draw(300, Draws(0, 0, p)).tolist()) for p in range(20)}) == 1
 
 
-def test_the_repr_says_everything_that_matters():
+def test_repr_contains_every_setting():
     samplers = [
         *(Segments(8), Segments(9), Segments(8, jitter=False), Segments(8, length=2)),
         *(Dense(8, 2), Dense(8, 3), Dense(8, 2, jitter=False), Dense(8, 2, short="clamp"), Uniform(8)),
@@ -182,5 +182,5 @@ def test_lengths_below_one_are_refused(make):
 
 
 def test_an_unknown_rule_for_short_videos_is_refused():
-    with pytest.raises(UsageError, match=r"short is 'wrap'\n.*known are loop, clamp"):
+    with pytest.raises(UsageError, match=r"short is 'wrap'\n.*use one of loop, clamp"):
         Dense(8, 2, short="wrap")

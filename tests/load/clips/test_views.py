@@ -1,4 +1,4 @@
-"""Several clips of one decode: views of an evaluation, repeats of an augmentation; each as if it were decoded alone."""
+"""Views and repeats of a video, decoded together, equal clips decoded separately."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(folder, **options):
 )
 @pytest.mark.parametrize("crop", [CenterCrop(48), CenterCrop(40, short_side=48)])
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
-def test_every_view_is_the_clip_that_would_have_been_decoded_alone(folder, sampler, crop, layout):
+def test_every_view_equals_the_clip_decoded_separately(folder, sampler, crop, layout):
     views = Views(num_clips=2, num_crops=3)
     loader, (batch,) = load(folder, frames=sampler, spatial=crop, views=views, layout=layout)
     side = crop.output[0]
@@ -65,7 +65,7 @@ def test_every_view_is_the_clip_that_would_have_been_decoded_alone(folder, sampl
     assert total.clips == 3
 
 
-def test_ten_crops_are_corners_and_middle_then_their_mirror_images(folder):
+def test_ten_crops_are_corners_and_centre_then_mirrored(folder):
     crop = CenterCrop(48)
     cuts = Views(num_crops=10).cuts(Spatial.of(crop), 64, 112)
     boxes = [Box(0, 0, 48, 48), Box(0, 64, 48, 48), Box(16, 0, 48, 48), Box(16, 64, 48, 48), Box(8, 32, 48, 48)]
@@ -78,7 +78,7 @@ def test_ten_crops_are_corners_and_middle_then_their_mirror_images(folder):
 
 
 @pytest.mark.parametrize(("height", "width", "corners"), [(64, 112, [(8, 0), (8, 32), (8, 64)]), (112, 64, None)])
-def test_three_crops_lie_along_the_longer_side(height, width, corners):
+def test_three_crops_are_along_the_longer_side(height, width, corners):
     cuts = Views(num_crops=3).cuts(Spatial.of(CenterCrop(48)), height, width)
     found = [(cut.box.y, cut.box.x) for cut in cuts]
     assert found == (corners or [(0, 8), (32, 8), (64, 8)])
@@ -86,7 +86,7 @@ def test_three_crops_lie_along_the_longer_side(height, width, corners):
 
 @pytest.mark.parametrize("num_frames", [1, 2, 7, 39, 300])
 @pytest.mark.parametrize("sampler", [Dense(8, 4, jitter=False), Segments(5, jitter=False), Segments(3, False, 2)])
-def test_one_clip_is_that_of_evaluation_and_several_are_spread(sampler, num_frames):
+def test_single_clip_is_the_evaluation_clip_and_several_are_spread(sampler, num_frames):
     assert np.array_equal(sampler.spread(num_frames, 1)[0], sampler.draw(num_frames, None))
     many = sampler.spread(num_frames, 7)
     assert many.shape == (7, sampler.num_frames)
@@ -100,19 +100,19 @@ def test_one_clip_is_that_of_evaluation_and_several_are_spread(sampler, num_fram
             assert (starts[0], many[-1, -1]) == (0, 299)
 
 
-def test_one_clip_or_one_crop_may_be_drawn_at_random_and_is_that_of_the_loader():
+def test_single_clip_or_crop_may_be_random_and_equals_the_loaders():
     options = {"frames": Segments(3), "spatial": [RandomCrop(16), HorizontalFlip(0.5)], "seed": 4}
     dataset = FakeDataset(40)
     for viewed, single in zip(make(dataset, views=Views(), **options), make(dataset, **options), strict=True):
         assert torch.equal(viewed.video[:, 0], single.video)
     still = {"frames": Segments(3, jitter=False), "views": Views(2)}
     for clips, single in zip(make(dataset, **options | still), make(dataset, **options), strict=True):
-        # Both clips show what is drawn for the row: column 2 of a fake picture tells the crop.
+        # Both clips show what is drawn for the row: column 2 of a fake picture identifies the crop.
         assert torch.equal(clips.video[:, 0, 2, :1], single.video[:, 2, :1])
         assert torch.equal(clips.video[:, 1, 2, :1], single.video[:, 2, :1])
 
 
-def test_places_are_those_of_the_segments():
+def test_places_select_positions_in_segments():
     views = Views(2, places=(0.5, 0.0))
     assert [clip.tolist() for clip in views.clips(Segments(4, jitter=False), 10)] == [[1, 3, 6, 8], [0, 2, 5, 7]]
     assert [clip.tolist() for clip in views.clips(Segments(2, length=3), 10)] == [
@@ -121,7 +121,7 @@ def test_places_are_those_of_the_segments():
     ]
 
 
-def test_a_decoder_without_planes_decodes_each_view_by_itself():
+def test_views_are_decoded_separately_without_planes():
     options = {"frames": Segments(3, jitter=False), "spatial": CenterCrop(16), "shuffle": False, "views": Views(2, 3)}
     dataset = FakeDataset(16)
     dataset.damage(5)
@@ -178,21 +178,21 @@ def test_a_damaged_video_is_skipped_with_all_its_views():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"spatial": RandomCrop(16)}, "cut by their own rule"),
-        ({"spatial": [CenterCrop(16), HorizontalFlip(0.5)]}, "cut by their own rule"),
-        ({"frames": Uniform(4)}, "gives one clip of a video"),
+        ({"spatial": RandomCrop(16)}, "crops need a CenterCrop"),
+        ({"spatial": [CenterCrop(16), HorizontalFlip(0.5)]}, "crops need a CenterCrop"),
+        ({"frames": Uniform(4)}, "makes one clip of a video"),
         ({"frames": Segments(4)}, "jitter=False"),
         ({"frames": Dense(4, 2, jitter=False), "views": Views(2, places=(0.5, 0.0))}, "no segments"),
         ({"repeats": 2}, "once a video"),
     ],
 )
-def test_views_that_cannot_be_are_refused(options, message):
+def test_invalid_views_are_refused(options, message):
     standard = {"frames": Segments(4, jitter=False), "spatial": CenterCrop(16), "decoder": fake("PlanesDecoder")}
     with pytest.raises(UsageError, match=message):
         make(FakeDataset(40), **standard | {"views": Views(2, 3)} | options)
 
 
-def test_wrong_views_are_refused_and_belong_to_the_fingerprint():
+def test_states_with_other_views_are_refused():
     with pytest.raises(UsageError, match="num_crops is 4"):
         Views(1, 4)
     with pytest.raises(UsageError, match="num_clips is 0"):
@@ -208,12 +208,12 @@ def test_wrong_views_are_refused_and_belong_to_the_fingerprint():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_repeats_are_decoded_together_and_are_what_they_would_be_alone(folder, threads, monkeypatch):
+def test_repeats_decoded_together_equal_separate_ones(folder, threads, monkeypatch):
     options = {
         "frames": Dense(6, 2),
         "spatial": [RandomResizedCrop(32), HorizontalFlip(0.5)],
         "repeats": 4,
-        "global_batch_size": 6,  # cuts the second sample's clips in two
+        "global_batch_size": 6,  # splits the second sample's clips between two batches
         "num_threads": threads,
         "seed": 3,
     }

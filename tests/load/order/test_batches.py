@@ -81,7 +81,7 @@ def test_an_epoch_without_a_batch_is_refused():
 
 
 def test_an_unknown_rule_for_the_last_batch_is_refused():
-    with pytest.raises(UsageError, match=r"last is 'pad'\n.*known are drop, mask, keep"):
+    with pytest.raises(UsageError, match=r"last is 'pad'\n.*use one of drop, mask, keep"):
         Batches(5, 2, "pad", World())
 
 

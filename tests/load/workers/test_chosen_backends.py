@@ -1,4 +1,4 @@
-"""Who decodes: the choice of "auto", several back-ends on one queue, and frames that stay on a device."""
+"""Choice of decoders: "auto", several back-ends on one queue, and frames that stay on a device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.makers import read_numbers
 
 
 class DeviceLane(DaliCpuDecoder):
-    """DALI on a CPU in the place of DALI on a GPU: gives frames by DLPack, one lane for each of three engines."""
+    """DALI on a CPU instead of a GPU: returns frames by DLPack, with one lane for each of three engines."""
 
     outputs = frozenset({DeviceRgb})
     opened = 0
@@ -53,7 +53,7 @@ def dataset(videos, tmp_path_factory):
 
 @pytest.fixture
 def known(monkeypatch):
-    """Makes a back-end of this file known by name."""
+    """Register a back-end of this file by name."""
     table = dict(backend_table()) | {"device": replace(DEVICE)}
     monkeypatch.setattr(lanes, "backend", lambda name: table[name])
 
@@ -78,7 +78,7 @@ def make(dataset, **options):
 
 
 def frames_of(loader):
-    """For each clip of an epoch its key and the frame numbers painted on its pictures."""
+    """Return for each clip of an epoch its key and the frame numbers painted on its pictures."""
     found = []
     for batch in loader:
         for key, video, wanted in zip(batch.key, batch.video, batch.frame_index.tolist(), strict=True):
@@ -124,7 +124,7 @@ def test_frames_stay_on_the_device_and_every_engine_has_a_lane(dataset, known):
     assert DeviceLane.opened == 2
 
 
-def test_a_damaged_clip_on_a_lane_is_masked_and_the_lane_goes_on(dataset, known, monkeypatch):
+def test_damaged_clip_is_masked_and_its_lane_continues(dataset, known, monkeypatch):
     monkeypatch.setattr(DeviceLane, "wrong", 0, raising=False)
     decode = DeviceLane.decode
 
@@ -144,7 +144,7 @@ def test_a_damaged_clip_on_a_lane_is_masked_and_the_lane_goes_on(dataset, known,
     assert valid == {f"v{n}": n != 2 for n in range(6)}
 
 
-def test_auto_tries_what_there_is_and_says_why(dataset, monkeypatch, caplog):
+def test_auto_measures_available_backends_and_logs_the_reason(dataset, monkeypatch, caplog):
     rates = {"pyav": 100.0, "dali-cpu": 300.0, "torchcodec-cpu": 20.0}
     monkeypatch.setattr(auto, "measure", lambda chosen, *_: rates[chosen[0].name])
     loader = make(dataset)
@@ -157,19 +157,19 @@ def test_auto_tries_what_there_is_and_says_why(dataset, monkeypatch, caplog):
     state = loader.state_dict()
     assert state["decoder"] == "dali-cpu"
 
-    # A checkpoint keeps the choice: nothing is tried again.
+    # A checkpoint keeps the choice: nothing is measured again.
     monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("tried again"))
     resumed = make(dataset)
     resumed.load_state_dict(state)
     frames_of(resumed)
     assert resumed.backend.name == "dali-cpu"
-    # One that does not run here is chosen anew.
+    # A back-end that is not available here is chosen anew.
     elsewhere = make(dataset)
     elsewhere.load_state_dict({**state, "decoder": "dali-gpu"})
     assert elsewhere.backend.name == "auto"
 
 
-def test_auto_goes_on_from_the_end_of_an_epoch(dataset, monkeypatch):
+def test_auto_resumes_at_the_end_of_an_epoch(dataset, monkeypatch):
     rates = {"pyav": 100.0, "dali-cpu": 300.0, "torchcodec-cpu": 20.0}
     monkeypatch.setattr(auto, "measure", lambda chosen, *_: rates[chosen[0].name])
     whole = make(dataset)
@@ -183,7 +183,7 @@ def test_auto_goes_on_from_the_end_of_an_epoch(dataset, monkeypatch):
             monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("tried again"))
         resumed = make(dataset)
         resumed.load_state_dict(saved)
-        # The loop over the epoch that is over has no batch, and nothing to try a decoder on.
+        # The loop over the finished epoch has no batch to measure a decoder on.
         assert len(resumed) == 0
         assert list(resumed) == []
         assert (resumed.epoch, resumed.position, resumed.backend.name) == (1, 0, at_first)
@@ -191,14 +191,14 @@ def test_auto_goes_on_from_the_end_of_an_epoch(dataset, monkeypatch):
         assert resumed.backend.name == "dali-cpu"
 
 
-def test_auto_really_measures(dataset):
+def test_auto_measures_real_clips(dataset):
     loader = make(dataset)
     frames_of(loader)
     assert loader.backend.name in ("pyav", "dali-cpu")
 
 
-def test_auto_on_a_cpu_begins_h264_at_once(videos, tmp_path):
-    """Neither a try of a second nor the import of a library that would lose it."""
+def test_auto_skips_measuring_h264_on_a_cpu(videos, tmp_path):
+    """Neither a measurement of one second nor the import of a slower library."""
     pack(tmp_path / "set", [[("v", videos.painted("compact", frames=20).data, 0)]], classes=("a",))
     script = f"""
 import sys, fastvid
@@ -213,26 +213,26 @@ print(loader.backend.name, [name for name in ("torchcodec", "nvidia.dali") if na
     assert run.stdout == "pyav []\n", run.stderr
 
 
-def test_the_default_is_left_only_for_what_is_worth_it(dataset, monkeypatch):
+def test_default_is_replaced_only_for_a_clear_gain(dataset, monkeypatch):
     for dali, name in ((149.0, "pyav"), (151.0, "dali-cpu")):
         rates = {"pyav": 100.0, "dali-cpu": dali, "torchcodec-cpu": 20.0}
         monkeypatch.setattr(auto, "measure", lambda chosen, *_, rates=rates: rates[chosen[0].name])
         assert auto.choose(plans(dataset), torch.device("cpu"), 1).name == name
 
 
-def test_a_backend_that_fails_is_not_chosen(dataset, monkeypatch, caplog):
+def test_failing_backend_is_not_chosen(dataset, monkeypatch, caplog):
     def broken(self, clips, outputs):
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(DaliCpuDecoder, "decode", broken)
     clips = plans(dataset)
     assert auto.choose(clips, torch.device("cpu"), 1).rates["dali-cpu"] == 0
-    assert "dali-cpu is left out: no such luck" in caplog.text
+    assert "dali-cpu is not used: no such luck" in caplog.text
 
 
 def plans(dataset):
     from fastvid.load.clips.augment import Spatial
-    from fastvid.load.clips.plan import Planner
+    from fastvid.load.clips.plan import BatchPlanner
     from fastvid.load.clips.planner import ClipPlanner
     from fastvid.load.order.batches import Batches
     from fastvid.load.order.permutation import Order
@@ -240,11 +240,11 @@ def plans(dataset):
 
     spatial = Spatial.of([fastvid.CenterCrop((96, 160))])
     one = ClipPlanner(fastvid.Segments(2), spatial, 0, 0, lanes.AUTO)
-    planner = Planner(dataset, Order(len(dataset), 0, 0), one)
+    planner = BatchPlanner(dataset, Order(len(dataset), 0, 0), one)
     return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
 
 
-def test_what_cannot_be_read_leaves_the_default(monkeypatch):
+def test_default_is_kept_when_no_clip_can_be_read(monkeypatch):
     dataset = FakeDataset(40)
     for sample in range(40):
         dataset.damage(sample)
@@ -253,7 +253,7 @@ def test_what_cannot_be_read_leaves_the_default(monkeypatch):
     assert verdict.name == "pyav"
 
 
-def test_ranks_without_a_process_group_take_the_default(dataset):
+def test_ranks_use_the_default_without_a_process_group(dataset):
     verdict = auto.agree(plans(dataset), fastvid.runtime.world.World(1, 2), torch.device("cpu"), 1, frozenset())
     assert verdict.name == "pyav"
 
@@ -268,7 +268,7 @@ from fastvid.runtime.world import World
 child = os.fork()
 rank = 0 if child else 1
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-auto.choose = lambda *_: auto.Verdict(f"chosen-by-{rank}", {}, "")
+auto.choose = lambda *_: auto.BackendChoice(f"chosen-by-{rank}", {}, "")
 verdict = auto.agree([], World(rank, 2), torch.device("cpu"), 1, frozenset())
 sys.stdout.write(f"rank {rank} takes {verdict.name}\\n")
 sys.stdout.flush()
@@ -278,13 +278,13 @@ if child:
 """
 
 
-def test_all_ranks_take_what_rank_0_chose(tmp_path):
+def test_all_ranks_use_the_choice_of_rank_0(tmp_path):
     command = [sys.executable, "-c", RANKS, str(tmp_path / "store")]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert sorted(run.stdout.split("\n"))[1:] == ["rank 0 takes chosen-by-0", "rank 1 takes chosen-by-0"]
 
 
-def test_names_that_cannot_be(dataset, known):
+def test_invalid_decoder_names_are_refused(dataset, known):
     with pytest.raises(UsageError, match="twice"):
         make(dataset, decoder="pyav+pyav")
     gpu = Backend("gpu", f"{__name__}:DeviceLane", "cuda", frozenset(Codec), "nothing")
@@ -294,7 +294,7 @@ def test_names_that_cannot_be(dataset, known):
         make(dataset, decoder="pyav", device_lanes=0)
 
 
-def test_levels_of_a_device_canvas_keep_their_layout():
+def test_device_canvas_keeps_the_layout_of_uint8_values():
     product = VideoSpec(2, (4, 6), "BTCHW", None, torch.device("cpu"))
     canvas = DeviceSink(product, [None, None])
     output = canvas.output(0, frozenset({DeviceRgb}))

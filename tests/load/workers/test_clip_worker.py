@@ -1,4 +1,4 @@
-"""The one worker that makes clips, called as threads and processes call it."""
+"""The clip worker, called as threads and processes call it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from fastvid.decode.request import Rgb
 from fastvid.errors import ChecksumError
 from fastvid.load.clips.augment import CenterCrop, Spatial
-from fastvid.load.clips.clip import Row
+from fastvid.load.clips.clip import BatchRow
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.workers.clip_worker import ClipWorker, Task
+from fastvid.load.workers.clip_worker import ClipTask, ClipWorker
 from fastvid.load.workers.fetch import fetch_clip
 from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, fake, picture
 
@@ -19,7 +19,7 @@ FRAMES = 3
 
 
 class Rows:
-    """A target: one array for each row."""
+    """A target with one array per row."""
 
     def __init__(self, rows):
         self.data = np.zeros((rows, 3, FRAMES, 16, 16), np.uint8)
@@ -35,19 +35,19 @@ def planner():
 
 
 def undecided(dataset, samples):
-    return [Row(n, dataset.key(s), dataset.shard(s // 16), s % 16, s, n) for n, s in enumerate(samples)]
+    return [BatchRow(n, dataset.key(s), dataset.shard(s // 16), s % 16, s, n) for n, s in enumerate(samples)]
 
 
 def tasks_of(sources):
     rows = Rows(len(sources))
-    return [Task(number, source, rows) for number, source in enumerate(sources)], rows.data
+    return [ClipTask(number, source, rows) for number, source in enumerate(sources)], rows.data
 
 
 def always(which):
     return True
 
 
-def test_rows_clips_and_packets_become_the_same_pictures(planner):
+def test_rows_clips_and_packets_decode_to_the_same_pictures(planner):
     rows = undecided(FakeDataset(40), [3, 17, 39])
     clips = [clip for row in rows for clip in planner.decide(row)]
     packets = [fetch_clip(clip)[0] for clip in clips]
@@ -57,7 +57,7 @@ def test_rows_clips_and_packets_become_the_same_pictures(planner):
         made = list(ClipWorker(RgbDecoder()).make(tasks, always, planner))
         assert [(one.number, one.error) for one in made] == [(0, None), (1, None), (2, None)]
         assert sum(one.counters.clips for one in made) == 3
-        # Frames are told by whoever decided them, bytes are counted by whoever read them.
+        # Frames are reported by whoever planned the clip, bytes are counted by whoever read it.
         assert [one.frames is not None for one in made] == [name == "rows"] * 3
         assert all((one.counters.bytes_read > 0) == (name != "packets") for one in made)
         found[name] = pixels
@@ -67,7 +67,7 @@ def test_rows_clips_and_packets_become_the_same_pictures(planner):
     assert found["rows"][1, :, 2, 0, 0].tolist() == list(picture(17, int(request.frames[2]), request.box, False))
 
 
-def test_a_clip_that_fails_leaves_its_neighbours_alone(planner):
+def test_failed_clip_does_not_affect_its_neighbours(planner):
     dataset = FakeDataset(40)
     dataset.damage(17)
     tasks, pixels = tasks_of(undecided(dataset, [3, 17, 39]))
@@ -85,12 +85,12 @@ def test_clips_are_decoded_in_groups_of_the_decoder_or_fewer(planner, most, grou
     tasks, _ = tasks_of(undecided(FakeDataset(40), range(7)))
     list(ClipWorker(GroupDecoder(), most).make(tasks, lambda which: seen.append(list(which)) or True, planner))
     assert GroupDecoder.groups == groups
-    # All are fetched first, one by one; then what is decoded is named.
+    # Tasks are reported one by one while fetching, then by group while decoding.
     assert seen[:7] == [[n] for n in range(7)]
     assert [len(which) for which in seen[7:]] == groups
 
 
-def test_nothing_is_begun_once_nobody_wants_it(planner):
+def test_no_task_begins_after_keep_going_returns_false(planner):
     tasks, pixels = tasks_of(undecided(FakeDataset(40), range(4)))
     left = iter([True] * 5)
     made = list(ClipWorker(RgbDecoder()).make(tasks, lambda which: next(left, False), planner))

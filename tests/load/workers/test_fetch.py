@@ -1,4 +1,4 @@
-"""Reading a clip's packets: the right bytes, few reads, and no damage unnoticed."""
+"""Reading a clip's packets: the right bytes, few reads, and all damage detected."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def test_runs_cover_every_packet_and_places_lead_to_its_bytes(spans, gap):
     read = b"".join(file[begin : begin + length] for begin, length in runs)
     for start, offset, size in zip(starts, offsets, sizes, strict=True):
         assert read[start : start + size] == file[offset : offset + size]
-    # Runs lie further apart than the gap: no two could have been one.
+    # Reads are further apart than the gap, so no two could have been merged.
     ends = [begin + length for begin, length in runs]
     assert all(begin - end > gap for end, (begin, _) in zip(ends[:-1], runs[1:], strict=True))
 
 
 @given(SPANS)
-def test_without_a_gap_no_byte_is_read_for_nothing(spans):
+def test_only_needed_bytes_are_read_without_a_gap(spans):
     offsets, sizes = zip(*spans, strict=True)
     wanted = {byte for offset, size in spans for byte in range(offset, offset + size)}
     assert sum(length for _, length in coalesce(offsets, sizes, 0)[1]) == len(wanted)
 
 
-def test_a_clip_holds_exactly_the_planned_packets():
+def test_clip_contains_exactly_the_planned_packets():
     dataset = FakeDataset(40)
     frames = [3, 0, 9, 3]
     clip, costs = get(dataset, 29, frames, gap=0)
@@ -64,7 +64,7 @@ def test_a_clip_holds_exactly_the_planned_packets():
     assert (costs.bytes_read, costs.requests, costs.packets) == (sum(map(len, packets)), 3, 3)
 
 
-def test_close_packets_are_read_together():
+def test_packets_within_the_gap_are_read_together():
     dataset = FakeDataset(40)
     (together, few), (apart, many) = (get(dataset, 29, [0, 3, 9], gap=gap) for gap in (1000, 0))
     assert (few.requests, many.requests) == (1, 3)
@@ -74,7 +74,7 @@ def test_close_packets_are_read_together():
         assert all(struct.unpack_from("<II", clip.data, start) == (29, frame) for start, frame in places)
 
 
-def test_every_flipped_bit_of_a_planned_packet_is_found():
+def test_every_flipped_bit_of_a_planned_packet_is_detected():
     dataset = FakeDataset(20)
     shard = dataset.shard(1)
     start, size = shard.members[2]
@@ -98,7 +98,7 @@ def test_every_flipped_bit_of_a_planned_packet_is_found():
             data[byte] ^= 1 << bit
 
 
-def test_without_the_checksum_damage_would_pass(monkeypatch):
+def test_damage_goes_undetected_without_the_checksum(monkeypatch):
     dataset = FakeDataset(20)
     monkeypatch.setattr(clips, "_check", lambda *arguments: None)
     whole = bytes(get(dataset, 3, [0])[0].data)
@@ -106,7 +106,7 @@ def test_without_the_checksum_damage_would_pass(monkeypatch):
     assert bytes(get(dataset, 3, [0])[0].data) != whole
 
 
-def test_a_replaced_shard_is_no_wrong_clip():
+def test_replaced_shard_is_an_error():
     dataset, other = FakeDataset(20), FakeDataset(20)
     tar = dataset.shard(0).tar
     data = other.storage.files[tar]
@@ -117,7 +117,7 @@ def test_a_replaced_shard_is_no_wrong_clip():
         get(dataset, 0, [0])
 
 
-def test_a_cut_shard_is_a_storage_error_that_says_where():
+def test_truncated_shard_is_a_storage_error_with_the_place():
     dataset = FakeDataset(20)
     del dataset.storage.files["data-000001.tar"][-4:]
     get(dataset, 16, [0])
@@ -126,7 +126,7 @@ def test_a_cut_shard_is_a_storage_error_that_says_where():
     assert caught.value.where["shard"] == "data-000001"
 
 
-def test_a_table_that_leads_outside_the_sample_is_refused():
+def test_packet_table_pointing_outside_the_sample_is_refused():
     dataset = FakeDataset(20)
     shard = dataset.shard(0)
     shard.members[2] = (shard.members[2][0], 5)
@@ -139,6 +139,6 @@ def test_a_frame_outside_the_video_is_refused():
         get(FakeDataset(20), 1, [12])
 
 
-def test_the_checksum_is_the_one_of_the_standard_library():
-    # What is on disk must be checkable by anyone: CRC-32 of IEEE 802.3, whose check value is this.
+def test_checksum_equals_zlib_crc32():
+    # Other tools must be able to check it: this is the check value of CRC-32 of IEEE 802.3.
     assert zlib.crc32(b"123456789") == 0xCBF43926

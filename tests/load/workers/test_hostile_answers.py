@@ -1,4 +1,4 @@
-"""A worker process that answers what it should not: killed, its clip named, and nothing that it sent is run."""
+"""A worker process with a malformed answer is killed, its clip is named, and nothing that it sent is executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastvid.format.schema import Codec
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
-from fastvid.load.workers.clip_worker import Made
+from fastvid.load.workers.clip_worker import ClipResult
 from fastvid.load.workers.stats import Counters
 from fastvid.load.workers.worker_process import Answer
 from fastvid.runtime import messages
@@ -27,7 +27,7 @@ from tests.load import troubled
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Six clips; of the third a worker sends something else than an answer."""
+    """Six clips; for the third, the worker sends something else than an answer."""
     path = tmp_path_factory.mktemp("answers")
     data = make_clip(path / "clip.mp4", frames=20)
     pack(path / "set", [[(key, data, 0) for key in ("a", "b", "sends", "c", "d", "e")]])
@@ -42,7 +42,7 @@ def make(folder, **options):
 
 
 class Bomb:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -52,7 +52,7 @@ class Bomb:
 
 
 def as_connections_send(data):
-    """The bytes by which `multiprocessing.connection.Connection.send` sends what was pickled as `data`."""
+    """Return the bytes that `multiprocessing.connection.Connection.send` sends for the pickle `data`."""
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
         theirs.send_bytes(data)
@@ -91,11 +91,11 @@ def test_a_worker_that_sends_a_pickle_is_killed_and_nothing_is_unpickled(
     assert loader.stats.total.skips == {"WorkerError": 1}
     assert "sent a malformed answer and was killed" in caplog.text
     assert not (tmp_path / "exploded").exists()
-    unwrapped(sent.read_bytes())  # the control: a parent that unpickles these bytes runs what they say
+    unwrapped(sent.read_bytes())  # the control: a parent that unpickles these bytes executes them
     assert (tmp_path / "exploded").exists()
 
 
-def test_a_worker_that_leaves_clips_out_of_its_answer_is_killed(folder, tmp_path, monkeypatch):
+def test_worker_with_an_incomplete_answer_is_killed(folder, tmp_path, monkeypatch):
     sent = tmp_path / "sent"
     sent.write_bytes(Answer([], Counters()).to_bytes())
     monkeypatch.setenv(troubled.SENDS, str(sent))
@@ -105,9 +105,9 @@ def test_a_worker_that_leaves_clips_out_of_its_answer_is_killed(folder, tmp_path
     loader.close()
 
 
-def test_answers_come_back_as_they_went_and_others_are_refused():
+def test_answers_round_trip_and_invalid_ones_are_refused():
     frames = np.array([3, 1], dtype=np.int64)
-    made = [Made(1, None, frames, None), Made(0, ChecksumError("bad", key="x", packet=3), None, None)]
+    made = [ClipResult(1, None, frames, None), ClipResult(0, ChecksumError("bad", key="x", packet=3), None, None)]
     header, blobs = messages.unpack(Answer(made, Counters(clips=1, fetch_seconds=0.1)).to_bytes())
     answer = Answer.from_parts(header, blobs, [2, 2], pid=7)
     assert answer.costs == Counters(clips=1, fetch_seconds=0.1)
@@ -120,7 +120,7 @@ def test_answers_come_back_as_they_went_and_others_are_refused():
         {"made": [first, first], "costs": costs},
         {"made": [[2, 0, None, ""]], "costs": costs},
         {"made": [[True, 2.0, None, ""]], "costs": costs},
-        {"made": [[0, 0, None, ""]], "costs": costs},  # no frames where they were to be decided
+        {"made": [[0, 0, None, ""]], "costs": costs},  # no frames although the worker had to plan them
         {"made": [first, [0, 2, None, ""]], "costs": costs},  # more frames than were sent
         {"made": [[0, 0, {**second[2], "kind": "SystemExit"}, ""]], "costs": costs},
         {"made": [[0, 0, {**second[2], "kind": "open", "args": ["x"]}, ""]], "costs": costs},

@@ -1,4 +1,4 @@
-"""What a loader says about its time, and memory that comes back."""
+"""Loader statistics, and the reuse of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
 from fastvid.load.memory.buffers import BufferPool
-from fastvid.load.workers.engine import Run
+from fastvid.load.workers.engine import BatchPipeline
 from fastvid.load.workers.stats import Counters, LoaderStats
 from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
@@ -39,7 +39,7 @@ def spent(**seconds):
     return LoaderStats(total=Counters(**{f"{name}_seconds": value for name, value in seconds.items()}))
 
 
-def test_a_run_that_waits_is_data_bound_and_told_what_to_change():
+def test_verdict_is_data_bound_with_advice_when_the_run_waits():
     verdict = spent(wait=60, compute=40, fetch=5, decode=90, finish=5).verdict()
     assert verdict.startswith("data-bound: 60% of the time is spent waiting, 90% of it on decode; ")
     assert "num_threads" in verdict
@@ -50,25 +50,25 @@ def test_a_run_that_waits_is_data_bound_and_told_what_to_change():
     ("facts", "seconds", "counts", "advice"),
     [
         ({"num_threads": 2, "cores": 8}, {"decode": 190}, {}, "raise num_threads from 2 to 8"),
-        ({"num_threads": 4, "cores": 4}, {"decode": 80}, {}, "threads are busy for 20% of the time only"),
+        ({"num_threads": 4, "cores": 4}, {"decode": 80}, {}, "threads are busy for only 20% of the time"),
         (
             {"num_threads": 2, "cores": 2, "num_frames": 8},
             {"decode": 190},
             {"packets": 2600, "clips": 100},
-            "shard with --profile intra: 8 packets a clip instead of 26",
+            "shard with --profile intra: 8 packets per clip instead of 26",
         ),
         (
             {"num_threads": 2, "cores": 2, "num_frames": 8},
             {"decode": 190},
             {"packets": 800, "clips": 100},
-            "more cores (num_threads), or a GPU",
+            "use more cores (num_threads), or a GPU",
         ),
-        ({"num_threads": 2, "cores": 2}, {"fetch": 190}, {"requests": 700, "clips": 100}, "(7 reads a clip)"),
-        ({"num_threads": 2, "cores": 2}, {"finish": 190}, {}, "move conversion to the device"),
+        ({"num_threads": 2, "cores": 2}, {"fetch": 190}, {"requests": 700, "clips": 100}, "(7 reads per clip)"),
+        ({"num_threads": 2, "cores": 2}, {"finish": 190}, {}, "convert on the device"),
         ({"num_threads": 2, "cores": 2}, {"copy": 90, "wait": 10}, {}, "copy-bound: 90% of the time"),
     ],
 )
-def test_the_change_that_would_help_most_is_named(facts, seconds, counts, advice):
+def test_verdict_names_the_most_useful_change(facts, seconds, counts, advice):
     stats = spent(**{"wait": 60, "compute": 40, **seconds})
     stats.total.compute_seconds = 100 - stats.total.wait_seconds
     for name, value in facts.items():
@@ -81,13 +81,13 @@ def test_the_change_that_would_help_most_is_named(facts, seconds, counts, advice
         assert "with free data the run would be 2.5 times as fast" in verdict
 
 
-def test_a_compute_bound_run_is_told_how_much_the_loader_could_give():
+def test_verdict_states_spare_loader_speed_when_compute_bound():
     stats = spent(wait=2, compute=98, decode=50)
     stats.num_threads = 2
-    assert stats.verdict().endswith("; the loader could give 4.0 times as much")
+    assert stats.verdict().endswith("; the loader could deliver 4.0 times as much")
 
 
-def test_every_batch_becomes_a_json_line(tmp_path):
+def test_stats_file_gets_a_json_line_per_batch(tmp_path):
     path = tmp_path / "stats.jsonl"
     for _ in range(2):
         list(make(stats_file=path))
@@ -101,7 +101,7 @@ def test_every_batch_becomes_a_json_line(tmp_path):
     assert 0 < lines[-1]["total"]["bytes_read"] <= whole
 
 
-def test_the_live_view_tells_where_the_time_goes(caplog):
+def test_live_view_shows_rates_and_stages(caplog):
     with caplog.at_level(logging.INFO, logger="fastvid.load.workers.progress_view"):
         list(make(show_stats=True))
     assert "epoch 0, 80/80 clips" in caplog.text
@@ -111,13 +111,13 @@ def test_the_live_view_tells_where_the_time_goes(caplog):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """What the loader's own thread reads as seconds, `now`; it stands still."""
+    """Replaces the clock that the loader's own thread reads by the constant `now`."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("fastvid.load.loader.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 
-def test_cached_batches_give_the_ceiling_and_leave_the_loader_where_it_was(clock):
+def test_cached_measures_the_ceiling_and_keeps_the_position(clock):
     loader = make()
     next(iter(loader))
     state = loader.state_dict()
@@ -131,30 +131,30 @@ def test_cached_batches_give_the_ceiling_and_leave_the_loader_where_it_was(clock
     assert [batch.start for batch in loader] == list(range(8, 80, 8))
 
 
-def test_a_run_that_computes_is_compute_bound():
+def test_verdict_is_compute_bound_when_the_run_computes():
     assert spent(wait=2, compute=98, decode=500).verdict() == "compute-bound: 2% of the time is spent waiting for data"
 
 
-def test_without_a_second_batch_there_is_no_verdict():
+def test_there_is_no_verdict_before_the_second_batch():
     assert "nothing measured yet" in spent(fill=3).verdict()
 
 
-def test_waiting_and_computing_add_up_to_the_clock(clock, monkeypatch):
+def test_wait_and_compute_seconds_add_up_to_wall_clock_time(clock, monkeypatch):
     def slow(run, timeout):
         clock.now += 0.25
         return plain(run, timeout)
 
-    plain = Run.next
-    monkeypatch.setattr(Run, "next", slow)
+    plain = BatchPipeline.next
+    monkeypatch.setattr(BatchPipeline, "next", slow)
     loader = make()
     for _ in loader:
         clock.now += 2.0
     total = loader.stats.total
-    # Ten batches, of which the first fills the queue; what follows the last one is between no two.
+    # Ten batches: the first fills the queue, and the time after the last is not between two batches.
     assert (total.fill_seconds, total.wait_seconds, total.compute_seconds) == (0.25, 9 * 0.25, 9 * 2.0)
 
 
-def test_a_slow_decoder_shows(monkeypatch):
+def test_slow_decoder_appears_in_the_statistics(monkeypatch):
     monkeypatch.setattr(fakes.RgbDecoder, "delay", 0.005)
     loader = make(num_threads=1)
     list(loader)
@@ -172,14 +172,14 @@ def test_counts_are_exact_and_the_step_is_the_last_batch():
     total = loader.stats.total
     lengths = FakeDataset(80).lengths
     assert total.packets == sum(len(set(Segments(3, jitter=False).draw(n, None).tolist())) for n in lengths)
-    assert total.packets_from_keys == total.packets  # every fake packet is a key
+    assert total.packets_from_keys == total.packets  # every fake packet is a key packet
     assert total.requests == 80
     row = total.as_dict()
     assert row["clips"] == 80
     assert row["skips"] == {}
 
 
-def test_a_buffer_comes_back_when_its_last_view_dies():
+def test_buffer_returns_to_the_pool_when_its_last_view_is_freed():
     pool = BufferPool(2)
     array = pool.take(4096)
     place = array.ctypes.data
@@ -192,7 +192,7 @@ def test_a_buffer_comes_back_when_its_last_view_dies():
     assert pool.take(8192).ctypes.data != place
 
 
-def test_buffers_are_kept_up_to_a_number():
+def test_pool_keeps_a_limited_number_of_buffers():
     pool = BufferPool(2)
     arrays = [pool.take(4096) for _ in range(5)]
     places = {array.ctypes.data for array in arrays}
@@ -202,7 +202,7 @@ def test_buffers_are_kept_up_to_a_number():
 
 
 @pytest.mark.filterwarnings("ignore:This process")
-def test_a_forked_child_has_a_copy():
+def test_forked_child_gets_a_copy_of_private_buffers():
     array = BufferPool(2).take(4096)
     array[:] = 1
     child = os.fork()

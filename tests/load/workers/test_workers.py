@@ -1,4 +1,4 @@
-"""Worker processes: the same batches, and a clip that hangs or crashes costs that clip and nothing else."""
+"""Worker processes: the same batches as threads, and a clip that hangs or crashes affects no other clip."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def make(folder, **options):
 
 
 def processes():
-    """Process ids of this process's children, zombies included."""
+    """Return the process ids of this process's children, including zombies."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # Behind the name, which may hold anything: state, parent.
+            # After the name, which may contain anything: state, parent.
             if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
                 found.add(int(stat.parent.name))
     return found
@@ -76,7 +76,7 @@ def processes():
 
 @dataclass(frozen=True)
 class OwnSampler:
-    """What a user may write: no worker process has its module."""
+    """A user's sampler, whose module no worker process can import."""
 
     num_frames: int = 4
     asked: ClassVar[set[int]] = set()
@@ -99,13 +99,13 @@ class OwnSampler:
         {"repeats": 2},
     ],
 )
-def test_processes_give_what_threads_give_and_end_with_the_loader(good, options):
+def test_processes_deliver_the_same_as_threads_and_end_with_the_loader(good, options):
     before = processes()
     loader = make(good, num_threads=2, **options)
     batches = list(loader)
     assert len(processes() - before) == 2  # kept for the next epoch
     expected = list(make(good, workers="thread", **options))
-    # All batches are kept here, so none may be written again while somebody has it.
+    # All batches are kept here, so none may be overwritten.
     assert [rows(batch) for batch in batches] == [rows(batch) for batch in expected]
     total = loader.stats.total
     assert total.clips == SAMPLES * options.get("repeats", 1)
@@ -120,9 +120,9 @@ def test_processes_give_what_threads_give_and_end_with_the_loader(good, options)
     assert processes() == before
 
 
-def test_memory_of_batches_that_nobody_keeps_is_written_again(good):
+def test_memory_of_released_batches_is_reused_by_processes(good):
     loader = make(good, prefetch=1)
-    # Not kept: each batch may lie where another one lay.
+    # Batches are not kept, so their memory may be reused.
     seen = [rows(batch) for _ in range(3) for batch in loader]
     loader.close()
     threads = make(good, workers="thread")
@@ -147,7 +147,7 @@ def test_shared_memory_is_released_and_reused():
     assert pool.offset(view) == pool.offset(taken[0]) + size // 2
     del taken, array
     gc.collect()
-    assert resident() == 2 * size  # what `view` holds, and one free range
+    assert resident() == 2 * size  # the batch of `view`, and one free block
     assert pool.offset(pool.take(size)) in offsets
     assert set(view[::4096].tolist()) == {1}
     del view
@@ -155,7 +155,7 @@ def test_shared_memory_is_released_and_reused():
     assert resident() == size
 
 
-def test_a_loader_leaves_no_descriptor_and_no_memory_behind(good):
+def test_loader_releases_descriptors_and_memory(good):
     def shared():
         return [line for line in Path("/proc/self/maps").read_text().splitlines() if "fastvid-batches" in line]
 
@@ -167,13 +167,13 @@ def test_a_loader_leaves_no_descriptor_and_no_memory_behind(good):
     del loader
     gc.collect()
     assert len(shared()) == before[1] + 1
-    assert batch.video.float().mean() > 0  # lives on
+    assert batch.video.float().mean() > 0  # still readable
     del batch
     gc.collect()
     assert (len(os.listdir("/proc/self/fd")), len(shared())) == before
 
 
-def test_own_samplers_are_asked_in_the_process_that_has_them(good):
+def test_user_samplers_run_in_the_training_process(good):
     OwnSampler.asked.clear()
     loader = make(good, frames=OwnSampler())
     list(loader)
@@ -181,7 +181,7 @@ def test_own_samplers_are_asked_in_the_process_that_has_them(good):
     assert OwnSampler.asked == {os.getpid()}
 
 
-def test_a_worker_does_not_import_torch(good):
+def test_worker_does_not_import_torch(good):
     loader = make(good)
     before = processes()
     next(iter(loader))
@@ -192,10 +192,10 @@ def test_a_worker_does_not_import_torch(good):
     loader.close()
 
 
-# At the beginning of what a worker was sent, and in the middle of it.
+# At the start of the tasks sent to a worker, and in the middle of them.
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize(("trouble", "message"), [("hangs", "hung for 3 s and was killed"), ("crashes", "SIGSEGV")])
-def test_a_worker_that_is_lost_costs_its_clip_and_the_run_goes_on(build, trouble, message, at, caplog):
+def test_lost_worker_loses_one_clip_and_the_run_continues(build, trouble, message, at, caplog):
     folder = build(f"{trouble}{at}", trouble, at=at)
     options = {"decoder": backend("TroubledDecoder"), "shuffle": False, "clip_timeout": 3.0, "spatial": CenterCrop(32)}
     loader = make(folder, on_error="skip", **options)
@@ -216,13 +216,13 @@ def test_a_worker_that_is_lost_costs_its_clip_and_the_run_goes_on(build, trouble
     strict.close()
 
 
-def test_a_worker_that_is_lost_between_batches_costs_no_clip(good, caplog):
+def test_worker_lost_between_batches_loses_no_clip(good, caplog):
     loader = make(good, prefetch=1)
     before = processes()
     seen = []
     for batch in loader:
         seen.extend(rows(batch))
-        # When the next batch is made, the worker waits.
+        # While the next batch is planned, the worker is idle.
         until(lambda: len(seen) == SAMPLES or loader._run.ready)
         for worker in processes() - before:
             os.kill(worker, signal.SIGKILL)
@@ -231,7 +231,7 @@ def test_a_worker_that_is_lost_between_batches_costs_no_clip(good, caplog):
     assert loader.stats.total.skips.total() == 0
 
 
-def test_a_worker_that_is_lost_at_its_start_costs_nothing_but_not_for_ever(good, tmp_path, monkeypatch):
+def test_startup_deaths_are_retried_a_limited_number_of_times(good, tmp_path, monkeypatch):
     armed = tmp_path / "armed"
     body = f'rm {armed}/$(ls {armed} | head -1) && kill -9 $$; exec {sys.executable} "$@"'
     stub = tmp_path / "python"
@@ -251,7 +251,7 @@ def test_a_worker_that_is_lost_at_its_start_costs_nothing_but_not_for_ever(good,
     assert len(list(armed.iterdir())) == 6
 
 
-def test_damage_is_found_in_workers_as_in_threads(build):
+def test_workers_detect_damage_like_threads(build):
     folder = build("damaged")
     dataset = Dataset(str(folder))
     start, _ = dataset.shard(0).member(5)
@@ -281,7 +281,7 @@ def test_a_decoder_that_does_not_open_in_a_worker_ends_the_iteration(good):
     loader.close()
 
 
-def test_leaving_an_iteration_does_not_wait_for_a_hung_worker(build, tmp_path, monkeypatch):
+def test_closing_an_iteration_does_not_wait_for_a_hung_worker(build, tmp_path, monkeypatch):
     hangs = tmp_path / "hangs"
     monkeypatch.setenv(troubled.HANGS, str(hangs))
     keys = ["clip", "hangs"]
@@ -296,13 +296,13 @@ def test_leaving_an_iteration_does_not_wait_for_a_hung_worker(build, tmp_path, m
     assert not fastvid_threads()
 
 
-def test_ctrl_c_ends_everything_at_once(good, tmp_path):
+def test_ctrl_c_stops_loader_and_workers(good, tmp_path):
     script = tmp_path / "train.py"
-    # No guard around the main module: workers do not import it.
+    # No `if __name__ == "__main__"`: workers do not import the main module.
     script.write_text(
         textwrap.dedent(f"""
         import signal, sys, time
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have switched it off
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have ignored the signal
         sys.path.insert(0, {str(REPOSITORY)!r})
         from tests.load.workers.test_workers import make
         loader = make({str(good)!r})
@@ -324,7 +324,7 @@ def test_ctrl_c_ends_everything_at_once(good, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": "fork"}, "known are thread, process"),
+        ({"workers": "fork"}, "use one of thread, process"),
         ({"clip_timeout": 0}, "clip_timeout is 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`fastvid add`: new sources into a dataset that exists, once, whenever it was killed."""
+"""`fastvid add`: adds new sources to an existing dataset exactly once, even if it is killed."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def place(base, tmp_path):
-    """A copy of the base, to be changed. The videos' paths differ from those in the ledger."""
+    """A copy of the base that tests may change. The videos' paths differ from those in the ledger."""
     shutil.copytree(base, tmp_path / "base")
     return tmp_path / "base"
 
 
 def state(store):
-    """Tars by checksum, annotations, and the ledger without clocks and paths."""
+    """Return tars by checksum, annotations, and the ledger without times and paths."""
     dataset = Dataset(store.url)
     ledger, _ = read_ledger(store)
     rows = [{k: v for k, v in row.items() if k not in ("seconds", "path")} for row in ledger.to_pylist()]
@@ -62,7 +62,7 @@ def ids(store):
     return sorted(Dataset(store.url).column("source_id").to_pylist())
 
 
-def test_new_sources_stand_beside_the_old_ones(place):
+def test_new_sources_get_new_shards_and_old_ones_stay(place):
     store = LocalStorage(place / "data")
     before = {name: store.read(name) for name in store.list("data-")}
     make(place / "videos/fly/c.mp4", 11)
@@ -85,13 +85,13 @@ def test_new_sources_stand_beside_the_old_ones(place):
 
     again = add_sources(store.url, str(place / "videos"), workers=1)
     assert (again.known, again.generation, again.report.packed) == (5, 2, 0)
-    # The job that made the dataset still knows it as its own.
+    # The job that made the dataset still recognises it.
     os.remove(place / "videos/fly/c.mp4")
     os.remove(place / "videos/jump/d.mp4")
     assert run_job(str(place / "videos"), store.url, workers=1).packed == 4
 
 
-def test_what_was_taken_out_does_not_come_back(place):
+def test_removed_samples_are_not_added_again(place):
     store = LocalStorage(place / "data")
     remove_samples(store, ["jump/a"])
     compact_shards(store)
@@ -101,7 +101,7 @@ def test_what_was_taken_out_does_not_come_back(place):
     assert ids(store) == ["jump/c.mp4", "run/b.mp4"]
 
 
-def test_rejected_sources_are_tried_again_when_asked_for(place, capsys):
+def test_rejected_sources_are_retried_on_request(place, capsys):
     store = LocalStorage(place / "data")
     shutil.copy(place / "videos/run/b.mp4", place / "videos/run/broken.mp4")
     assert add_sources(store.url, str(place / "videos"), workers=1).known == 3
@@ -125,15 +125,15 @@ def test_another_file_under_a_known_name_is_refused_or_renamed(place):
     assert len(set(Dataset(store.url).keys.to_pylist())) == 3
 
 
-def test_the_same_file_by_another_name_is_known(base, tmp_path):
-    # Paths are those of the ledger here, so the dataset is copied and the videos are not.
+def test_known_file_is_recognised_under_another_name(base, tmp_path):
+    # The paths must be those of the ledger, so the dataset is copied and the videos are not.
     shutil.copytree(base / "data", tmp_path / "data")
     done = add_sources(str(tmp_path / "data"), str(base / "videos/jump"), workers=1)
     assert (done.known, done.report.packed) == (1, 0)
 
 
-def test_a_key_that_is_in_use_is_not_given_again(place):
-    # "jump/a.mp4" has the key jump/a; a file of that key's name without the ending would have it too.
+def test_used_key_is_not_reused(place):
+    # "jump/a.mp4" has the key jump/a; a file named like that key, without extension, would have it too.
     store = LocalStorage(place / "data")
     make(place / "videos/jump/a.mkv", 14)
     make(place / "videos/jump/a/x.mp4", 15)
@@ -143,7 +143,7 @@ def test_a_key_that_is_in_use_is_not_given_again(place):
     assert not [key for key in keys for other in keys if other.startswith(f"{key}/")]
 
 
-def test_only_rejected_sources_make_no_generation(place):
+def test_no_generation_is_made_if_all_new_sources_are_rejected(place):
     store = LocalStorage(place / "data")
     (place / "videos/run/text.mp4").write_text("no video")
     done = add_sources(store.url, str(place / "videos"), workers=1)
@@ -152,10 +152,10 @@ def test_only_rejected_sources_make_no_generation(place):
     assert read_ledger(store)[0].num_rows == 4
 
 
-def test_numbers_as_labels_are_positions_in_the_classes(place):
+def test_number_labels_are_class_indices(place):
     store = LocalStorage(place / "data")
     make(place / "new/c.mp4", 9)
-    for label, message in ((7, "'7' is no class"), (1, None)):
+    for label, message in ((7, "unknown class '7'"), (1, None)):
         (place / "list.txt").write_text(f"c.mp4 {label}\n")
         arguments = {"annotations": f"list:{place / 'list.txt'}", "workers": 1}
         if message is None:
@@ -183,7 +183,7 @@ def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, monkeypat
     assert [shard.encoder["version"] for shard in read_generation(store)[1].shards] == [find_ffmpeg().version, "99.0"]
 
 
-def test_an_unfinished_addition_goes_on_with_another_build_when_allowed(place, tmp_path):
+def test_unfinished_addition_resumes_with_another_build_when_allowed(place, tmp_path):
     store = LocalStorage(place / "data")
     make(place / "videos/jump/c.mp4", 11)
     make(place / "videos/run/d.mp4", 12)
@@ -204,7 +204,7 @@ def test_an_unfinished_addition_goes_on_with_another_build_when_allowed(place, t
     code, said = run("--allow-encoder-change", "--seed", "1", FASTVID_FFMPEG=other)
     assert code == 1
     assert "the unfinished addition here has encoder." in said
-    assert "delete ledger-parts/add to give it up" in said
+    assert "delete ledger-parts/add to abandon it" in said
     code, said = run("--allow-encoder-change", FASTVID_FFMPEG=other)
     assert code == 0, said
     versions = [shard.encoder["version"] for shard in read_generation(store)[1].shards]
@@ -218,7 +218,7 @@ def test_amounts_that_are_not_positive_are_refused(place, amounts):
         add_sources(str(place / "data"), str(place / "videos"), **amounts)
 
 
-def test_killed_anywhere_it_goes_on(place, tmp_path):
+def test_addition_killed_anywhere_resumes(place, tmp_path):
     make(place / "videos/jump/c.mp4", 11)
     make(place / "videos/fly/d.mp4", 12)
     (place / "videos/fly/text.mp4").write_text("no video")

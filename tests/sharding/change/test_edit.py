@@ -1,4 +1,4 @@
-"""A dataset lives: taking samples out, other labels, compaction, garbage, and who wins when two change it at once."""
+"""Changes of a dataset: removal, new labels, compaction, garbage collection, and concurrent changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def keys(store, **options):
 
 
 def contents(store):
-    """Every file of the folder that belongs to a dataset, by name."""
+    """Return every file of the folder that belongs to a dataset, by name."""
     return {name: store.read(name) for name in store.list()}
 
 
@@ -70,7 +70,7 @@ class TestRemove:
             remove_samples(store, [])
         assert contents(store) == before
 
-    def test_again_is_no_new_generation(self, store):
+    def test_removing_twice_makes_no_new_generation(self, store):
         remove_samples(store, ["c/1"])
         before = contents(store)
         done = remove_samples(store, ["c/1"])
@@ -78,7 +78,7 @@ class TestRemove:
         assert contents(store) == before
         assert remove_samples(store, ["c/1", "c/2"]) == type(done)(3, 1, 1)
 
-    def test_every_sample_may_go(self, store):
+    def test_all_samples_can_be_removed(self, store):
         remove_samples(store, [f"c/{n}" for n in range(9)])
         with pytest.raises(UsageError, match="no sample matches"):
             Dataset(store.url)
@@ -96,9 +96,9 @@ class TestRelabel:
         assert now.column("split").to_pylist()[:3] == ["val", "val", "test"]
         assert Dataset(store.url, generation=1).labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
 
-    def test_new_classes_go_behind_the_known_ones_and_only_when_asked_for(self, store):
+    def test_new_classes_are_appended_only_on_request(self, store):
         before = contents(store)
-        with pytest.raises(UsageError, match=r"'up' is no class.*\n.*left, right"):
+        with pytest.raises(UsageError, match=r"unknown class 'up'.*\n.*left, right"):
             relabel_samples(store, {"c/0": {"label": "right"}, "c/1": {"label": "up"}})
         assert contents(store) == before
         done = relabel_samples(store, {"c/1": {"label": "up"}, "c/2": {"label": "left"}}, new_classes=True)
@@ -107,28 +107,28 @@ class TestRelabel:
         assert now.classes == ("left", "right", "up")
         assert now.labels.tolist()[:3] == [0, 2, 0]
 
-    def test_adds_a_column_with_nothing_where_nothing_is_said(self, store):
+    def test_new_column_is_null_for_unnamed_samples(self, store):
         relabel_samples(store, {"c/3": {"caption": "a box"}, "c/4": {"weight": 2.5}})
         now = Dataset(store.url)
         assert now.column("caption").to_pylist() == [None] * 3 + ["a box"] + [None] * 5
         assert Dataset(store.url, where="weight > 2").keys.to_pylist() == ["c/4"]
 
     @pytest.mark.parametrize("rows", [{}, {"c/0": {}}, {"c/0": {"num_frames": 3}}, {"c/9": {"label": "left"}}])
-    def test_refuses_what_makes_no_sense(self, store, rows):
+    def test_invalid_changes_are_refused(self, store, rows):
         with pytest.raises(UsageError):
             relabel_samples(store, rows)
         assert read_head(store).generation == 1
 
     def test_a_value_of_another_type_is_refused(self, store):
         relabel_samples(store, {"c/0": {"weight": 1}})
-        with pytest.raises(UsageError, match="do not fit its type int64"):
+        with pytest.raises(UsageError, match="do not have its type int64"):
             relabel_samples(store, {"c/1": {"weight": "heavy"}})
 
-    def test_same_values_are_no_new_generation(self, store):
+    def test_same_values_make_no_new_generation(self, store):
         assert relabel_samples(store, {"c/0": {"label": "left"}}).columns == ()
         assert read_head(store).generation == 1
 
-    def test_csv_gives_rows(self, store):
+    def test_csv_is_parsed_to_rows(self, store):
         text = 'key,label,split,weight\nc/0,right,,1\n"c/1",left,"a,b",2\n'
         rows = read_label_csv(text.encode("utf-8-sig"), file="new.csv")
         assert rows == {
@@ -140,7 +140,7 @@ class TestRelabel:
             ("key\na\n", "header"),
             ("", "header"),
             ("key,label\na,b,c\n", "3 fields"),
-            ("key,label\na,b\na,c\n", "twice"),
+            ("key,label\na,b\na,c\n", "duplicate key"),
             ('key,label\n"a', "parse"),
         ):
             with pytest.raises(UsageError, match=message):
@@ -191,7 +191,7 @@ class TestCompact:
         assert (shards.tolist(), rows.tolist()) == ([0, 0, 1], [0, 1, 0])
         assert now.shard(0).info(1) == Shard(store, "data-000000").info(2)
 
-    def test_nothing_removed_is_no_new_generation(self, store):
+    def test_compaction_without_removed_samples_makes_no_generation(self, store):
         assert compact_shards(store).rewritten == {}
         assert read_head(store).generation == 1
 
@@ -201,7 +201,7 @@ class TestCompact:
             compact_shards(store)
         assert read_generation(store)[1].shards[0].name == "data-000000-4"
 
-    def test_a_damaged_tar_is_not_given_a_fresh_checksum(self, store):
+    def test_damaged_tar_is_not_rewritten(self, store):
         data = bytearray(store.read("data-000000.tar"))
         data[700] ^= 1
         store.write("data-000000.tar", bytes(data))
@@ -212,7 +212,7 @@ class TestCompact:
 
 
 class TestGarbage:
-    def test_deletes_what_only_dropped_generations_refer_to(self, store):
+    def test_deletes_files_of_dropped_generations_only(self, store):
         remove_samples(store, ["c/1"])
         compact_shards(store)
         (store.root / "notes.txt").write_text("mine")
@@ -235,13 +235,13 @@ class TestGarbage:
             Dataset(store.url, generation=1)
         assert not collect_garbage(store).files
 
-    def test_keeps_as_many_generations_as_asked_for(self, store):
+    def test_keeps_the_requested_number_of_generations(self, store):
         remove_samples(store, ["c/1"])
         compact_shards(store)
         assert find_garbage(store, keep_generations=2).kept == (3, 2)
         assert not {name for name in find_garbage(store, keep_generations=2).files if name.startswith("data")}
         assert not find_garbage(store, keep_generations=9).files
-        with pytest.raises(UsageError, match="0 generations"):
+        with pytest.raises(UsageError, match="keep_generations is 0"):
             find_garbage(store, keep_generations=0)
 
     def test_an_unfinished_job_keeps_its_shards(self, store):
@@ -272,7 +272,7 @@ class TestConflicts:
         with pytest.raises(ConflictError, match="another process changed the dataset"):
             swap_head(store, head, dataset_id=head.dataset_id, generation=1)
 
-    def test_a_change_is_made_again_on_what_another_one_left(self, store):
+    def test_change_is_retried_on_the_generation_of_another_one(self, store):
         def other(generation, table):
             if read_head(store).generation == 1:
                 remove_samples(store, ["c/0"])
@@ -285,7 +285,7 @@ class TestConflicts:
         assert "c/0" not in keys(store)
         assert set(Dataset(store.url).labels.tolist()) == {1}
 
-    def test_compaction_never_covers_up_a_change_beside_it(self, store, monkeypatch):
+    def test_compaction_never_overwrites_a_concurrent_change(self, store, monkeypatch):
         from fastvid.sharding.change import compact
 
         remove_samples(store, ["c/1"])
@@ -302,7 +302,7 @@ class TestConflicts:
         assert keys(store) == ["c/0", "c/2", "c/3", "c/4", "c/6", "c/7", "c/8"]
         assert len(compact_shards(store).rewritten) == 2
 
-    def test_of_processes_that_start_from_one_generation_one_wins(self, store):
+    def test_one_of_several_concurrent_commits_wins(self, store):
         code = (
             "import sys\n"
             "from dataclasses import replace\n"
@@ -344,9 +344,9 @@ class TestConflicts:
 
 
 class TestCommands:
-    """What a user types and reads."""
+    """The commands and their output."""
 
-    def test_a_takedown_from_beginning_to_end(self, store, tmp_path, capsys, monkeypatch):
+    def test_takedown_hides_then_deletes_samples(self, store, tmp_path, capsys, monkeypatch):
         (tmp_path / "keys.txt").write_text("c/1\n\n c/2 \n")
         assert main(["remove", store.url, "--keys", "c/0", "--keys-file", str(tmp_path / "keys.txt")]) == 0
         assert capsys.readouterr().out == "generation 2: 3 samples removed\n"
@@ -370,10 +370,10 @@ class TestCommands:
         assert main(["compact", store.url]) == 0
         assert "no shard contains removed samples" in capsys.readouterr().out
 
-    def test_new_labels(self, store, tmp_path, capsys):
+    def test_relabel_command_changes_labels(self, store, tmp_path, capsys):
         (tmp_path / "labels.csv").write_text("key,label\nc/0,up\n")
         assert main(["relabel", store.url, "--from", str(tmp_path / "labels.csv")]) == 2
-        assert "'up' is no class" in capsys.readouterr().err
+        assert "unknown class 'up'" in capsys.readouterr().err
         assert main(["relabel", store.url, "--from", str(tmp_path / "labels.csv"), "--new-classes"]) == 0
         assert capsys.readouterr().out == "generation 2: 1 sample changed in label\nnew classes: up\n"
         (tmp_path / "list.txt").write_text("videos/c/0.avi left\nc/1.avi left\nnone.avi left\n")
@@ -386,7 +386,7 @@ class TestCommands:
     @pytest.mark.parametrize(
         "arguments", [["remove", "--keys-file", "none"], ["remove"], ["relabel", "--from", "none"]]
     )
-    def test_wrong_usage_says_so(self, store, arguments, capsys):
+    def test_wrong_usage_is_explained(self, store, arguments, capsys):
         assert main([arguments[0], store.url, *arguments[1:]]) == 2
         assert capsys.readouterr().err.startswith(f"fastvid {arguments[0]}: ")
 
@@ -399,7 +399,7 @@ class TestCommands:
         ("collect_garbage(store)", ["gc:1", "gc:5"]),
     ],
 )
-def test_a_kill_leaves_the_old_state_or_the_new_one_whole(tmp_path, clip, command, points):
+def test_killed_change_leaves_the_old_or_the_new_state(tmp_path, clip, command, points):
     code = (
         "import sys\n"
         "from fastvid.storage import LocalStorage\n"
@@ -433,14 +433,14 @@ def test_a_kill_leaves_the_old_state_or_the_new_one_whole(tmp_path, clip, comman
             now.shard(index).check()
         assert run(made, "none") == 0
         assert keys(made) == new
-        # The commit record counts its swaps, and an interrupted compaction's numbers are left out.
+        # The commit record counts its swaps, and an interrupted compaction skips numbers.
         after = contents(made)
         tars = {name for name in expected if name.endswith(".tar")}
         compared = tars if command.startswith("compact") else set(expected) - {"dataset.json"}
         assert {name: after[name] for name in compared} == {name: expected[name] for name in compared}, point
 
 
-def test_a_swap_of_a_file_is_exact(tmp_path):
+def test_file_swap_succeeds_only_from_the_expected_content(tmp_path):
     store = LocalStorage(tmp_path)
     assert store.swap("a/x", b"one", None)
     assert not store.swap("a/x", b"two", None)
@@ -451,7 +451,7 @@ def test_a_swap_of_a_file_is_exact(tmp_path):
     assert store.read("a/x") == b"two"
 
 
-def test_creating_without_hard_links_is_exact_too(tmp_path, monkeypatch):
+def test_file_creation_is_exclusive_without_hard_links(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(1, "Operation not permitted")
 

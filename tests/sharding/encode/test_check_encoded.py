@@ -82,7 +82,7 @@ def test_a_clock_or_pixels_that_a_dataset_does_not_promise_are_seen(options, mes
 
 def test_another_rate_than_the_job_promises_is_seen(good):
     message = failure(good.read_bytes(), rate=30)
-    assert message == "the encoded sample is wrong: 12800/512 frames a second, promised are 30"
+    assert message == "the encoded sample is wrong: 12800/512 frames a second, but 30 are promised"
 
 
 def test_references_that_should_not_be_there_are_seen(tmp_path):

@@ -1,4 +1,4 @@
-"""Files that pose as videos to read other files, reach the network or use up the machine.
+"""Files that pose as videos to read other files, reach the network or exhaust the machine.
 
 Each attack has a canary and a control: the same file, given to ffmpeg without the check of its first bytes, without a
 forced format and without a limit on protocols, does the harm.
@@ -28,7 +28,7 @@ _IN_OPEN, _IN_NONBLOCK = 0x20, 0o4000
 
 
 class Watch:
-    """Sees whether a file is opened, whoever opens it (inotify)."""
+    """Detects by inotify whether any process opens a file."""
 
     def __init__(self, path: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -37,20 +37,20 @@ class Watch:
         assert libc.inotify_add_watch(self._descriptor, os.fsencode(path), _IN_OPEN) >= 0
 
     def opened(self) -> bool:
-        """Whether it was opened since the last question."""
+        """Return whether it was opened since the last call."""
         try:
             return bool(os.read(self._descriptor, 1 << 16))
         except BlockingIOError:
             return False
 
     def close(self) -> None:
-        """Looks away."""
+        """Stop watching."""
         os.close(self._descriptor)
 
 
 @pytest.fixture(scope="module")
 def canary(tmp_path_factory):
-    """A video that nobody may read, and the watch over it."""
+    """A video that nobody may read, and its watch."""
     path = make(tmp_path_factory.mktemp("secret") / "canary.ts", "-c:v", "libx264", "-pix_fmt", "yuv420p", frames=30)
     watch = Watch(path)
     yield path, watch
@@ -59,7 +59,7 @@ def canary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(canary):
-    """A web server that gives the canary, and what it was asked for."""
+    """A web server with the canary, and a record of its requests."""
     asked: list[str] = []
     data = canary[0].read_bytes()
 
@@ -82,7 +82,7 @@ def server(canary):
 
 
 def scripts(path: Path, web: str) -> dict[str, str]:
-    """Attacks that are texts, by file name."""
+    """Attacks that are text files, by file name."""
     hls = "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:1.2,\n{}\n#EXT-X-ENDLIST\n"
     mpd = (
         '<?xml version="1.0"?>\n<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"'
@@ -99,19 +99,19 @@ def scripts(path: Path, web: str) -> dict[str, str]:
         "dash-file.mp4": mpd.format(path.name),
         "drawing.mp4": f'<svg xmlns="http://www.w3.org/2000/svg" width="64" height="64"><image href="file://{path}"/></svg>',
         "session.mov": "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\nc=IN IP4 127.0.0.1\r\nm=video 5004 RTP/AVP 96\r\n",
-        # A blank line and a mark in front do not help.
+        # A blank line and a byte-order mark at the start do not help.
         "blank.mp4": "\ufeff\n  " + hls.format(f"file://{path}"),
     }
 
 
 @pytest.fixture(scope="module")
 def attacked(canary, server, tmp_path_factory):
-    """A job over all attacks and one honest video; its rows, and where the attacks lie."""
+    """Run a job over all attacks and one harmless video; its rows, and the attacks' folder."""
     raw = tmp_path_factory.mktemp("raw")
     for name, text in scripts(canary[0], server[0]).items():
         (raw / name).write_text(text)
     make(raw / "honest.mp4", "-pix_fmt", "yuv420p", frames=4)
-    # A picture whose name is a pattern that other pictures fit.
+    # A picture whose name is a pattern that matches other pictures.
     for name, frames in (("pic%d.gif", 3), ("pic1.gif", 1), ("pic2.gif", 1)):
         make(raw / "still.gif", frames=frames, size="64x64").rename(raw / name)
     (raw / "out.mp4").symlink_to(canary[0])
@@ -121,7 +121,7 @@ def attacked(canary, server, tmp_path_factory):
         make(raw / "x.mp4", frames=3).read_bytes()[:40] + struct.pack(">I4sQ", 1, b"mdat", 1 << 60)
     )
     (raw / "x.mp4").unlink()
-    # Large pictures in small files: at once, and behind a small one.
+    # Large pictures in small files: the first one, and a later one.
     ffmpeg("-f", "lavfi", "-i", "color=size=8192x8192:rate=1", "-frames:v", "1", str(raw / "bomb.gif"))
     x264 = ("-c:v", "libx264", "-preset", "ultrafast", "-pix_fmt", "yuv420p")
     ffmpeg("-f", "lavfi", "-i", "color=size=64x64", "-frames:v", "5", *x264, str(raw / "a.h264"))
@@ -137,19 +137,19 @@ def attacked(canary, server, tmp_path_factory):
 
 
 def unprotected(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """ffmpeg as people run it."""
+    """Run ffmpeg as users do."""
     command = [find_ffmpeg().path, "-nostdin", "-v", "error", *arguments, "-frames:v", "2", "-f", "null", "-"]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=300)
 
 
-def test_nothing_outside_is_opened_or_asked_for(attacked):
+def test_hostile_sources_open_no_other_file_and_no_connection(attacked):
     opened, asked = attacked[3]
     assert not opened
     assert asked == []
 
 
 @pytest.mark.parametrize("name", ["hls-file.ts", "concat-file.mp4", "dash-file.mp4", "blank.mp4"])
-def test_scripts_that_name_files(name, attacked, canary, tmp_path):
+def test_scripts_naming_files_are_refused(name, attacked, canary, tmp_path):
     raw, rows, _, _ = attacked
     assert rows[name]["reason"] == Reason.PLAYLIST
     options = {
@@ -160,7 +160,7 @@ def test_scripts_that_name_files(name, attacked, canary, tmp_path):
     }[name.split("-")[0].removesuffix(".mp4")]
     script = raw / name
     if name == "dash-file.mp4":
-        # Names are looked up beside the manifest.
+        # Names are relative to the manifest.
         script = canary[0].parent / "manifest.mpd"
         script.write_bytes((raw / name).read_bytes())
     elif name == "blank.mp4":
@@ -172,7 +172,7 @@ def test_scripts_that_name_files(name, attacked, canary, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["hls-http.ts", "concat-http.mkv"])
-def test_scripts_that_name_servers(name, attacked, server):
+def test_scripts_naming_servers_are_refused(name, attacked, server):
     raw, rows, _, _ = attacked
     assert rows[name]["reason"] == Reason.PLAYLIST
     server[1].clear()
@@ -188,23 +188,23 @@ def test_drawings_and_sessions_are_refused(attacked):
     assert unprotected("-f", "svg_pipe", "-i", str(raw / "drawing.mp4")).returncode == 0
 
 
-def test_a_name_that_is_a_pattern_is_a_name(attacked):
+def test_file_name_with_a_pattern_is_taken_literally(attacked):
     raw, rows, _, _ = attacked
     assert rows["pic%d.gif"]["num_frames"] == 3
-    # The control: as a sequence of pictures the name is a pattern, and those that fit it are read, one frame of each.
+    # The control: as an image sequence the name is a pattern, and the matching files are read, one frame each.
     command = [find_ffmpeg().path, "-nostdin", "-v", "error", "-f", "image2", "-c:v", "gif"]
     command += ["-i", str(raw / "pic%d.gif"), "-f", "framemd5", "-"]
     lines = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
     assert len([line for line in lines if not line.startswith("#")]) == 2
 
 
-def test_links_out_of_the_folder_and_endless_files(attacked, canary, tmp_path):
+def test_links_out_of_the_folder_and_endless_files_are_refused(attacked, canary, tmp_path):
     _, rows, report, _ = attacked
     assert rows["out.mp4"]["reason"] == Reason.OUTSIDE
     assert not {"endless.mp4", "zeros.mp4"} & set(rows)
     assert report.ignored["special file"] == 2
     assert rows["claims.mp4"]["status"] == "rejected"
-    # The control: links are followed when asked for, and a device is no video even then.
+    # The control: links are followed on request, but even then a device is no video.
     folder = tmp_path / "raw"
     folder.mkdir()
     (folder / "out.mp4").symlink_to(canary[0])
@@ -215,23 +215,23 @@ def test_links_out_of_the_folder_and_endless_files(attacked, canary, tmp_path):
     assert (report.packed, report.ignored) == (1, {"special file": 1})
 
 
-def test_large_pictures_in_small_files(attacked):
+def test_large_pictures_in_small_files_are_refused(attacked):
     raw, rows, _, _ = attacked
     assert rows["bomb.gif"]["reason"] == Reason.TOO_LARGE
     assert rows["later.h264"]["reason"] in (Reason.TOO_LARGE, Reason.DAMAGED)
     assert (raw / "bomb.gif").stat().st_size < 1_000_000
-    # The control: without a limit both are decoded, at 200 MB a picture.
+    # The control: without a limit both are decoded, at 200 MB per picture.
     for name in ("bomb.gif", "later.h264"):
         assert unprotected("-i", str(raw / name)).returncode == 0
 
 
-def test_the_honest_one_is_packed(attacked):
+def test_harmless_source_is_packed(attacked):
     _, rows, report, _ = attacked
     assert rows["honest.mp4"]["num_frames"] == 4
     assert report.packed == 4
 
 
-def test_long_films_in_small_files_end_at_the_limit(tmp_path):
+def test_long_films_in_small_files_stop_at_the_limit(tmp_path):
     path = make(tmp_path / "raw" / "long.mp4", "-preset", "ultrafast", size="32x32", frames=1500)
     make(tmp_path / "raw" / "short.mp4", "-preset", "ultrafast", size="32x32", frames=5)
     report = run_job(str(path.parent), str(tmp_path / "out"), profile="copy", workers=1, limits=Limits(max_frames=1000))
@@ -240,7 +240,7 @@ def test_long_films_in_small_files_end_at_the_limit(tmp_path):
 
 
 @pytest.mark.parametrize("profile", ["copy", SMALL], ids=["copy", "compact"])
-def test_names_of_any_kind_are_just_names(profile, tmp_path):
+def test_hostile_file_names_are_only_names(profile, tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()
     data = make(tmp_path / "a.mp4", "-pix_fmt", "yuv420p", frames=2).read_bytes()

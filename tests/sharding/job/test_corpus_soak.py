@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 
 with (Path(__file__).parent / "verdicts.csv").open(encoding="utf-8", newline="") as table:
     RIGHT = {row["file"]: row for row in csv.DictReader(table)}
-# What has no picture, is cut, damaged or no video, may be refused by the one check or the other.
+# Files without a picture, or truncated, damaged or not a video, may be refused by either check.
 VERIFIED = 40
 OPTIONS = ["--samples-per-shard", "24", *os.environ.get("FASTVID_SOAK_OPTIONS", "").split()]
 
@@ -41,14 +41,14 @@ def known(footage):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Where the datasets go."""
+    """Folder of the datasets."""
     named = os.environ.get("FASTVID_SOAK_DIR")
     return Path(named) if named else tmp_path_factory.mktemp("corpus")
 
 
 @pytest.fixture(scope="module")
 def record():
-    """What is written when all profiles are through."""
+    """The results, written after all profiles have finished."""
     record = {"schema": "fastvid-shard-corpus/1", "machine": machine_facts(), "profiles": {}}
     yield record
     if len(record["profiles"]) == len(PROFILES):
@@ -93,7 +93,7 @@ def test_every_file_has_one_true_row(profile, footage, known, place, record):
 
 
 def judge(name: str, row: dict, manifest: dict, profile: str) -> str | None:
-    """What is wrong with a ledger row; None when it is true."""
+    """Return what is wrong with a ledger row; None if it is correct."""
     verdict = row["reason"] or "packed"
     if name.startswith("bad/"):
         return None if row["status"] == "rejected" and row["message"] else f"{name} is packed"

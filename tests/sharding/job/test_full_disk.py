@@ -1,4 +1,4 @@
-"""Disks that are full or cannot be written: a clear error, no verdict on a source, a job that can be gone on with."""
+"""Full or unwritable disks: a clear error, no rejected source, and a job that can be resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mount(*arguments: object) -> None:
 
 @pytest.fixture
 def disk(tmp_path):
-    """A small disk of its own: a function that gives it a size in kB, or makes it read-only with 0."""
+    """A small separate disk: a function that sets its size in kB, or makes it read-only with 0."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
@@ -43,7 +43,7 @@ def resize(folder, kilobytes: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Six videos that are no test of patience: three shards."""
+    """Six short videos: three shards."""
     folder = tmp_path_factory.mktemp("raw")
     for number in range(6):
         make(folder / f"v{number}.mp4", "-preset", "ultrafast", frames=10 + number, size="192x128")
@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
-    """What a job makes of them when there is room."""
+    """The output of an undisturbed job."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     assert command(folder, "--out", out, *OPTIONS).returncode == 0
     assert len(tars(out)) == 3
@@ -65,32 +65,32 @@ def is_stopped(done, *said):
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_output_stops_the_job_which_goes_on_when_there_is_room(folder, undisturbed, disk):
+def test_full_output_stops_the_job_and_it_resumes_with_free_space(folder, undisturbed, disk):
     out = disk / "out"
     is_stopped(command(folder, "--out", out, *OPTIONS), "No space left on device", str(out))
     assert not (out / "ledger.parquet").exists()
     resize(disk, 100_000)
     done = command(folder, "--out", out, *OPTIONS)
     assert done.returncode == 0, done.stderr
-    assert "going on with the unfinished job" in done.stderr
+    assert "resuming the unfinished job" in done.stderr
     assert tars(out) == tars(undisturbed)
     assert ledger(out) == ledger(undisturbed)
     assert not list(out.rglob("*.tmp"))
 
 
-def test_a_full_disk_for_temporary_files_is_no_verdict_on_a_source(folder, undisturbed, disk, tmp_path):
+def test_full_temporary_disk_rejects_no_source(folder, undisturbed, disk, tmp_path):
     out, temporary = tmp_path / "out", disk / "tmp"
     resize(disk, 4)
     temporary.mkdir()
     stopped = command(folder, "--out", out, *OPTIONS, TMPDIR=str(temporary))
-    is_stopped(stopped, f"disk for temporary files, {temporary}, is full", "goes on where it was")
+    is_stopped(stopped, f"disk for temporary files, {temporary}, is full", "run the job again to resume it")
     assert not (out / "ledger.parquet").exists()
     assert command(folder, "--out", out, *OPTIONS).returncode == 0
     assert tars(out) == tars(undisturbed)
     assert ledger(out) == ledger(undisturbed)
 
 
-def test_a_full_scratch_folder_is_named(folder, undisturbed, disk, tmp_path):
+def test_full_scratch_folder_is_named_in_the_error(folder, undisturbed, disk, tmp_path):
     out = tmp_path / "out"
     stopped = command(folder, "--out", out, *OPTIONS, "--scratch", disk)
     is_stopped(stopped, "No space left on device", str(disk))
@@ -100,7 +100,7 @@ def test_a_full_scratch_folder_is_named(folder, undisturbed, disk, tmp_path):
     assert os.listdir(disk) == []
 
 
-def test_an_output_that_becomes_unwritable_stops_the_job(folder, undisturbed, disk):
+def test_job_stops_when_the_output_becomes_unwritable(folder, undisturbed, disk):
     out = disk / "out"
     resize(disk, 100_000)
     assert command(folder, "--out", out, *OPTIONS, fault="encode:3").returncode == -9
@@ -111,9 +111,9 @@ def test_an_output_that_becomes_unwritable_stops_the_job(folder, undisturbed, di
     assert tars(out) == tars(undisturbed)
 
 
-def test_an_output_without_permission_is_named(folder, tmp_path):
+def test_output_without_permission_is_named_in_the_error(folder, tmp_path):
     def without_override():
-        # Root may write everywhere, unless it gives up the right to (PR_CAPBSET_DROP, CAP_DAC_OVERRIDE).
+        # Root may write everywhere, unless it drops the capability (PR_CAPBSET_DROP, CAP_DAC_OVERRIDE).
         ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)
 
     locked = tmp_path / "locked"
@@ -122,7 +122,7 @@ def test_an_output_without_permission_is_named(folder, tmp_path):
     is_stopped(stopped, "Permission denied", str(locked))
 
 
-def test_a_fetched_source_that_does_not_fit_is_no_verdict_on_it(folder, disk, monkeypatch):
+def test_full_disk_during_download_rejects_no_source(folder, disk, monkeypatch):
     pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     resize(disk, 4)

@@ -1,4 +1,4 @@
-"""Tars of other tools become datasets as they are: every frame by plan is the frame that a player shows."""
+"""Datasets of unchanged foreign tars: every planned frame is the frame that a player shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.makers import opened
 from tests.sharding.shardtools import ffmpeg, ledger, make
 
 X265 = ("-c:v", "libx265", "-preset", "ultrafast", "-x265-params")
-# Real files that other tools wrote: what is special about each.
+# Real files that other tools wrote, with the special feature of each.
 FOOTAGE = {
     "odd/google__ExoPlayer__sample_fragmented.mp4": "fragments",
     "odd/meta-pytorch__torchcodec__discard_first_keyframe.mp4": "an edit list that hides the first key frame",
@@ -48,7 +48,7 @@ FOOTAGE = {
 
 
 def check(data):
-    """Holds plans of a video against a full decode by FFmpeg's demuxer; returns what was found."""
+    """Compare plans of a video with a full decode by FFmpeg's demuxer; return the index."""
     found = index_video(data, Limits())
     info = found.info
     table = PacketTable(found.records, whole=bool(info.flags & StreamFlag.WHOLE))
@@ -98,27 +98,27 @@ def is_whole(found):
         ("av1.mp4", ("-c:v", "libaom-av1", "-usage", "realtime", "-cpu-used", "8", "-g", "10"), False),
     ],
 )
-def test_plans_of_other_tools_files_give_the_frames_of_a_player(name, options, droppable, tmp_path):
+def test_planned_frames_of_foreign_files_match_a_player(name, options, droppable, tmp_path):
     path = make(tmp_path / name, "-pix_fmt", "yuv420p", *options, size="80x48", frames=45)
     found = check(path.read_bytes())
     assert not is_whole(found)
     flags = found.records["flags"]
     assert bool((flags & PacketFlag.DROPPABLE).any()) == droppable
-    # An open GOP starts at a picture that nothing can be decoded from alone: only the first is a key.
+    # An open GOP starts at a picture that cannot be decoded on its own, so only the first is a key packet.
     keys = int(np.count_nonzero(flags & PacketFlag.KEY))
     assert keys == 1 if name.startswith("open") else keys > 1
     assert not found.info.flags & StreamFlag.CONFORMS
 
 
 @pytest.mark.parametrize("name", ["mpeg4.mp4", "packed.avi"])
-def test_codecs_that_are_not_read_are_decoded_whole(name, tmp_path):
+def test_codecs_without_a_header_parser_are_decoded_whole(name, tmp_path):
     path = make(tmp_path / name, "-pix_fmt", "yuv420p", "-c:v", "mpeg4", size="80x48", frames=20)
     found = check(path.read_bytes())
     assert is_whole(found)
     assert found.notes[-1].startswith("whole: packets of ")
 
 
-def test_an_edit_list_hides_packets_that_stay_in_the_plan(tmp_path):
+def test_packets_hidden_by_an_edit_list_stay_in_the_plan(tmp_path):
     source = make(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "40", size="80x48", frames=40)
     cut = tmp_path / "cut.mp4"
     ffmpeg("-ss", "0.5", "-i", str(source), "-c", "copy", str(cut))
@@ -130,11 +130,11 @@ def test_an_edit_list_hides_packets_that_stay_in_the_plan(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(FOOTAGE))
-def test_real_files(name, footage):
+def test_real_files_are_indexed_or_rejected_with_a_reason(name, footage):
     check((footage / name).read_bytes())
 
 
-def test_damage_is_a_reason(tmp_path):
+def test_damaged_videos_are_rejected_with_a_reason(tmp_path):
     data = make(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "10", size="80x48", frames=30).read_bytes()
     found = index_video(data, Limits())
     middle = found.records[12]
@@ -146,14 +146,14 @@ def test_damage_is_a_reason(tmp_path):
         assert caught.value.reason in list(Reason)
 
 
-def test_packets_in_pieces_are_refused(tmp_path):
+def test_fragmented_packets_are_refused(tmp_path):
     path = make(tmp_path / "a.ts", "-c:v", "libx264", "-pix_fmt", "yuv420p", size="160x96", frames=20)
-    with pytest.raises(SourceError, match="in one piece") as caught:
+    with pytest.raises(SourceError, match="not contiguous") as caught:
         index_video(path.read_bytes(), Limits())
     assert caught.value.reason == Reason.NO_INDEX
 
 
-def test_a_wrong_droppable_flag_is_found_out(tmp_path, monkeypatch):
+def test_wrong_droppable_flag_is_detected(tmp_path, monkeypatch):
     data = make(tmp_path / "a.mp4", "-c:v", "libx264", "-bf", "0", "-g", "20", size="80x48", frames=40).read_bytes()
     assert not is_whole(index_video(data, Limits()))
     honest = prove.packet_flags
@@ -212,7 +212,7 @@ def tars(clips, tmp_path):
     return folder
 
 
-def test_a_dataset_of_foreign_tars_reads_as_any_other(tars, clips, capsys):
+def test_dataset_of_foreign_tars_can_be_read(tars, clips, capsys):
     before = {path.name: path.read_bytes() for path in tars.iterdir()}
     assert main(["index", str(tars), "--workers", "1"]) == 3
     assert "2 rejected" in capsys.readouterr().out
@@ -254,7 +254,7 @@ def test_out_links_the_tars_and_sidecars_can_be_rebuilt(tars, tmp_path):
         (out / name).unlink()
     assert main(["index", str(out), "--workers", "1"]) == 0
     assert {name: (out / name).read_bytes() for name in sidecars} == sidecars
-    # Another video under the same name is noticed when it is read, and when the index is made again.
+    # Another video under the same name is detected when it is read, and when the index is rebuilt.
     tar = out / "data-000000.tar"
     data = bytearray(tar.read_bytes())
     tar.unlink()
@@ -280,7 +280,7 @@ def test_repair_writes_the_sidecars_of_foreign_tars_and_compacting_refuses_them(
     assert main(["verify", str(out), "--workers", "1", "--repair"]) == 0
     assert "rebuilt sidecars: data-000000, data-000001" in capsys.readouterr().out
     assert {name: (out / name).read_bytes() for name in names} == sidecars
-    # A takedown hides at once; the bytes in another tool's tar stay.
+    # Removing a sample hides it immediately; its bytes in another tool's tar stay.
     assert main(["remove", str(out), "--keys", "000000"]) == 0
     before = sorted(path.name for path in out.rglob("*"))
     assert main(["compact", str(out)]) == 2
@@ -289,7 +289,7 @@ def test_repair_writes_the_sidecars_of_foreign_tars_and_compacting_refuses_them(
     assert "000000" not in fastvid.open(out).keys.to_pylist()
 
 
-def test_broken_tars_are_rows_and_nothing_is_an_error(tars, tmp_path):
+def test_broken_tars_get_ledger_rows_and_no_video_is_an_error(tars, tmp_path):
     shutil.copy(tars / "00000.tar", tmp_path / "whole.tar")
     data = (tars / "00000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(data[: len(data) // 2])

@@ -1,4 +1,4 @@
-"""The whole command: verdicts, exit codes, and going on after being killed anywhere."""
+"""The whole command: verdicts, exit codes, and resuming after a kill at any point."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.lock import alone
+from fastvid.sharding.job.lock import lock_folder
 from fastvid.storage import LocalStorage
 from tests.sharding.shardtools import REPOSITORY, command, ffmpeg, ledger, make, other_build, tars
 
@@ -32,7 +32,7 @@ OPTIONS = ["--short-side", "64", "--samples-per-shard", "3"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Ten videos in two classes and two that are none."""
+    """Ten videos in two classes and two files that are no videos."""
     folder = tmp_path_factory.mktemp("raw")
     for number in range(10):
         label = ("run", "jump")[number % 2]
@@ -45,14 +45,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
-    """What an undisturbed run makes of the folder."""
+    """The output of an undisturbed run."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     done = command(folder, "--out", out, *OPTIONS, "--workers", 2)
     assert done.returncode == 3, done.stderr
     return out, done
 
 
-def test_the_summary_counts_by_reason_and_the_exit_code_says_that_something_was_rejected(folder, undisturbed):
+def test_summary_counts_rejections_by_reason_and_sets_the_exit_code(folder, undisturbed):
     out, done = undisturbed
     assert re.search(r"10 packed\n", done.stdout)
     assert re.search(r"2 rejected\n\s+1   empty: .*\n\s+1   not-video: .*\n", done.stdout)
@@ -69,7 +69,7 @@ def test_the_summary_counts_by_reason_and_the_exit_code_says_that_something_was_
     assert not (out / "ledger-parts").exists()
 
 
-def test_the_dataset_is_what_the_folders_say(undisturbed):
+def test_classes_and_keys_come_from_the_folders(undisturbed):
     out, _ = undisturbed
     dataset = Dataset(str(out))
     assert dataset.classes == ("jump", "run")
@@ -83,7 +83,7 @@ def test_the_dataset_is_what_the_folders_say(undisturbed):
 
 # webdataset leaves its files to the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_shards_are_plain_and_tables_are_open(undisturbed):
+def test_shards_and_tables_are_readable_by_standard_tools(undisturbed):
     out, _ = undisturbed
     samples = [
         sample
@@ -105,20 +105,20 @@ def test_shards_are_plain_and_tables_are_open(undisturbed):
     "fault",
     ["encode:7", "tar:5", "rename:3", "sidecar:2", "ledger:1", "manifest"],
 )
-def test_killed_at_any_named_point_it_goes_on_to_the_same_bytes(fault, folder, undisturbed, tmp_path):
+def test_job_killed_at_any_fault_point_resumes_to_the_same_bytes(fault, folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     killed = command(folder, "--out", out, *OPTIONS, "--workers", 2, fault=fault)
     assert killed.returncode == -9
     assert not (out / "dataset.json").exists()
     done = command(folder, "--out", out, *OPTIONS, "--workers", 1)
     assert done.returncode == 3, done.stderr
-    assert "going on with the unfinished job" in done.stderr
+    assert "resuming the unfinished job" in done.stderr
     assert tars(out) == tars(undisturbed[0])
     assert ledger(out) == ledger(undisturbed[0])
     assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed[0]))
 
 
-def test_killed_between_commit_and_clean_up_it_is_complete(folder, undisturbed, tmp_path):
+def test_job_killed_between_commit_and_cleanup_is_complete(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--workers", 2, fault="committed").returncode == -9
     assert (out / "dataset.json").exists()
@@ -128,22 +128,22 @@ def test_killed_between_commit_and_clean_up_it_is_complete(folder, undisturbed, 
     assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed[0]))
 
 
-def test_what_is_staged_is_not_encoded_again_and_damage_to_it_is_noticed(folder, undisturbed, tmp_path):
+def test_staged_samples_are_reused_unless_damaged(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="encode:9").returncode == -9
-    # Of complete shards too, where it died while one was packed.
+    # Samples of complete shards too, if it was killed while one was packed.
     waiting = sorted((out / "ledger-parts" / "staging").rglob("0*"))
     staged = [path for path in waiting if f"{path.parent.name}.tar" not in tars(out)]
     assert 3 * len(tars(out)) + len(staged) == 8
-    # As a power cut may leave it.
+    # Like a power failure.
     staged[0].write_bytes(staged[0].read_bytes()[:-100])
     done = command(folder, "--out", out, *OPTIONS, "--workers", 2)
     assert done.returncode == 3, done.stderr
     assert tars(out) == tars(undisturbed[0])
 
 
-def test_a_gap_moves_nothing_else(folder, undisturbed, tmp_path):
-    """One source that turns bad changes the shard that it is in, and no other."""
+def test_rejected_source_moves_no_other_sample(folder, undisturbed, tmp_path):
+    """If one source becomes bad, only its shard changes."""
     raw = tmp_path / "raw"
     shutil.copytree(folder, raw)
     victim = raw / "run" / "v4.mp4"
@@ -162,7 +162,7 @@ def test_a_gap_moves_nothing_else(folder, undisturbed, tmp_path):
         (["--samples-per-shard", "4"], "order.samples_per_shard"),
     ],
 )
-def test_an_unfinished_job_goes_on_only_as_it_began(change, field, folder, unfinished):
+def test_unfinished_job_resumes_only_with_the_same_arguments(change, field, folder, unfinished):
     done = command(folder, "--out", unfinished, *OPTIONS, *change)
     assert done.returncode == 1
     assert f"the unfinished job here has {field}" in done.stderr
@@ -190,7 +190,7 @@ def test_another_source_list_or_build_is_refused_by_name(folder, unfinished, tmp
     assert "--allow-encoder-change" in done.stderr
 
 
-def test_another_build_goes_on_when_allowed_and_is_recorded_per_shard(folder, tmp_path):
+def test_another_encoder_build_resumes_when_allowed_and_is_recorded_per_shard(folder, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="ledger:2").returncode == -9
     other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
@@ -200,7 +200,7 @@ def test_another_build_goes_on_when_allowed_and_is_recorded_per_shard(folder, tm
     assert len({shard["encoder"]["version"] for shard in generation["shards"]}) == 2
 
 
-def test_a_finished_dataset_is_left_alone(folder, undisturbed):
+def test_finished_dataset_is_not_changed(folder, undisturbed):
     out, first = undisturbed
     before = tars(out)
     again = command(folder, "--out", out, *OPTIONS)
@@ -212,18 +212,18 @@ def test_a_finished_dataset_is_left_alone(folder, undisturbed):
     assert tars(out) == before
 
 
-def test_two_jobs_never_work_in_one_folder(folder, tmp_path):
+def test_second_job_in_a_folder_is_refused(folder, tmp_path):
     out = tmp_path / "out"
-    with alone(LocalStorage(out)):
+    with lock_folder(LocalStorage(out)):
         done = command(folder, "--out", out, *OPTIONS)
     assert done.returncode == 1
-    assert "another job is at work here" in done.stderr
+    assert "another job is running here" in done.stderr
     assert os.listdir(out) == []
 
 
-def test_a_full_disk_is_an_error_that_can_be_gone_on_from(folder, undisturbed, tmp_path):
+def test_job_resumes_after_a_full_disk(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
-    # A limit on the size of files stands for the full disk: the first shard's tar does not fit.
+    # A limit on file sizes simulates the full disk: the first shard's tar exceeds it.
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20480, resource.RLIM_INFINITY))\n"
@@ -242,33 +242,33 @@ def test_a_full_disk_is_an_error_that_can_be_gone_on_from(folder, undisturbed, t
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
-def test_an_output_that_cannot_be_made_is_a_plain_error(folder, tmp_path):
+def test_output_that_cannot_be_created_is_an_error(folder, tmp_path):
     (tmp_path / "file").touch()
     done = command(folder, "--out", tmp_path / "file", *OPTIONS)
     assert done.returncode == 1
-    assert "folder cannot be made" in done.stderr
+    assert "folder cannot be created" in done.stderr
 
 
-def test_nothing_packed_is_a_failure_with_a_ledger_and_no_dataset(tmp_path):
+def test_job_without_packed_sources_fails_with_a_ledger_and_no_dataset(tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.mp4").write_text("text")
-    with pytest.raises(JobError, match="not one of 1 sources could be packed: 1 not-video"):
+    with pytest.raises(JobError, match="none of 1 sources could be packed: 1 not-video"):
         run_job(tmp_path / "raw", str(tmp_path / "out"), profile=SMALL, workers=1)
     assert ledger(tmp_path / "out")[0]["reason"] == "not-video"
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
-def test_a_source_that_is_too_slow_is_tried_again_alone_before_it_is_rejected(folder, tmp_path):
+def test_slow_source_is_retried_alone_before_rejection(folder, tmp_path):
     limits = Limits(seconds=0.001, seconds_per_frame=0.0)
     with pytest.raises(JobError, match="timeout"):
         run_job(str(folder / "run" / "v0.mp4"), str(tmp_path / "out"), profile=SMALL, workers=1, limits=limits)
     (row,) = ledger(tmp_path / "out")
     assert row["reason"] == Reason.TIMEOUT
-    # The job's own files tell that the limit was another one the second time.
+    # The job's own files show that the limit was different the second time.
     assert "longer than 0 s" in row["message"] or "phase" in row["message"]
 
 
-def test_annotations_splits_and_columns_reach_the_dataset_and_missing_files_the_ledger(folder, tmp_path):
+def test_annotation_columns_reach_the_dataset_and_missing_files_the_ledger(folder, tmp_path):
     table = tmp_path / "clips.csv"
     table.write_text(
         "path,label,split,texture,start,end,num_frames\n"
@@ -283,13 +283,13 @@ def test_annotations_splits_and_columns_reach_the_dataset_and_missing_files_the_
     assert dataset.keys.to_pylist() == ["jump/v9_mp4_0_1-0_4-" + dataset.key(0)[-8:]]
     assert dataset.classes[int(dataset.labels[0])] == "right"
     row = dataset.annotations.to_pylist()[int(dataset.rows[0])]
-    # Nineteen frames a second: 0.1 s to 0.4 s are frames 2 to 7.
+    # At 19 frames per second, 0.1 s to 0.4 s are frames 2 to 7.
     assert (row["texture"], row["num_frames"], row["start_seconds"]) == (4, 6, pytest.approx(2 / 19))
-    # The table's own column of that name is kept beside ours.
+    # The table's own column of that name is kept under another name.
     assert row["source_num_frames"] == 99
 
 
-def test_long_videos_become_parts_of_equal_length(tmp_path):
+def test_long_videos_are_split_into_segments_of_equal_length(tmp_path):
     make(tmp_path / "raw" / "long.mp4", frames=50, rate="10")
     report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=SMALL, workers=1, max_seconds=2)
     assert report.packed == 1
@@ -315,7 +315,7 @@ def test_wrong_arguments_are_named(folder, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_name_without_utf8_is_packed_and_can_be_told_again(tmp_path):
+def test_name_that_is_not_utf8_is_packed_and_reversible(tmp_path):
     (tmp_path / "raw").mkdir()
     source = make(tmp_path / "a.mp4", frames=2)
     os.rename(source, os.path.join(os.fsencode(tmp_path / "raw"), b"\xff\xfe.mp4"))
@@ -323,8 +323,8 @@ def test_a_name_without_utf8_is_packed_and_can_be_told_again(tmp_path):
     assert ledger(tmp_path / "out")[0]["source_id"] == "bytes:%FF%FE.mp4"
 
 
-def test_a_playlist_that_poses_as_a_video_reads_no_other_file(tmp_path):
-    """The canary is a video of which one frame would be enough to see that it was read."""
+def test_playlist_named_as_a_video_reads_no_other_file(tmp_path):
+    """The canary is a video; a single frame of it would show that it was read."""
     secret = make(tmp_path / "secret" / "canary.mp4", frames=3)
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{secret}\n#EXT-X-ENDLIST\n"
     concat = f"ffconcat version 1.0\nfile '{secret}'\n"
@@ -334,6 +334,6 @@ def test_a_playlist_that_poses_as_a_video_reads_no_other_file(tmp_path):
     make(tmp_path / "raw" / "good.mp4", frames=2)
     report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=SMALL, workers=1)
     assert (report.packed, dict(report.rejected)) == (1, {Reason.PLAYLIST: 4})
-    # The control: ffmpeg, left to guess, opens the concat script and reads the canary.
+    # The control: ffmpeg detects the concat script by itself and reads the canary.
     ffmpeg("-safe", "0", "-f", "concat", "-i", str(tmp_path / "raw" / "c.mkv"), str(tmp_path / "read.mp4"))
     assert (tmp_path / "read.mp4").stat().st_size > 0

@@ -35,7 +35,7 @@ RESUMES = ("1 worker", "2 workers", "3 workers", "2 parts and a merge", "3 parts
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Videos of two classes, and two files that are none: nine shards."""
+    """Videos of two classes, and two files that are no videos: nine shards."""
     folder = tmp_path_factory.mktemp("raw")
     for number in range(SOURCES):
         label = ("run", "jump")[number % 2]
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
-    """The output of an undisturbed run, and how long it took in seconds from its first sign of life."""
+    """The output of an undisturbed run, and its duration in seconds from its first output."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     job = start(folder, out, "--workers", "2")
     while not (out / "ledger-parts" / "job.json").exists():
@@ -61,7 +61,7 @@ def undisturbed(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def record(undisturbed):
-    """What is written to the results' file when all tests of this module have passed."""
+    """The results, written after all tests of this module have passed."""
     record = {"schema": "fastvid-shard-kills/1", "seed": SEED, "sources": SOURCES + 2}
     record |= {"shards": len(tars(undisturbed[0])), "job": [], "worker": []}
     yield record
@@ -82,7 +82,7 @@ def start(folder, out, *arguments):
 
 
 def resume(how, folder, out):
-    """Goes on until the dataset is there."""
+    """Run the job until the dataset exists."""
     if "part" in how:
         count = int(how[0])
         parts = []
@@ -98,7 +98,7 @@ def resume(how, folder, out):
 
 
 def state_of(out):
-    """How far a job was that is no more."""
+    """Return the progress of a killed job."""
     if (out / "dataset.json").exists():
         return "cleaning up"
     if (out / "ledger.parquet").exists():
@@ -107,7 +107,7 @@ def state_of(out):
 
 
 def check(out, undisturbed):
-    """Compares everything with the undisturbed run."""
+    """Compare everything with the undisturbed run."""
     assert tars(out) == tars(undisturbed)
     assert ledger(out) == ledger(undisturbed)
     assert len({row["source_id"] for row in ledger(out)}) == len(ledger(out)) == SOURCES + 2
@@ -123,7 +123,7 @@ def check(out, undisturbed):
     assert len(packed) == len(set(packed)) == len(Dataset(str(out))) == SOURCES
 
 
-def test_killed_jobs_go_on_to_the_same_dataset(folder, undisturbed, record, tmp_path):
+def test_killed_jobs_resume_to_the_same_dataset(folder, undisturbed, record, tmp_path):
     whole, length = undisturbed
     rng = random.Random(SEED)
     tries = 0
@@ -133,7 +133,7 @@ def test_killed_jobs_go_on_to_the_same_dataset(folder, undisturbed, record, tmp_
         out = tmp_path / f"killed-{tries}"
         part = rng.random() < 0.3
         job = start(folder, out, *(["--part", "0/2"] if part else []), "--workers", "2")
-        # The interpreter's start is the least interesting moment, and on a busy machine the longest.
+        # Interpreter startup is the least interesting moment, and on a busy machine the longest.
         while not (out / "ledger-parts" / "job.json").exists() and job.poll() is None:
             time.sleep(0.005)
         after = rng.uniform(0.0, length * (0.5 if part else 1.0))

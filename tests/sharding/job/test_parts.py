@@ -1,4 +1,4 @@
-"""One job done in parts: on several machines, killed, at once; the same dataset as from one."""
+"""A job divided into parts, parallel or killed, makes the same dataset as a single job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fastvid.errors import JobError, UsageError
-from fastvid.sharding.job.lock import alone
+from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.storage import LocalStorage
 from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
@@ -19,7 +19,7 @@ OPTIONS = ["--short-side", "64", "--samples-per-shard", "2", "--workers", "1"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Nine videos and one that is none: five shards."""
+    """Nine videos and one file that is no video: five shards."""
     folder = tmp_path_factory.mktemp("raw")
     for number in range(9):
         label = ("run", "jump")[number % 2]
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
-    """What one job makes of the folder."""
+    """The output of a single job."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     assert command(folder, "--out", out, *OPTIONS).returncode == 3
     assert len(tars(out)) == 5
@@ -38,7 +38,7 @@ def undisturbed(folder, tmp_path_factory):
 
 
 def start(folder, out, *arguments):
-    """A part in a process of its own."""
+    """Run a part in a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "fastvid", "shard", folder, "--out", out, *OPTIONS, *arguments],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
@@ -54,11 +54,11 @@ def same(out, undisturbed):
     assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed))
 
 
-def test_parts_at_once_and_a_merge_make_what_one_job_makes(folder, undisturbed, tmp_path):
+def test_parallel_parts_and_a_merge_equal_one_job(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     parts = [start(folder, out, "--part", f"{part}/2", "--workers", "1") for part in range(2)]
     said = [part.communicate() for part in parts]
-    # One of them holds the file that is no video.
+    # One of them contains the file that is no video.
     assert sorted(part.returncode for part in parts) == [0, 3], said
     assert not (out / "dataset.json").exists()
     assert not (out / "ledger.parquet").exists()
@@ -69,13 +69,13 @@ def test_parts_at_once_and_a_merge_make_what_one_job_makes(folder, undisturbed, 
     merged = command(folder, "--out", out, *OPTIONS)
     assert merged.returncode == 3, merged.stderr
     same(out, undisturbed)
-    # A task that is started late finds its work done.
+    # A part that is started late finds its work done.
     assert command(folder, "--out", out, *OPTIONS, "--part", "1/2").returncode == 3
     same(out, undisturbed)
 
 
 @pytest.mark.parametrize("fault", ["encode:2", "tar:1", "ledger:1"])
-def test_a_killed_part_is_gone_on_with_by_the_merge(fault, folder, undisturbed, tmp_path):
+def test_merge_completes_a_killed_part(fault, folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--part", "0/2", fault=fault).returncode == -9
     assert command(folder, "--out", out, *OPTIONS, "--part", "1/2").returncode in (0, 3)
@@ -84,32 +84,32 @@ def test_a_killed_part_is_gone_on_with_by_the_merge(fault, folder, undisturbed, 
     same(out, undisturbed)
 
 
-def test_a_killed_part_goes_on_as_itself_or_cut_otherwise(folder, undisturbed, tmp_path):
+def test_killed_part_resumes_as_itself_or_with_another_division(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--part", "0/2", "--workers", "1", fault="encode:3").returncode == -9
     again = command(folder, "--out", out, *OPTIONS, "--part", "0/2")
-    assert "going on with the unfinished job" in again.stderr
+    assert "resuming the unfinished job" in again.stderr
     for part in range(3):
         assert command(folder, "--out", out, *OPTIONS, "--part", f"{part}/3").returncode in (0, 3)
     assert command(folder, "--out", out, *OPTIONS).returncode == 3
     same(out, undisturbed)
 
 
-def test_a_part_with_no_shard_has_nothing_to_do(folder, undisturbed, tmp_path):
+def test_part_without_shards_does_nothing(folder, undisturbed, tmp_path):
     done = command(folder, "--out", tmp_path / "out", *OPTIONS, "--part", "7/8")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("part 7/8; run the command without --part to write the dataset\n")
     assert tars(tmp_path / "out") == {}
 
 
-def test_a_tar_that_was_lost_after_its_part_ended_is_made_again(folder, undisturbed, tmp_path):
+def test_tar_lost_after_its_part_finished_is_rebuilt(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--part", "0/2").returncode in (0, 3)
     lost = min(tars(out))
     (out / lost).write_bytes((out / lost).read_bytes()[:-512])
     merged = command(folder, "--out", out, *OPTIONS)
     assert merged.returncode == 3
-    assert f"{lost} is not the tar" in merged.stderr
+    assert f"{lost} does not match its part" in merged.stderr
     same(out, undisturbed)
 
 
@@ -121,39 +121,44 @@ def test_a_part_with_other_arguments_is_refused(folder, tmp_path):
     assert "the unfinished job here has profile.crf" in other.stderr
 
 
-def test_parts_share_a_folder_and_nothing_else_does(tmp_path):
+def test_only_parts_may_share_a_folder(tmp_path):
     store = LocalStorage(tmp_path / "out")
-    with alone(store, JobPart(0, 2)):
-        with alone(store, JobPart(1, 2)), pytest.raises(JobError, match="another job"), alone(store, JobPart(1, 2)):
+    with lock_folder(store, JobPart(0, 2)):
+        with (
+            lock_folder(store, JobPart(1, 2)),
+            pytest.raises(JobError, match="another job"),
+            lock_folder(store, JobPart(1, 2)),
+        ):
             pass
-        with pytest.raises(JobError, match="another job"), alone(store):
+        with pytest.raises(JobError, match="another job"), lock_folder(store):
             pass
-    with alone(store), pytest.raises(JobError, match="another job"), alone(store, JobPart(0, 2)):
+    with lock_folder(store), pytest.raises(JobError, match="another job"), lock_folder(store, JobPart(0, 2)):
         pass
-    with alone(store):
+    with lock_folder(store):
         pass
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_killed_process_lets_go(tmp_path):
+def test_lock_is_released_when_its_process_is_killed(tmp_path):
     code = (
-        "import os, sys; from fastvid.sharding.job.lock import alone; from fastvid.sharding.job.plan import JobPart\n"
+        "import os, sys; from fastvid.sharding.job.lock import lock_folder\n"
+        "from fastvid.sharding.job.plan import JobPart\n"
         "from fastvid.storage import LocalStorage\n"
-        "with alone(LocalStorage(sys.argv[1]), JobPart(0, 2)): os.kill(os.getpid(), 9)"
+        "with lock_folder(LocalStorage(sys.argv[1]), JobPart(0, 2)): os.kill(os.getpid(), 9)"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     assert subprocess.run([sys.executable, "-c", code, tmp_path], env=environment, check=False).returncode == -9
     assert list((tmp_path / "ledger-parts").glob(".part-*.lock"))
-    with alone(LocalStorage(tmp_path), JobPart(0, 2)):
+    with lock_folder(LocalStorage(tmp_path), JobPart(0, 2)):
         pass
-    with alone(LocalStorage(tmp_path)):
+    with lock_folder(LocalStorage(tmp_path)):
         pass
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["2/2", "1", "-1/2", "1/0", "a/b", "1/2/3", "٣/٤", ""])
-def test_parts_that_are_none(text):
-    with pytest.raises(UsageError, match="is none"):
+def test_invalid_parts_are_refused(text):
+    with pytest.raises(UsageError, match="invalid part"):
         JobPart.parse(text)
 
 

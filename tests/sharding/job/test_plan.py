@@ -1,4 +1,4 @@
-"""Which source goes into which shard."""
+"""Assignment of sources to shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sources(numbers, size=0):
 
 
 @given(keys, st.integers(1, 20), st.randoms())
-def test_every_source_has_one_place_whatever_the_order_of_listing(numbers, samples, random):
+def test_every_source_has_one_slot_for_any_listing_order(numbers, samples, random):
     listed = sources(numbers)
     plan = plan_shards(listed, samples=samples)
     assert sorted(source.key for shard in plan for source in shard) == sorted(source.key for source in listed)
@@ -36,7 +36,7 @@ def test_seeds_mix_differently_and_classes_are_mixed():
     listed = sources(range(400))
     plan = plan_shards(listed, samples=100)
     assert plan != plan_shards(listed, samples=100, seed=1)
-    # Classes of 100 sources each: a shard that held one class only would not be mixed.
+    # Classes of 100 sources each: a shard with a single class would not be mixed.
     for shard in plan:
         counts = [sum(source.label == str(label) for source in shard) for label in range(4)]
         assert min(counts) > 5

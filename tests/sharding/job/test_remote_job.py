@@ -1,4 +1,4 @@
-"""Jobs whose sources, or whose dataset, lie in an object store or on a web server."""
+"""Jobs with sources or datasets in an object store or on a web server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastvid.sharding.job import lock
 from fastvid.sharding.job.index import rebuild
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
-from fastvid.sharding.job.lock import alone
+from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
@@ -51,7 +51,7 @@ def loopback(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Five videos of two classes with odd names, and one that is none: three shards."""
+    """Five videos of two classes with odd names, and one file that is no video: three shards."""
     folder = tmp_path_factory.mktemp("raw")
     for number, name in enumerate(("run/a b.mp4", "run/c+d%20.mp4", "run/é.mp4", "jump/e#1?.mp4", "jump/f.mp4")):
         make(folder / name, "-preset", "ultrafast", frames=4 + number, rate=str(10 + number))
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
-    """What a job on local disks makes of the folder."""
+    """The output of a job on local disks."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     assert command(folder, "--out", out, *OPTIONS).returncode == 3
     assert len(tars(out)) == 3
@@ -71,7 +71,7 @@ def undisturbed(folder, tmp_path_factory):
 
 @pytest.fixture
 def bucket(s3, tmp_path, monkeypatch):
-    """A new bucket; temporary files lie in a folder of the test's own."""
+    """A new bucket; temporary files are in a separate folder."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -80,7 +80,7 @@ def bucket(s3, tmp_path, monkeypatch):
 
 
 def upload(folder, url):
-    """Puts a folder's files into a store."""
+    """Upload a folder's files to a store."""
     source, target = LocalStorage(folder), open_storage(url)
     for name in source.list():
         target.write(name, source.read(name))
@@ -88,7 +88,7 @@ def upload(folder, url):
 
 
 def download(url, folder):
-    """Gets a store's files."""
+    """Download a store's files."""
     source, target = open_storage(url), LocalStorage(folder)
     for name in source.list():
         target.write(name, source.read(name))
@@ -97,7 +97,7 @@ def download(url, folder):
 
 
 def same(url, undisturbed, folder):
-    """Compares a dataset in a store with the local one, file by file."""
+    """Compare a dataset in a store with the local one, file by file."""
     there = download(url, folder)
     assert tars(there) == tars(undisturbed)
     assert ledger(there) == ledger(undisturbed)
@@ -107,7 +107,7 @@ def same(url, undisturbed, folder):
     assert Dataset(url).annotations.equals(Dataset(str(undisturbed)).annotations)
 
 
-def test_a_job_writes_to_an_object_store_what_it_writes_to_a_disk(s3, bucket, folder, undisturbed, tmp_path):
+def test_job_output_is_equal_on_object_store_and_disk(s3, bucket, folder, undisturbed, tmp_path):
     url = f"s3://{bucket}/sets/one"
     done = command(folder, "--out", url, *OPTIONS)
     assert done.returncode == 3, done.stderr
@@ -119,18 +119,18 @@ def test_a_job_writes_to_an_object_store_what_it_writes_to_a_disk(s3, bucket, fo
     assert (again.returncode, again.stdout) == (3, done.stdout)
 
 
-def test_no_shard_is_read_back_to_be_indexed(s3, bucket, folder):
+def test_shards_are_indexed_without_reading_them_back(s3, bucket, folder):
     run_job(str(folder), f"s3://{bucket}/set", **ARGUMENTS)
     requests = s3.requests(bucket)
     assert len([path for method, path, _ in requests if method == "PUT" and path.endswith(".tar")]) == 3
     assert not [path for method, path, _ in requests if method == "GET" and path.endswith(".tar")]
-    # The commit record is the last file that is written.
+    # The commit record is written last.
     written = [path for method, path, _ in requests if method == "PUT" and "lease" not in path]
     assert written[-1] == "set/dataset.json"
 
 
 @pytest.mark.parametrize("fault", ["upload:6", "ledger:2", "committed"])
-def test_a_killed_job_goes_on_from_another_machine(fault, bucket, folder, undisturbed, tmp_path):
+def test_killed_job_resumes_on_another_machine(fault, bucket, folder, undisturbed, tmp_path):
     url = f"s3://{bucket}/set"
     first = command(folder, "--out", url, *OPTIONS, "--workers", "1", "--scratch", tmp_path / "one", fault=fault)
     assert first.returncode == -9, first.stderr
@@ -142,7 +142,7 @@ def test_a_killed_job_goes_on_from_another_machine(fault, bucket, folder, undist
         assert len(finished) == 1
 
 
-def test_a_killed_job_goes_on_from_its_scratch_folder(bucket, folder, undisturbed, tmp_path):
+def test_killed_job_resumes_from_its_scratch_folder(bucket, folder, undisturbed, tmp_path):
     url = f"s3://{bucket}/set"
     arguments = (folder, "--out", url, *OPTIONS, "--workers", "1")
     assert command(*arguments, fault="encode:2").returncode == -9
@@ -156,7 +156,7 @@ def test_a_killed_job_goes_on_from_its_scratch_folder(bucket, folder, undisturbe
     assert os.listdir(tmp_path / "tmp") == []
 
 
-def test_parts_at_once_in_an_object_store(bucket, folder, undisturbed, tmp_path):
+def test_parts_run_in_parallel_on_an_object_store(bucket, folder, undisturbed, tmp_path):
     url = f"s3://{bucket}/set"
     parts = [
         subprocess.Popen(
@@ -176,21 +176,24 @@ def test_parts_at_once_in_an_object_store(bucket, folder, undisturbed, tmp_path)
     same(url, undisturbed, tmp_path / "copy")
 
 
-def test_leases_keep_two_jobs_apart_and_end_with_their_owner(bucket, monkeypatch):
+def test_leases_exclude_a_second_job_and_end_with_their_owner(bucket, monkeypatch):
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
     store = open_storage(f"s3://{bucket}/set", options=RemoteOptions(cache=""))
-    with alone(store, JobPart(0, 2)) as check, alone(store, JobPart(1, 2)):
+    with lock_folder(store, JobPart(0, 2)) as check, lock_folder(store, JobPart(1, 2)):
         for part in (JobPart(0, 2), None):
-            with pytest.raises(JobError, match=r"another job is at work here, on .* as process"), alone(store, part):
+            with (
+                pytest.raises(JobError, match=r"another job is running here, on .* as process"),
+                lock_folder(store, part),
+            ):
                 pass
         check()
-    with alone(store), pytest.raises(JobError, match="another job"), alone(store, JobPart(0, 2)):
+    with lock_folder(store), pytest.raises(JobError, match="another job"), lock_folder(store, JobPart(0, 2)):
         pass
     assert store.list() == []
-    # Another machine that was cut off: its lease no longer changes.
+    # Another machine that lost its connection: its lease no longer changes.
     store.write("leases/job.json", b'{"owner": "x", "host": "elsewhere", "pid": 1, "beat": 7}\n')
-    with alone(store) as check:
+    with lock_folder(store) as check:
         store.write("leases/job.json", b'{"owner": "x", "host": "elsewhere", "pid": 1, "beat": 8}\n')
         threading.Event().wait(1.0)
         with pytest.raises(JobError, match="another job has taken over"):
@@ -221,7 +224,7 @@ def test_a_store_that_refuses_writes_stops_the_job_and_loses_nothing(
     same(url, undisturbed, tmp_path / "copy")
 
 
-def test_sources_in_an_object_store_are_those_of_the_folder(s3, bucket, folder, undisturbed, tmp_path):
+def test_object_store_sources_equal_those_of_a_folder(s3, bucket, folder, undisturbed, tmp_path):
     upload(folder, f"s3://{bucket}/raw/videos")
     open_storage(f"s3://{bucket}/raw").write("videos2/g.mp4", b"of another folder")
     done = command(f"s3://{bucket}/raw/videos", "--out", tmp_path / "out", *OPTIONS)
@@ -238,7 +241,7 @@ def test_sources_in_an_object_store_are_those_of_the_folder(s3, bucket, folder, 
     assert tars(download(url, tmp_path / "copy")) == tars(undisturbed)
 
 
-def test_a_listing_gives_names_sizes_and_tags(bucket, folder):
+def test_listing_returns_names_sizes_and_tags(bucket, folder):
     upload(folder, f"s3://{bucket}/raw/videos")
     there = find_sources([f"s3://{bucket}/raw/videos"]).sources
     here = find_sources([str(folder)]).sources
@@ -254,12 +257,12 @@ def test_a_listing_gives_names_sizes_and_tags(bucket, folder):
 
 
 def outcome_of(path, size=0, tag=None, **limits):
-    """What a worker makes of one source."""
+    """Return a worker's outcome for one source."""
     settings = Settings(SMALL, find_ffmpeg(), Limits(**limits), 600.0)
     return encode_source(Task(0, "x", path, "x", size=size, tag=tag), settings, lambda _phase, _seconds: None)
 
 
-def test_what_can_go_wrong_with_a_source_in_a_store_has_a_reason(bucket, folder):
+def test_every_object_store_failure_has_a_reason(bucket, folder):
     upload(folder, f"s3://{bucket}/raw")
     store = open_storage(f"s3://{bucket}/raw")
     (source,) = find_sources([f"s3://{bucket}/raw/jump/f.mp4"]).sources
@@ -277,9 +280,7 @@ def test_what_can_go_wrong_with_a_source_in_a_store_has_a_reason(bucket, folder)
     store.close()
 
 
-def test_credentials_that_run_out_stop_the_job_instead_of_rejecting_what_is_left(
-    s3, bucket, folder, undisturbed, tmp_path, monkeypatch
-):
+def test_expired_credentials_stop_the_job_and_reject_no_source(s3, bucket, folder, undisturbed, tmp_path, monkeypatch):
     upload(folder, f"s3://{bucket}/raw")
     out = tmp_path / "out"
     seen = []
@@ -296,13 +297,13 @@ def test_credentials_that_run_out_stop_the_job_instead_of_rejecting_what_is_left
         stopped = command(f"s3://{bucket}/raw", "--out", out, *OPTIONS, "--workers", "1")
     assert stopped.returncode == 1
     assert "access denied" in stopped.stderr
-    assert "goes on where it was when it is run again" in stopped.stderr
+    assert "run the job again to resume it" in stopped.stderr
     assert not (out / "ledger.parquet").exists()
     assert command(f"s3://{bucket}/raw", "--out", out, *OPTIONS).returncode == 3
     assert tars(out) == tars(undisturbed)
 
 
-def test_one_file_that_may_not_be_read_is_rejected_when_others_may(
+def test_single_unreadable_file_is_rejected_when_others_are_readable(
     s3, bucket, folder, undisturbed, tmp_path, monkeypatch
 ):
     upload(folder, f"s3://{bucket}/raw")
@@ -336,7 +337,7 @@ def test_sources_of_the_web_are_named_by_a_table(web, folder, undisturbed, tmp_p
     assert rows["run/a b.mp4"]["bytes_in"] == (folder / "run" / "a b.mp4").stat().st_size
     assert "secret" not in str(rows)
     assert Dataset(str(tmp_path / "out")).classes == ("jump", "run")
-    # A name with a blank breaks the log's columns; what matters is that ranges were asked for.
+    # A space in a name breaks the log's columns; the test needs only the range requests.
     assert re.search(r"^GET /raw/jump/e#1\?\.mp4 206 ", web.log.read_text(), re.MULTILINE)
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
 
@@ -350,7 +351,7 @@ def test_a_single_file_of_the_web_is_a_source(web, folder, tmp_path):
         run_job(f"{web.url}/one/g.mp4", str(tmp_path / "none"), **ARGUMENTS)
 
 
-def test_from_a_google_bucket_to_a_google_bucket(folder, undisturbed, tmp_path, monkeypatch):
+def test_job_reads_and_writes_google_buckets(folder, undisturbed, tmp_path, monkeypatch):
     with GcsServer() as server:
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(server.account(tmp_path / "account.json")))
         upload(folder, "gs://some-bucket/raw")
@@ -359,7 +360,7 @@ def test_from_a_google_bucket_to_a_google_bucket(folder, undisturbed, tmp_path, 
         assert tars(download("gs://some-bucket/set", tmp_path / "copy")) == tars(undisturbed)
 
 
-def test_large_files_come_in_ranges_of_one_version(web, tmp_path, monkeypatch):
+def test_large_files_are_read_by_range_of_one_version(web, tmp_path, monkeypatch):
     monkeypatch.setattr("fastvid.storage.objects.PIECE_BYTES", 100_000)
     (web.folder / "large").mkdir()
     data = os.urandom(1_234_567)
@@ -375,7 +376,7 @@ def test_large_files_come_in_ranges_of_one_version(web, tmp_path, monkeypatch):
 
 
 class WholeFiles(SimpleHTTPRequestHandler):
-    """Knows no ranges."""
+    """Ignores range requests."""
 
     def log_message(self, *_):
         pass
@@ -397,7 +398,7 @@ def test_a_server_without_ranges_is_read_whole(folder, tmp_path):
         thread.join()
 
 
-def test_a_dataset_in_an_object_store_lives(bucket, folder, tmp_path):
+def test_dataset_in_an_object_store_can_be_changed(bucket, folder, tmp_path):
     url = f"s3://{bucket}/set"
     make(tmp_path / "more" / "fly" / "z.mp4", frames=9)
     run_job(str(folder), url, **ARGUMENTS)
@@ -419,7 +420,7 @@ def test_a_dataset_in_an_object_store_lives(bucket, folder, tmp_path):
     store.close()
 
 
-def test_commands_on_a_dataset_in_an_object_store(bucket, folder, tmp_path, capsys):
+def test_commands_work_on_a_dataset_in_an_object_store(bucket, folder, tmp_path, capsys):
     url = f"s3://{bucket}/set"
     run_job(str(folder), url, **ARGUMENTS)
     table = tmp_path / "labels.csv"

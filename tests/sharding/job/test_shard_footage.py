@@ -1,4 +1,4 @@
-"""Real files, one or more of each kind of trouble, with the verdict that is right for each."""
+"""Real files with every kind of problem, and the right verdict for each."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_every_file_has_one_row(rows):
 
 
 @pytest.mark.parametrize("name", sorted(GOOD))
-def test_odd_files_are_no_bad_files(name, rows):
+def test_unusual_but_valid_files_are_packed(name, rows):
     assert (rows[name]["status"], rows[name]["message"]) == ("packed", None)
     assert abs(rows[name]["num_frames"] - GOOD[name]) <= (1 if "timing-variable" in rows[name]["warnings"] else 0)
 
 
 @pytest.mark.parametrize("name", sorted(BAD))
-def test_bad_files_are_rejected_for_what_is_wrong_with_them(name, rows):
+def test_bad_files_are_rejected_with_the_right_reason(name, rows):
     assert (rows[name]["status"], rows[name]["reason"]) == ("rejected", BAD[name])
     assert rows[name]["message"]
 

@@ -1,4 +1,4 @@
-"""Two thousand damaged videos among untouched ones, in one job. Started by ``make soak``; results are recorded."""
+"""Two thousand damaged videos among intact ones, in one job. Started by ``make soak``; results are recorded."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(4 * 3600)]
 SEED = 20_000
 MUTANTS = 2000
 UNTOUCHED = 200
-# Small files of real encoders and cameras: two thousand of them are done in minutes.
+# Small files of real encoders and cameras: two thousand of them take minutes.
 LARGEST_BYTES = 600_000
 LARGEST_MEGAPIXELS = 40
 LONGEST_SECONDS = 12
 
 
 def truncate(rng: random.Random, data: bytes, other: bytes) -> bytes:
-    """The file ends early: anywhere, or just before its end."""
+    """Truncate the file anywhere, or just before its end."""
     del other
     return data[: rng.randrange(1, len(data)) if rng.random() < 0.8 else max(1, len(data) - rng.randrange(1, 200))]
 
 
 def flip(rng: random.Random, data: bytes, other: bytes) -> bytes:
-    """Bits are turned: one or many, anywhere or in the headers."""
+    """Flip one or many bits, anywhere or in the headers."""
     del other
     changed = bytearray(data)
     end = len(data) if rng.random() < 0.6 else min(len(data), 4096)
@@ -52,7 +52,7 @@ def flip(rng: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def splice(rng: random.Random, data: bytes, other: bytes) -> bytes:
-    """Two files grown together, or one with a piece lost, repeated, overwritten or moved."""
+    """Join two files, or remove, repeat, overwrite or move a piece of one."""
     first, second = sorted(rng.randrange(len(data)) for _ in range(2))
     piece = data[first:second]
     return rng.choice(
@@ -71,7 +71,7 @@ MUTATIONS = {"truncated": truncate, "flipped": flip, "spliced": splice}
 
 
 class Watch(threading.Thread):
-    """Samples the memory of a process and of all it has started."""
+    """Samples the memory of a process and its descendants."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -114,7 +114,7 @@ def bases(footage: Path) -> list[Path]:
 
 
 def make_sources(footage: Path, raw: Path) -> dict[str, str]:
-    """Writes the videos; gives what each is, by file name."""
+    """Write the videos; return what each is, by file name."""
     originals = bases(footage)
     contents = {path: path.read_bytes() for path in originals}
     kinds = {}
@@ -134,7 +134,7 @@ def make_sources(footage: Path, raw: Path) -> dict[str, str]:
 
 
 def samples(out: Path):
-    """Every packed sample: key, MP4, promised frames."""
+    """Yield every packed sample: key, MP4, promised frames."""
     for tar in sorted(out.glob("*.tar")):
         data = memoryview(tar.read_bytes())
         meta = {}
@@ -147,7 +147,7 @@ def samples(out: Path):
 
 
 def wrong(sample: tuple[str, bytes, int]) -> str | None:
-    """What ffmpeg, told to stop at the first error, finds wrong with a sample."""
+    """Return the first error that ffmpeg finds in a sample."""
     key, video, frames = sample
     command = [find_ffmpeg().path, "-v", "error", "-xerror", "-err_detect", "explode", "-threads", "1", "-f", "mov"]
     command += ["-i", "pipe:0", "-map", "0:v", "-fps_mode", "passthrough", "-f", "framecrc", "pipe:1"]
@@ -158,7 +158,7 @@ def wrong(sample: tuple[str, bytes, int]) -> str | None:
     return None
 
 
-def test_damaged_videos_neither_hang_nor_spoil_a_job(footage, tmp_path):
+def test_damaged_videos_neither_hang_nor_corrupt_a_job(footage, tmp_path):
     raw, out = tmp_path / "raw", tmp_path / "out"
     raw.mkdir()
     kinds = make_sources(footage, raw)
@@ -216,14 +216,14 @@ def test_damaged_videos_neither_hang_nor_spoil_a_job(footage, tmp_path):
     assert not undecodable
     assert verdicts["untouched"] == {"packed": UNTOUCHED}
     assert sum(verdicts[kind].total() for kind in MUTATIONS) == MUTANTS
-    # Bounded: by the limit on what a source may map, and not by how many sources there are.
+    # Memory is bounded by the limit per source, and does not grow with their number.
     assert watch.one < Limits().memory_bytes
     assert watch.own[-1] - max(watch.own[:tenth]) < 200e6
     assert slowest["seconds"] < Limits().max_seconds
 
 
 def ledger_with_times(out: Path) -> list[dict]:
-    """The ledger's rows, times and all."""
+    """Return the ledger's rows, including times."""
     import pyarrow.parquet as pq
 
     return pq.read_table(out / "ledger.parquet").to_pylist()

@@ -56,7 +56,7 @@ def test_every_file_has_one_true_row(everything, footage):
         print(f"{folder:6} {verdict:18} {count}")
 
 
-def test_killed_at_random_moments_it_goes_on_to_the_same_bytes(footage, tmp_path):
+def test_job_killed_at_random_moments_resumes_to_the_same_bytes(footage, tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()
     small = sorted((footage / "odd").iterdir(), key=lambda path: (path.stat().st_size, path.name))[:30]

@@ -1,4 +1,4 @@
-"""`fastvid inspect`: the numbers, the page, and what hostile names can do to them."""
+"""`fastvid inspect`: the numbers, the page, and its protection against hostile names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def clips(tmp_path_factory):
 
 @pytest.fixture
 def store(tmp_path, clips):
-    """Eight samples in two shards; three classes, one of them empty; two splits; names that want to be markup."""
+    """Eight samples in two shards; three classes, one of them empty; two splits; names that contain markup."""
     samples = [(f"c/{n}", clips[n % 3], n % 2) for n in range(8)]
     store = pack(
         tmp_path / "data&set",
@@ -73,7 +73,7 @@ def ledger_row(source, key=None, reason=None, message=None, warnings=()):
 
 
 class Page(HTMLParser):
-    """Elements with their attributes and text; fails where tags do not nest."""
+    """Collects elements with attributes and text; fails if tags do not nest."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def render(store, **options):
 
 
 class TestSummary:
-    def test_counts_what_is_visible(self, store):
+    def test_counts_visible_samples(self, store):
         summary = summarize(store.url)
         assert (summary.num_samples, summary.removed, summary.generation.number) == (7, 1, 2)
         assert [(c.name, c.count, dict(c.splits)) for c in summary.class_counts] == [
@@ -133,7 +133,7 @@ class TestSummary:
         assert [number for number, _ in summary.history] == [2, 1]
         assert summarize(store.url, generation=1).num_samples == 8
 
-    def test_samples_without_label_or_class_are_named_so(self, store):
+    def test_samples_without_label_or_class_are_marked(self, store):
         table = Dataset(store.url).annotations
         labels = [None, 7, *table["label"].to_pylist()[2:]]
         index = table.column_names.index("label")
@@ -142,7 +142,7 @@ class TestSummary:
         assert (names[UNLABELLED], names["7"]) == (1, 1)
         assert b"<main>" in render(store)
 
-    def test_terminal_text(self, store, capsys):
+    def test_summary_is_printed_on_the_terminal(self, store, capsys):
         assert main(["inspect", store.url, "--top", "1"]) == 0
         out = capsys.readouterr().out
         assert "7 in 2 shards, 1 removed and hidden" in out
@@ -160,14 +160,14 @@ class TestSummary:
         assert "clear?[2J?screen" in out
         assert "\x1b" not in out
 
-    def test_a_dataset_without_visible_samples(self, store):
+    def test_page_of_a_dataset_without_visible_samples_is_valid(self, store):
         remove_samples(store, [f"c/{n}" for n in range(8)])
         assert summarize(store.url).num_samples == 0
         Page(render(store))
 
 
 class TestPage:
-    def test_nests_and_shows_every_part(self, store):
+    def test_html_is_well_formed_and_complete(self, store):
         page = Page(render(store))
         assert {attrs["id"] for attrs, _ in page.find("section")} == {
             "classes",
@@ -198,12 +198,12 @@ class TestPage:
         assert sum(EVIL in words for words in captions) >= 7
         for _, attrs, _ in page.elements:
             assert not [name for name in attrs if name.startswith("on")]
-        # Letters that turn a line around or move a cursor are spelled out.
+        # Characters that reverse a line or move a cursor are escaped.
         assert "\u202e".encode() not in data
         assert b"right\\u202eiva.4pm" in data
         assert b"turned\\u001b[2J around" in data
 
-    def test_refers_to_nothing_outside(self, store):
+    def test_page_has_no_external_references(self, store):
         data = render(store)
         page = Page(data)
         for name, attrs, _ in page.elements:
@@ -213,10 +213,10 @@ class TestPage:
         for url in re.findall(rb"url\(([^)]{0,30})", data):
             assert url.startswith((b"data:image/webp;base64,", b'"')), url
         assert not re.findall(rb"@import|<link|<iframe|<img", data)
-        # Of the script alone, which draws with it.
+        # The namespace occurs only in the script, which draws with it.
         assert re.findall(rb"https?://[^\"']+", data) == [b"http://www.w3.org/2000/svg"]
 
-    def test_its_policy_allows_its_own_script_and_nothing_else(self, store):
+    def test_policy_allows_only_the_pages_script(self, store):
         page = Page(render(store))
         (policy,) = (attrs["content"] for attrs, _ in page.find("meta") if "http-equiv" in attrs)
         (_, script) = page.find("script")[0]
@@ -231,16 +231,16 @@ class TestPage:
         assert links
         assert links <= ids
 
-    def test_keeps_to_its_bytes(self, store):
+    def test_page_stays_within_max_bytes(self, store):
         full = render(store)
         frame = len(re.sub(rb"data:image/webp;base64,[^)]*", b"", full))
         small = render(store, max_bytes=max(200_000, frame))
         assert len(full) <= 8_000_000
         assert len(small) <= 200_000
-        with pytest.raises(UsageError, match="holds nothing"):
+        with pytest.raises(UsageError, match="is too small"):
             render(store, max_bytes=1000)
 
-    def test_a_long_ledger_is_cut_with_the_rejected_sources_first(self, store):
+    def test_long_ledger_is_cut_after_the_rejected_sources(self, store):
         rows = [ledger_row(f"s/{n}.avi", key=f"s/{n}") for n in range(3000)]
         rows += [ledger_row(f"z/{n}.avi", reason="empty", message="the file has no bytes") for n in range(20)]
         write_ledger(store, rows, {})
@@ -250,7 +250,7 @@ class TestPage:
         assert len(data) <= 400_000
         assert len(listed) < 3000
         assert [attrs["data-tags"] for attrs, _ in listed[:21]] == ["r-empty"] * 20 + ["packed"]
-        assert f"The first {len(listed)} are listed; ledger.parquet holds all." in " ".join(
+        assert f"The first {len(listed)} are listed; ledger.parquet contains all." in " ".join(
             words for _, words in page.find("p", **{"class": "lead"})
         )
 
@@ -263,7 +263,7 @@ class TestPage:
         assert len(page.find("div", **{"class": "tile"})) == 6
         assert "1 sample could not be decoded" in page.find("p", **{"class": "more"})[0][1]
 
-    def test_the_command_writes_it(self, store, tmp_path, capsys):
+    def test_inspect_writes_the_page(self, store, tmp_path, capsys):
         out = tmp_path / "page.html"
         assert main(["inspect", store.url, "--html", str(out)]) == 0
         assert out.read_bytes().startswith(b"<!doctype html>")
@@ -273,7 +273,7 @@ class TestPage:
 
 
 class TestContactSheet:
-    def test_every_class_comes_before_second_clips(self, store):
+    def test_every_class_gets_a_strip_before_any_gets_two(self, store):
         summary = summarize(store.url)
         whole = make_contact_sheet(summary, max_bytes=10_000_000)
         assert {name: len(strips) for name, strips in whole.strips.items()} == {"jump": 4, EVIL: 3}
@@ -300,7 +300,7 @@ class TestContactSheet:
     @pytest.mark.parametrize(
         ("num_frames", "seconds", "count"), [(300, 10, 12), (300, 300, 12), (5, 0.2, 12), (1, 0.04, 4)]
     )
-    def test_frames_lie_in_the_middle_and_are_distinct(self, num_frames, seconds, count):
+    def test_strip_frames_are_distinct_and_from_the_middle(self, num_frames, seconds, count):
         frames = pick_frames(num_frames, seconds, count)
         assert len(frames) == min(count, num_frames)
         assert (np.diff(frames) > 0).all()
@@ -308,7 +308,7 @@ class TestContactSheet:
         assert (frames[-1] - frames[0]) * seconds / num_frames <= max(6.0, count * seconds / num_frames)
         assert abs((frames[0] + frames[-1] + 1) / 2 - num_frames / 2) <= max(2, num_frames / count)
 
-    def test_pictures_without_webp_are_jpeg(self, monkeypatch):
+    def test_jpeg_is_used_without_webp(self, monkeypatch):
         picture = np.full((16, 32, 3), 200, np.uint8)
         assert encode_picture(picture).startswith("data:image/webp;base64,")
         monkeypatch.setattr(
@@ -332,7 +332,7 @@ def test_charts_escape_and_count():
     chart = histogram(values, lambda value: f"<{value:.0f}>", str, what="clips & more")
     assert "<1>" not in chart.replace("&lt;1&gt;", "")
     (label,) = re.findall(r'aria-label="([^"]*)"', chart)
-    for said in (label, chart.replace(label, "")):  # what is read out, and what is shown when pointed at
+    for said in (label, chart.replace(label, "")):  # the label for screen readers, and the text shown on hover
         assert sum(int(n) for n in re.findall(r": (\d+) clips &amp; more", said)) == 100
     assert "&lt;1000&gt;" in chart, "the last bar reaches to the largest value"
     drawn = packets("k900 d100 r400")
@@ -340,7 +340,7 @@ def test_charts_escape_and_count():
     assert re.findall(r'class="p(.)".*?height="([\d.]+)"', drawn) == [("k", "100.0"), ("d", "33.3"), ("r", "66.7")]
 
 
-def test_numbers_read_well():
+def test_numbers_are_formatted_for_people():
     assert [units.size(n) for n in (0, 999, 1000, 12_345, 456_789, 3.1e9, 5e15)] == [
         "0 B", "999 B", "1 kB", "12.3 kB", "457 kB", "3.1 GB", "5000 TB",
     ]  # fmt: skip
@@ -351,7 +351,7 @@ def test_numbers_read_well():
 
 
 @needs_chromium
-def test_in_a_browser(store, tmp_path):
+def test_page_works_in_a_browser(store, tmp_path):
     path = tmp_path / "page.html"
     path.write_bytes(render(store))
     browser = Browser(tmp_path / "profile")
@@ -408,7 +408,7 @@ def test_in_a_browser(store, tmp_path):
         browser.resize(400)
         assert browser.evaluate("document.documentElement.scrollWidth") <= 400
 
-        # Positive control: the policy stops a script that did get into the page.
+        # Positive control: the policy stops an injected script.
         browser.evaluate(
             "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = 1'}))"
         )

@@ -1,4 +1,4 @@
-"""`fastvid verify`: each check sees the damage it is for, and a clean dataset passes."""
+"""`fastvid verify`: each check detects its kind of damage, and a clean dataset passes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def store(tmp_path, clips):
 
 
 def found(store, **options):
-    """Problems as (check, shard, key) of an audit in this process."""
+    """Verify in this process; return problems as (check, shard, key)."""
     report = verify_dataset(store.url, workers=1, **options)
     return {(problem.check, problem.shard, problem.key) for problem in report.problems}
 
@@ -64,7 +64,7 @@ def member(store, stem, key, suffix="mp4"):
 
 
 def edit_pkt(store, stem, change):
-    """Changes streams and packets of a packet sidecar and gives it a checksum that fits."""
+    """Change streams and packets of a packet sidecar and update its checksum."""
     data = bytearray(store.read(f"{stem}.pkt"))
     header = np.frombuffer(data, PKT_HEADER_DTYPE, count=1)
     at = PKT_HEADER_DTYPE.itemsize
@@ -98,72 +98,72 @@ def test_a_clean_dataset_passes_every_check(store):
     report = verify_dataset(store.url, workers=1, progress=lambda count, total: seen.append((count, total)))
     assert report.ok, report.problems
     assert (report.samples, report.total) == (6, 6)
-    expected = {"tar": 2, "idx": 2, "parquet": 2, "pkt": 2, "process": 0, "audio": 0}  # the clips have no sound
+    expected = {"tar": 2, "idx": 2, "parquet": 2, "pkt": 2, "process": 0, "audio": 0}  # the clips have no audio
     assert {name: report.checked[name] for name in CHECKS} == dict.fromkeys(CHECKS, 6) | expected
     assert seen == [(3, 6), (3, 6)]
 
 
-def test_removed_samples_are_still_proven(store):
+def test_removed_samples_are_verified_too(store):
     remove_samples(store, ["c/1"])
     flip(store, "data-000000.tar", member(store, "data-000000", "c/1").offset + 4000)
     assert ("packets", "data-000000", "c/1") in found(store)
 
 
 class TestFiles:
-    def test_a_bit_outside_every_member(self, store):
-        # Padding behind the JSON of the first sample: no sidecar and no frame knows of it.
+    def test_flipped_bit_outside_every_member_is_found(self, store):
+        # Padding after the JSON of the first sample: no sidecar and no frame depends on it.
         at = member(store, "data-000000", "c/0", "json")
         flip(store, "data-000000.tar", at.offset + at.size + 1)
         assert found(store) == {("tar", "data-000000", "")}
 
-    def test_a_tar_of_another_size(self, store):
+    def test_tar_of_another_size_is_found(self, store):
         store.write("data-000001.tar", bytes(store.read("data-000001.tar")) + bytes(512))
         assert found(store) == {("tar", "data-000001", "")}
 
     @pytest.mark.parametrize("cut", [700, 20_000])
-    def test_a_tar_that_was_cut(self, store, cut):
+    def test_truncated_tar_is_found(self, store, cut):
         store.write("data-000001.tar", bytes(store.read("data-000001.tar"))[:cut])
         assert ("tar", "data-000001", "") in found(store)
         assert not {problem for problem in found(store) if problem[1] == "data-000000"}
 
-    def test_a_tar_that_is_gone(self, store):
+    def test_missing_tar_is_found(self, store):
         store.delete("data-000000.tar")
         assert found(store) == {("tar", "data-000000", "")}
 
     @pytest.mark.parametrize("suffix", ["idx", "parquet", "pkt"])
-    def test_a_sidecar_that_is_gone(self, store, suffix):
+    def test_missing_sidecar_is_found(self, store, suffix):
         store.delete(f"data-000001.{suffix}")
         assert found(store) == {(suffix, "data-000001", "")}
 
-    def test_a_tar_index_that_says_something_else(self, store):
+    def test_wrong_tar_index_is_found(self, store):
         store.write("data-000000.idx", bytes(store.read("data-000000.idx")).replace(b"mp4 ", b"mp4 1", 1))
         assert found(store) == {("idx", "data-000000", "")}
         store.write("data-000000.idx", bytes(store.read("data-000001.idx")) + b"x\n")
         assert found(store) == {("idx", "data-000000", "")}
 
-    def test_facts_that_say_something_else(self, store):
+    def test_wrong_facts_are_found(self, store):
         edit_parquet(store, "data-000001.parquet", set_column("width", 1, 640))
         (problem,) = verify_dataset(store.url, workers=1).problems
         assert (problem.check, problem.shard, problem.key) == ("parquet", "data-000001", "c/4")
-        assert problem.message == "width is 640, the tar gives 96"
+        assert problem.message == "width is 640, but 96 in the tar"
 
-    def test_facts_that_do_not_parse_or_are_too_few(self, store):
+    def test_broken_or_too_few_facts_are_found(self, store):
         edit_parquet(store, "data-000000.parquet", lambda table: table.slice(0, 2))
         store.write("data-000001.parquet", b"PAR1")
         assert found(store) == {("parquet", "data-000000", ""), ("parquet", "data-000001", "")}
 
-    def test_a_packet_sidecar_with_a_flipped_bit(self, store):
+    def test_flipped_bit_in_a_packet_sidecar_is_found(self, store):
         flip(store, "data-000000.pkt", PKT_HEADER_DTYPE.itemsize + 40)
         assert found(store) == {("pkt", "data-000000", "")}
 
-    def test_the_packet_sidecar_of_another_shard(self, store, tmp_path, clips):
+    def test_packet_sidecar_of_another_shard_is_found(self, store, tmp_path, clips):
         other = pack(tmp_path / "other", [[("x", clips[0], 0)]])
         store.write("data-000000.pkt", other.read("data-000000.pkt"))
         assert found(store) == {("pkt", "data-000000", "")}
 
 
 class TestIndex:
-    def test_a_packet_checksum(self, store):
+    def test_wrong_packet_checksum_is_found(self, store):
         def change(streams, packets):
             packets["crc32"][int(streams["first_packet"][2]) + 3] ^= 1
 
@@ -172,7 +172,7 @@ class TestIndex:
         assert (problem.check, problem.key, problem.stream) == ("packets", "c/2", "rgb")
         assert problem.message == "1 of 12 packets differ from their checksums: 3"
 
-    def test_a_bit_of_a_packet(self, store):
+    def test_flipped_bit_in_a_packet_is_found(self, store):
         record = Shard(store, "data-000001").table(0).records[4]
         at = member(store, "data-000001", "c/3")
         flip(store, "data-000001.tar", at.offset + int(record["offset"]) + int(record["size"]) - 2)
@@ -184,15 +184,15 @@ class TestIndex:
     @pytest.mark.parametrize(
         ("field", "value", "message"),
         [
-            ("width", 112, "width is 112, the tar gives 96"),
-            ("fps_num", 30, "fps is 30, the tar gives 25"),
+            ("width", 112, "width is 112, but 96 in the tar"),
+            ("fps_num", 30, "fps is 30, but 25 in the tar"),
             ("member_offset", 512, r"member is indexed at 512\+"),
             ("codec", 250, "250 is not a valid Codec"),
             ("fps_den", 0, "index row is broken"),
-            ("num_packets", 11, "11 packets are indexed, the tar holds 12|index row is broken"),
+            ("num_packets", 11, "11 packets are indexed, the tar contains 12|index row is broken"),
         ],
     )
-    def test_a_stream_row(self, store, field, value, message):
+    def test_wrong_stream_row_is_found(self, store, field, value, message):
         def change(streams, packets):
             streams[field][0] = value
 
@@ -201,8 +201,8 @@ class TestIndex:
         assert [(p.shard, p.key) for p in problems] == [("data-000000", "c/0")]
         assert re.search(message, problems[0].message), problems[0].message
 
-    def test_a_packet_that_is_called_droppable(self, store):
-        # The last packet of the first GOP that others refer to: a plan would leave it out.
+    def test_wrong_droppable_flag_in_the_index_is_found(self, store):
+        # The last referenced packet of the first GOP: a plan would leave it out.
         def change(streams, packets):
             rows = packets[: int(streams["num_packets"][0])]
             needed = np.flatnonzero(rows["flags"] == 0)[0]
@@ -213,8 +213,8 @@ class TestIndex:
         assert {(p.check, p.key) for p in problems} >= {("index", "c/0")}
         assert next(p for p in problems if p.check == "index").message.startswith("1 packets are indexed wrongly")
 
-    def test_a_plan_that_gives_other_frames(self, store):
-        # Two frames change places: packets and checksums are right, and the frames that a plan gives are wrong.
+    def test_plan_with_wrong_frames_is_found(self, store):
+        # Swap two frames: packets and checksums are right, but the planned frames are wrong.
         def change(streams, packets):
             rows = packets[: int(streams["num_packets"][0])]
             last, other = np.flatnonzero(rows["frame"] == 11)[0], np.flatnonzero(rows["frame"] == 10)[0]
@@ -223,7 +223,7 @@ class TestIndex:
         edit_pkt(store, "data-000000", change)
         assert {("plan", "data-000000", "c/0"), ("index", "data-000000", "c/0")} <= found(store)
 
-    def test_a_container_whose_tables_are_broken(self, store):
+    def test_broken_container_tables_are_found(self, store):
         at = member(store, "data-000000", "c/1")
         data = bytearray(store.read("data-000000.tar"))
         position = data.index(b"stsz", at.offset)
@@ -232,7 +232,7 @@ class TestIndex:
         problems = verify_dataset(store.url, workers=1).problems
         assert {(p.check, p.key) for p in problems} == {("tar", ""), ("parquet", ""), ("index", "c/1")}
 
-    def test_metadata_that_does_not_parse(self, store):
+    def test_unparsable_metadata_is_found(self, store):
         at = member(store, "data-000000", "c/1", "json")
         flip(store, "data-000000.tar", at.offset)
         problems = verify_dataset(store.url, workers=1).problems
@@ -241,7 +241,7 @@ class TestIndex:
 
 
 class TestPromises:
-    """Shards whose bytes agree with one another, and break what a profile promises."""
+    """Shards whose files are consistent, but break the promises of a profile."""
 
     def check(self, tmp_path, clips, data, meta=None):
         store = pack(tmp_path / "d", [[("good", clips[0], 0), ("bad", data, 1)]], meta=meta)
@@ -249,28 +249,28 @@ class TestPromises:
         assert not [problem for problem in problems if problem.key != "bad"]
         return {problem.check: problem.message for problem in problems}
 
-    def test_a_variable_frame_rate(self, tmp_path, folder, clips):
+    def test_variable_frame_rate_is_found(self, tmp_path, folder, clips):
         data = make_clip(folder / "vfr.mp4", filters="setpts='if(gt(N,5),N+3,N)/25/TB'")
         problems = self.check(tmp_path, clips, data)
         assert set(problems) == {"timing"}
-        assert problems["timing"].startswith("the frame rate is not constant: frame 6 stays")
+        assert problems["timing"].startswith("the frame rate is not constant: frame 6 lasts")
 
-    def test_another_rate_than_promised(self, tmp_path, clips):
+    def test_wrong_frame_rate_is_found(self, tmp_path, clips):
         store = pack(tmp_path / "d", [[("bad", clips[0], 1)]], meta={"fps": "30"})
         (problem,) = verify_dataset(store.url, workers=1).problems
-        assert (problem.check, problem.message) == ("timing", "12800/512 frames a second, promised are 30")
+        assert (problem.check, problem.message) == ("timing", "12800/512 frames a second, but 30 are promised")
 
-    def test_a_late_first_frame(self, tmp_path, folder, clips):
+    def test_late_first_frame_is_found(self, tmp_path, folder, clips):
         arguments = f"{COMPACT} -output_ts_offset 0.2 -use_editlist 0"
         problems = self.check(tmp_path, clips, make_clip(folder / "late.mp4", arguments=arguments))
         assert set(problems) == {"timing"}
         assert "after the start" in problems["timing"]
 
-    def test_sides_that_are_no_multiples(self, tmp_path, folder, clips):
+    def test_sides_that_are_not_multiples_are_found(self, tmp_path, folder, clips):
         problems = self.check(tmp_path, clips, make_clip(folder / "odd.mp4", size="90x64"))
-        assert problems == {"shape": "90x64 pixels are no multiples of 16"}
+        assert problems == {"shape": "90x64 pixels are not multiples of 16"}
 
-    def test_pixels_that_are_not_square(self, tmp_path, folder, clips):
+    def test_non_square_pixels_are_found(self, tmp_path, folder, clips):
         problems = self.check(tmp_path, clips, make_clip(folder / "wide.mp4", filters="setsar=4/3"))
         assert problems == {"shape": "pixels are 4/3 times as wide as high"}
 
@@ -282,36 +282,36 @@ class TestPromises:
             ("null", "the container is tagged unknown range"),
         ],
     )
-    def test_colour_tags_in_the_container(self, tmp_path, folder, clips, tags, message):
+    def test_wrong_colour_tags_in_the_container_are_found(self, tmp_path, folder, clips, tags, message):
         data = make_clip(folder / f"{zlib.crc32(tags.encode())}.mp4", tags=tags)
         problems = self.check(tmp_path, clips, data)
         assert set(problems) == {"colour"}
         assert problems["colour"].startswith(message) or problems["colour"].startswith("frame 0 is tagged")
 
-    def test_colour_tags_in_the_stream_only(self, tmp_path, folder, clips):
+    def test_wrong_colour_tags_in_the_stream_are_found(self, tmp_path, folder, clips):
         arguments = f"{COMPACT} -bsf:v h264_metadata=matrix_coefficients=1"
         problems = self.check(tmp_path, clips, make_clip(folder / "stream.mp4", arguments=arguments))
         assert problems == {"colour": "frame 0 is tagged limited range, bt709 matrix"}
 
-    def test_full_range_in_the_stream_only(self, tmp_path, folder, clips):
+    def test_full_range_in_the_stream_is_found(self, tmp_path, folder, clips):
         arguments = f"{COMPACT} -bsf:v h264_metadata=video_full_range_flag=1"
         problems = self.check(tmp_path, clips, make_clip(folder / "full.mp4", arguments=arguments))
         assert problems == {"colour": "frame 0 is tagged full range, smpte170m matrix"}
 
-    def test_pictures_that_players_turn(self, tmp_path, folder, clips):
+    def test_rotated_pictures_are_found(self, tmp_path, folder, clips):
         plain = folder / "plain.mp4"
         make_clip(plain)
         problems = self.check(tmp_path, clips, turn(plain, folder / "turned.mp4").read_bytes())
         assert set(problems) == {"shape"}
         assert problems["shape"].startswith("frame 0 has a display rotation of ")
 
-    def test_another_pixel_format(self, tmp_path, folder, clips):
+    def test_wrong_pixel_format_is_found(self, tmp_path, folder, clips):
         arguments = f"{COMPACT} -pix_fmt yuv422p"
         problems = self.check(tmp_path, clips, make_clip(folder / "422.mp4", arguments=arguments))
         assert problems == {"colour": "frame 0 is yuv422p"}
 
-    def test_frames_that_do_not_decode(self, tmp_path, clips):
-        # Zeros in the second half of an I frame, before it was packed: every checksum is right.
+    def test_undecodable_frames_are_found(self, tmp_path, clips):
+        # Zeros in the second half of an I frame, written before packing: every checksum is right.
         data = bytearray(clips[0])
         store = pack(tmp_path / "probe", [[("bad", clips[0], 0)]])
         record = Shard(store, "data-000000").table(0).records[0]
@@ -319,7 +319,7 @@ class TestPromises:
         data[start + size // 2 : start + size] = bytes(size - size // 2)
         assert "decode" in self.check(tmp_path, clips, bytes(data))
 
-    def test_without_a_promise_nothing_is_held_against_it(self, tmp_path, folder):
+    def test_stream_without_promises_has_no_problems(self, tmp_path, folder):
         clips = [
             make_clip(folder / "odd.mp4", size="90x64"),
             make_clip(folder / "709.mp4", tags=TAGS.replace("smpte170m", "bt709")),
@@ -332,11 +332,11 @@ class TestPromises:
 
 
 class TestAnnotations:
-    def test_the_committed_file_was_changed(self, store):
+    def test_changed_annotations_file_is_found(self, store):
         edit_parquet(store, "annotations-000001.parquet", set_column("label", 0, 1))
         assert found(store) == {("annotations", "", "")}
 
-    def test_rows_that_belong_to_other_samples(self, store):
+    def test_rows_of_other_samples_are_found(self, store):
         table = Dataset(store.url).annotations
         recommit(store, annotations=table.take([1, 0, 2, 3, 4, 5]))
         problems = verify_dataset(store.url, workers=1).problems
@@ -350,15 +350,15 @@ class TestAnnotations:
         [
             ("num_frames", 99, "frames is 99, in the shard 12"),
             ("source_id", "x.avi", "source is 'x.avi', in the shard 'c/0.avi'"),
-            ("label", 7, "label 7 is no class: there are 2"),
+            ("label", 7, "label 7 is not one of the 2 classes"),
         ],
     )
-    def test_values_that_cannot_be(self, store, column, value, message):
+    def test_impossible_values_are_found(self, store, column, value, message):
         recommit(store, annotations=set_column(column, 0, value)(Dataset(store.url).annotations))
         (problem,) = verify_dataset(store.url, workers=1).problems
         assert (problem.check, problem.key, problem.message) == ("annotations", "c/0", message)
 
-    def test_a_file_that_is_gone_or_does_not_parse(self, store):
+    def test_missing_or_unparsable_annotations_are_found(self, store):
         store.write("annotations-000001.parquet", b"nothing")
         assert found(store) == {("annotations", "", "")}
         store.delete("annotations-000001.parquet")
@@ -366,7 +366,7 @@ class TestAnnotations:
 
 
 class TestSample:
-    def test_looks_at_as_many_as_asked_for(self, store):
+    def test_checks_the_requested_number_of_samples(self, store):
         report = verify_dataset(store.url, sample=4, workers=1)
         assert report.ok
         assert (report.samples, report.checked["index"], report.checked["tar"]) == (4, 4, 0)
@@ -374,7 +374,7 @@ class TestSample:
         with pytest.raises(UsageError):
             verify_dataset(store.url, sample=0)
 
-    def test_sees_damage_in_what_it_looks_at(self, store):
+    def test_finds_damage_in_the_chosen_samples(self, store):
         def change(streams, packets):
             packets["crc32"][0] ^= 1
             streams["width"][1] = 112
@@ -382,7 +382,7 @@ class TestSample:
         edit_pkt(store, "data-000000", change)
         assert {("packets", "data-000000", "c/0"), ("index", "data-000000", "c/1")} <= found(store, sample=6)
 
-    def test_sees_files_that_are_gone_wherever_they_are(self, store):
+    def test_finds_missing_files_of_every_shard(self, store):
         store.delete("data-000000.tar")
         store.delete("data-000001.idx")
         for seed in range(4):
@@ -392,7 +392,7 @@ class TestSample:
 
 
 class TestRepair:
-    def test_sidecars_come_back_to_the_byte(self, store):
+    def test_repaired_sidecars_equal_the_originals(self, store):
         before = {name: store.read(name) for name in store.list("data-")}
         edit_pkt(store, "data-000000", lambda streams, packets: packets["flags"].fill(3))
         store.delete("data-000000.idx")
@@ -403,7 +403,7 @@ class TestRepair:
         assert verify_dataset(store.url, workers=1).ok
 
     def test_a_damaged_tar_keeps_its_sidecars(self, store):
-        """Positive control: sidecars made from the damaged tar would call it right."""
+        """Positive control: sidecars made from the damaged tar would hide the damage."""
         record = Shard(store, "data-000001").table(0).records[4]
         at = member(store, "data-000001", "c/3")
         flip(store, "data-000001.tar", at.offset + int(record["offset"]) + int(record["size"]) - 2)
@@ -416,7 +416,7 @@ class TestRepair:
 
 
 class TestProcesses:
-    def test_several_find_the_same_as_one(self, store):
+    def test_several_processes_find_the_same_as_one(self, store):
         def change(streams, packets):
             packets["crc32"][0] ^= 1
 
@@ -425,7 +425,7 @@ class TestProcesses:
         assert one.problems == two.problems
         assert one.checked == two.checked
 
-    def test_one_that_dies_is_named_and_takes_nothing_along(self, store, monkeypatch):
+    def test_dead_process_is_reported_and_affects_only_its_task(self, store, monkeypatch):
         monkeypatch.setenv(faults.VARIABLE, "check data-000001")
         report = verify_dataset(store.url, workers=2)
         assert [(p.check, p.shard) for p in report.problems] == [("process", "data-000001")]
@@ -434,7 +434,7 @@ class TestProcesses:
 
 
 class Bomb:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -444,10 +444,10 @@ class Bomb:
 
 
 class TestHostileProcesses:
-    """What decodes damaged shards may be taken over; what it then sends is data, or it counts as dead."""
+    """A process that decodes damaged shards may be compromised: its messages are data, or it counts as dead."""
 
     @pytest.mark.parametrize("sent", ["pickle", "another check", "an answer too many"])
-    def test_what_is_no_finding_costs_its_piece_and_runs_nothing(self, store, sent, tmp_path, monkeypatch):
+    def test_malformed_findings_lose_one_task_and_run_no_code(self, store, sent, tmp_path, monkeypatch):
         exploded = tmp_path / "exploded"
         bomb = pickle.dumps(Bomb(exploded))
         fine = {"problems": [], "checked": {}, "facts": [], "samples": 3}
@@ -457,7 +457,7 @@ class TestHostileProcesses:
         ]
         stub = tmp_path / "python"
         (tmp_path / "data").write_bytes(data)
-        # In place of the interpreter: sends this whatever it is asked, and waits.
+        # Replaces the interpreter: sends these bytes and waits.
         stub.write_text(f"#!/bin/sh\ncat {tmp_path}/data; exec sleep 600\n")
         stub.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(stub))
@@ -479,7 +479,7 @@ class TestHostileProcesses:
 
 
 class TestCommand:
-    def test_prints_a_table_and_its_exit_code_tells(self, store, capsys):
+    def test_prints_a_table_and_sets_the_exit_code(self, store, capsys):
         assert main(["verify", store.url, "--workers", "1"]) == 0
         out = capsys.readouterr().out
         assert "6 of 6 samples decoded" in out
@@ -490,7 +490,7 @@ class TestCommand:
         assert "idx: data-000001: file does not exist" in out
         assert out.strip().endswith("1 problem")
 
-    def test_json_is_whole_and_repair_is_reported(self, store, capsys):
+    def test_json_is_complete_and_repair_is_reported(self, store, capsys):
         store.delete("data-000001.idx")
         assert main(["verify", store.url, "--json", "--workers", "1"]) == 1
         report = json.loads(capsys.readouterr().out)

@@ -163,7 +163,7 @@ def test_evaluation_by_views_counts_every_video_once_in_each(
     hits = int(confusion.diag().sum())
     assert said["top1_percent"] == pytest.approx(100 * hits / HELD_OUT)
     assert [row["videos"] for row in record["classes"]] == confusion.sum(1).tolist()
-    assert "Who is taken for whom" in page.read_text()
+    assert "Confusion matrix" in page.read_text()
 
 
 def test_a_video_outside_the_dataset_is_predicted_and_drawn(

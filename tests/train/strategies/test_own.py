@@ -88,13 +88,13 @@ def test_a_user_defined_asynchronous_run_resumes(runs: Path, scenario: str) -> N
 
 def test_errors_list_the_options_of_a_user_defined_strategy() -> None:
     for name, options, message, hint in (
-        ("gossip", {}, "unknown sync 'gossip'", "choose one of asgd, ddp, kavg, relay; or module:class"),
+        ("gossip", {}, "unknown sync 'gossip'", "use one of asgd, ddp, kavg, relay; or module:class"),
         ("gossip:Whisper", {}, "cannot be imported: module 'gossip' has no attribute 'Whisper'", ""),
         ("gossips:Gossip", {}, "cannot be imported: No module named 'gossips'", ""),
         ("gossip:Round", {}, "is not a strategy", "Strategy"),
-        (own.SYNC, {"mux": 1}, "'gossip:Gossip' has no option 'mux'", "choose from mix"),
+        (own.SYNC, {"mux": 1}, "'gossip:Gossip' has no option 'mux'", "use one of mix"),
         # A batch policy needs ranks that share batches, also for a user-defined strategy.
-        (own.SYNC, {"batch": "schedule"}, "no option 'batch'", "choose from mix"),
+        (own.SYNC, {"batch": "schedule"}, "no option 'batch'", "use one of mix"),
         ("epochly:Epochly", {"batch_size": 1}, "no option 'batch_size'", "batch_growth"),
     ):
         with pytest.raises(UsageError, match=re.escape(message)) as error:

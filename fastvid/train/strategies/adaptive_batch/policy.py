@@ -209,7 +209,7 @@ def make_policy(
     """
     kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise, "plateau": Plateau}
     if name not in kinds:
-        raise UsageError(f"sync option batch is {name!r}", hint=f"choose from {', '.join(kinds)}")
+        raise UsageError(f"sync option batch is {name!r}", hint=f"use one of {', '.join(kinds)}")
     given = {"at": at, "threshold": threshold, "patience": patience}
     options = {option: value for option, value in given.items() if value is not None}
     known = inspect.signature(kinds[name]).parameters

@@ -80,7 +80,7 @@ class AdaptiveBatch(Strategy):
         batch_window: int = 50,
     ) -> None:
         if batch_lr not in (None, *get_args(LrRule)):
-            raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"choose from {', '.join(get_args(LrRule))}")
+            raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"use one of {', '.join(get_args(LrRule))}")
         if batch_window < 1:
             raise UsageError(f"sync option batch_window is {batch_window}, expected at least 1 measurement")
         super().__init__(member)

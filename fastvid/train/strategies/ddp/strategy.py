@@ -43,7 +43,7 @@ class Ddp(Strategy):
     def __init__(self, member: Member, *, gradients: str = "fp32") -> None:
         super().__init__(member)
         if gradients not in _HOOKS:
-            raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"choose from {', '.join(_HOOKS)}")
+            raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"use one of {', '.join(_HOOKS)}")
         if gradients == "bf16" and member.device.type != "cuda":
             raise UsageError("sync_options.gradients is 'bf16', which gloo cannot reduce", hint="use fp16, or CUDA")
         self._hook = _HOOKS[gradients]

@@ -36,7 +36,7 @@ class OuterMomentum:
 
     def __init__(self, kind: str, momentum: float, lr: float) -> None:
         if kind not in get_args(Kind):
-            raise UsageError(f"sync option outer is {kind!r}", hint=f"choose from {', '.join(get_args(Kind))}")
+            raise UsageError(f"sync option outer is {kind!r}", hint=f"use one of {', '.join(get_args(Kind))}")
         if not 0 <= momentum < 1:
             raise UsageError(f"sync option outer_momentum is {momentum}, expected 0 <= u < 1")
         if not lr > 0:

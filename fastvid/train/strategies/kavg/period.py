@@ -32,7 +32,7 @@ class Period:
 
     def __init__(self, table: int | str, adapt: str = "none", adapt_epochs: float = 1.0) -> None:
         if adapt not in get_args(Adapt):
-            raise UsageError(f"sync option adapt is {adapt!r}", hint=f"choose from {', '.join(get_args(Adapt))}")
+            raise UsageError(f"sync option adapt is {adapt!r}", hint=f"use one of {', '.join(get_args(Adapt))}")
         if not adapt_epochs > 0:
             raise UsageError(f"sync option adapt_epochs is {adapt_epochs}, expected more than 0")
         self.table = parse(table)

@@ -343,4 +343,4 @@ def _group_size(size: int | str, world_size: int) -> int:
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise UsageError(f"sync option {name} is {value!r}", hint=f"choose from {', '.join(known)}")
+        raise UsageError(f"sync option {name} is {value!r}", hint=f"use one of {', '.join(known)}")

@@ -54,11 +54,11 @@ class SweepOptions:
         if unknown:
             raise UsageError(
                 f"sync 'relay' has no option {', '.join(map(repr, unknown))}",
-                hint=f"choose from {', '.join(sorted([*known, 'rungs', 'keep']))}",
+                hint=f"use one of {', '.join(sorted([*known, 'rungs', 'keep']))}",
             )
         if given.get("order", "ring") not in get_args(Order):
             raise UsageError(
-                f"sync option order is {given['order']!r}", hint=f"choose from {', '.join(get_args(Order))}"
+                f"sync option order is {given['order']!r}", hint=f"use one of {', '.join(get_args(Order))}"
             )
         partitions = given.get("partitions")
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):

@@ -89,7 +89,7 @@ class Scheduler:
             if value < 1:
                 raise UsageError(f"sweep has {value} {name}, expected at least 1")
         if order not in get_args(Order):
-            raise UsageError(f"order is {order!r}", hint=f"choose from {', '.join(get_args(Order))}")
+            raise UsageError(f"order is {order!r}", hint=f"use one of {', '.join(get_args(Order))}")
         if replay is not None:
             _check_replay(replay, num_models, num_partitions, epochs)
         self.num_partitions, self.epochs, self.order, self.replay = num_partitions, epochs, order, replay
