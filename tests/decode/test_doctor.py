@@ -106,7 +106,7 @@ def test_doctor_reports_every_decoder(few, capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "proof     yes  shard: 40 frames" in text
-    assert "yes  decode pyav: the 8 frames" in text
+    assert "yes  decode pyav: the 8 requested frames" in text
     assert "FAILED" not in text
     assert "compact" in text
     assert "agree" in text
@@ -126,7 +126,7 @@ def test_self_test_checks_frames_and_colours():
     steps = list(self_test([backend("pyav"), *map(made, ("OneFrameLate", "Fails", "Breaks", "Brighter"))]))
     problems = {step.name: step.problem for step in steps}
     assert problems["shard"] is problems["plan"] is problems["decode pyav"] is None
-    assert "they look like" in problems["decode OneFrameLate"]
+    assert "decoded frames that look like" in problems["decode OneFrameLate"]
     assert problems["decode Fails"] == "the engine is on fire"
     assert problems["decode Breaks"] == "OSError: the driver is gone"
     assert "colours differ by" in problems["decode Brighter"]
