@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastvid.errors import UsageError, WorkerError
 from fastvid.train.strategies.asgd.lease import Lease
-from fastvid.train.strategies.asgd.messages import PORTS, Kind, MessageHeader, float_bits
+from fastvid.train.strategies.asgd.messages import PORTS, MessageHeader, ServerMessage, float_bits
 from fastvid.train.strategies.asgd.weight_shard import ranges
 from fastvid.train.strategies.shared.link import Link, as_worker_error, connect, open_link
 
@@ -81,14 +81,14 @@ class ParameterClient:
         Returns:
             The versions to start from.
         """
-        welcome = self._ask(self._links[0], MessageHeader(Kind.JOIN))
+        welcome = self._ask(self._links[0], MessageHeader(ServerMessage.JOIN))
         self.number, self._clock = welcome.client, welcome.clock
         for link in self._links[1:]:
-            self._ask(link, MessageHeader(Kind.JOIN))
+            self._ask(link, MessageHeader(ServerMessage.JOIN))
         if welcome.fresh:
             # The head is initialized last, because it admits other clients once it has weights.
             for index in reversed(range(len(self._links))):
-                self._ask(self._links[index], MessageHeader(Kind.INIT), send=self._part(weights, index))
+                self._ask(self._links[index], MessageHeader(ServerMessage.INIT), send=self._part(weights, index))
             self.versions = (0,) * len(self._links)
             return self.versions
         return self.fetch(weights)
@@ -99,7 +99,7 @@ class ParameterClient:
         Raises:
             ChecksumError: If a range does not match its checksum.
         """
-        answers = self._all(MessageHeader(Kind.FETCH), into=into)
+        answers = self._all(MessageHeader(ServerMessage.FETCH), into=into)
         self.versions = tuple(answer.version for answer in answers)
         return self.versions
 
@@ -125,7 +125,9 @@ class ParameterClient:
             The staleness at the head, in versions.
         """
         since = self.versions if since is None else since
-        head = MessageHeader(Kind.PUSH, client=self.number, clock=self._clock, steps=steps, rate=float_bits(rate))
+        head = MessageHeader(
+            ServerMessage.PUSH, client=self.number, clock=self._clock, steps=steps, rate=float_bits(rate)
+        )
         answers = self._all(head, send=gradient, since=since, progress=progress)
         self._clock = answers[0].clock
         return answers[0].staleness
@@ -138,20 +140,20 @@ class ParameterClient:
             difference: [size], receives the difference that was subtracted.
             progress: Progress of a lease to acknowledge.
         """
-        head = MessageHeader(Kind.EXCHANGE, client=self.number, clock=self._clock, steps=1)
+        head = MessageHeader(ServerMessage.EXCHANGE, client=self.number, clock=self._clock, steps=1)
         answers = self._all(head, send=weights, into=difference, progress=progress)
         self._clock = answers[0].clock
         weights -= difference
 
     def lease(self) -> Lease | None:
         """Return the next samples, None if all are done. Waits while others may return some."""
-        answer = self._ask(self._links[0], MessageHeader(Kind.LEASE, client=self.number))
+        answer = self._ask(self._links[0], MessageHeader(ServerMessage.LEASE, client=self.number))
         return None if answer.lease < 0 else Lease(answer.lease, answer.epoch, answer.start, answer.stop)
 
     def leave(self) -> None:
         """Leave the training; leased samples that are not acknowledged go to other clients."""
         for link in self._links:
-            self._ask(link, MessageHeader(Kind.LEAVE, client=self.number))
+            self._ask(link, MessageHeader(ServerMessage.LEAVE, client=self.number))
         self._pool.shutdown()
 
     def _part(self, values: Tensor, index: int) -> Tensor:
@@ -199,11 +201,11 @@ class ParameterClient:
         answer = MessageHeader.of(link.receive(into, beaten)[0])
         if link is head:
             self.samples = max(self.samples, answer.samples)
-        if answer.kind is Kind.REFUSED:
+        if answer.kind is ServerMessage.REFUSED:
             raise UsageError(
                 f"the server rejected {header.kind.name}",
                 hint="check that server and client have the same options, and that the client has joined",
             )
-        if answer.kind is not Kind.DONE:
+        if answer.kind is not ServerMessage.DONE:
             raise WorkerError(f"the server replied {answer.kind.name} to {header.kind.name}")
         return answer

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastvid.errors import UsageError
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient, Versions
 from fastvid.train.strategies.asgd.lease import Lease
-from fastvid.train.strategies.asgd.weight_shard import Section
+from fastvid.train.strategies.asgd.weight_shard import WeightRange
 
 
 class Downpour:
@@ -44,14 +44,14 @@ class Downpour:
         n_push: int = 1,
         n_fetch: int = 1,
         overlap: bool = False,
-        sections: Sequence[Section] | None = None,
+        sections: Sequence[WeightRange] | None = None,
     ) -> None:
         if min(n_push, n_fetch) < 1:
             raise UsageError(f"n_push is {n_push} and n_fetch is {n_fetch}", hint="set both to at least 1")
         self.client, self.weights = client, weights
         self.n_push, self.n_fetch, self.overlap = n_push, n_fetch, overlap
         self.staleness: Counter[int] = Counter()
-        self._sections = sections or [Section(0, weights.numel())]
+        self._sections = sections or [WeightRange(0, weights.numel())]
         self._sum = torch.zeros_like(weights)
         # Buffers of the transfer in flight.
         self._sent = torch.zeros_like(weights) if overlap else self._sum

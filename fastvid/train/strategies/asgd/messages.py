@@ -11,8 +11,8 @@ PORTS: Final = "asgd/ports"
 """Key in the store of the head: the ports of all shards, the head's first."""
 
 
-class Kind(IntEnum):
-    """Kind of a message: a client's request (below 16) or the reply to it."""
+class ServerMessage(IntEnum):
+    """Kind of message: a client's request (below 16) or the reply to it."""
 
     JOIN = 1
     INIT = 2
@@ -30,7 +30,7 @@ class MessageHeader:
     """The header of a message, all integers.
 
     Attributes:
-        kind: See `Kind`.
+        kind: See `ServerMessage`.
         client: Number of the client, assigned when it joins.
         version: In PUSH, version that the oldest gradient was computed from. In replies, version of the shard.
         staleness: In replies to PUSH, number of versions committed since then, excluding this one.
@@ -46,7 +46,7 @@ class MessageHeader:
         fresh: In replies to JOIN, 1 if this client initializes the weights.
     """
 
-    kind: Kind
+    kind: ServerMessage
     client: int = 0
     version: int = 0
     staleness: int = 0
@@ -65,7 +65,7 @@ class MessageHeader:
     def of(cls, words: tuple[int, ...]) -> MessageHeader:
         """Return the header with these words."""
         kind, *values = words
-        return cls(Kind(kind), *values)
+        return cls(ServerMessage(kind), *values)
 
 
 def float_bits(value: float) -> int:

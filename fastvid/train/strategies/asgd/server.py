@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastvid.errors import FastvidError, WorkerError
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.messages import PORTS, Kind, MessageHeader, bits_float
+from fastvid.train.strategies.asgd.messages import PORTS, MessageHeader, ServerMessage, bits_float
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.weight_shard import WeightShard
 from fastvid.train.strategies.shared.link import Link, Listener, listen
@@ -166,31 +166,31 @@ class Server:
     def _handle(self, link: Link, number: int, asked: MessageHeader, buffer: Tensor) -> bool:
         """Handle a message, and return whether the client leaves."""
         match asked.kind:
-            case Kind.JOIN:
+            case ServerMessage.JOIN:
                 self._join(link, number)
-            case Kind.INIT if not self._head or self._first == number:
+            case ServerMessage.INIT if not self._head or self._first == number:
                 self.shard.initialise(buffer)
-                self._reply(link, Kind.DONE)
-            case Kind.LEAVE:
-                self._reply(link, Kind.DONE)
+                self._reply(link, ServerMessage.DONE)
+            case ServerMessage.LEAVE:
+                self._reply(link, ServerMessage.DONE)
             case _ if number not in self.clients or not self.shard.initialised:
                 # Reject everything else until the client has joined and there are weights.
-                self._reply(link, Kind.REFUSED)
-            case Kind.FETCH:
+                self._reply(link, ServerMessage.REFUSED)
+            case ServerMessage.FETCH:
                 snapshot = self.shard.snapshot
-                answer = MessageHeader(Kind.DONE, version=snapshot.version)
+                answer = MessageHeader(ServerMessage.DONE, version=snapshot.version)
                 link.send(astuple(answer), snapshot.values, snapshot.checksum)
-            case Kind.PUSH | Kind.EXCHANGE:
+            case ServerMessage.PUSH | ServerMessage.EXCHANGE:
                 self._commit(link, number, asked, buffer)
-            case Kind.LEASE:
+            case ServerMessage.LEASE:
                 self._lend(link, number)
             case _:
-                self._reply(link, Kind.REFUSED)
+                self._reply(link, ServerMessage.REFUSED)
         with self._changed:
             self._changed.notify_all()
-        return asked.kind is Kind.LEAVE
+        return asked.kind is ServerMessage.LEAVE
 
-    def _reply(self, link: Link, kind: Kind, **fields: int) -> None:
+    def _reply(self, link: Link, kind: ServerMessage, **fields: int) -> None:
         version = self.shard.snapshot.version if self.shard.initialised else 0
         link.send(astuple(MessageHeader(kind, version=version, samples=self._samples, **fields)))
 
@@ -226,12 +226,12 @@ class Server:
         with self._changed:
             self.clients[number] = record = ClientRecord()
             record.clock = self._slowest(record)
-        self._reply(link, Kind.DONE, client=number, fresh=int(fresh), clock=record.clock)
+        self._reply(link, ServerMessage.DONE, client=number, fresh=int(fresh), clock=record.clock)
 
     def _commit(self, link: Link, number: int, asked: MessageHeader, buffer: Tensor) -> None:
-        exchanges = asked.kind is Kind.EXCHANGE
+        exchanges = asked.kind is ServerMessage.EXCHANGE
         if exchanges != (self.policy.elasticity is not None):
-            self._reply(link, Kind.REFUSED)
+            self._reply(link, ServerMessage.REFUSED)
             return
         # Commit and statistics are updated under one lock, so that staleness and lead match the order of commits.
         with self._changed:
@@ -250,7 +250,7 @@ class Server:
         if self._head:
             self._wait(link, lambda: self.policy.may_continue(record.clock, self._slowest(record)))
         answer = MessageHeader(
-            Kind.DONE,
+            ServerMessage.DONE,
             version=commit.version,
             staleness=commit.staleness,
             clock=record.clock,
@@ -266,7 +266,7 @@ class Server:
     def _lend(self, link: Link, number: int) -> None:
         leases = self.leases
         if leases is None:
-            self._reply(link, Kind.REFUSED)
+            self._reply(link, ServerMessage.REFUSED)
             return
         lease, record = None, self.clients[number]
 
@@ -284,9 +284,11 @@ class Server:
         # If all samples are leased but not all are done, some may be returned.
         self._wait(link, lent)
         if lease is None:
-            self._reply(link, Kind.DONE, lease=-1)
+            self._reply(link, ServerMessage.DONE, lease=-1)
         else:
-            self._reply(link, Kind.DONE, lease=lease.number, epoch=lease.epoch, start=lease.start, stop=lease.stop)
+            self._reply(
+                link, ServerMessage.DONE, lease=lease.number, epoch=lease.epoch, start=lease.start, stop=lease.stop
+            )
 
     def _wait(self, link: Link, reached: Callable[[], bool]) -> None:
         """Block until a condition holds, sending heartbeats, which also detect a dead client.

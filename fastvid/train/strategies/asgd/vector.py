@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fastvid.train.strategies.asgd.weight_shard import Section
+from fastvid.train.strategies.asgd.weight_shard import WeightRange
 from fastvid.train.strategies.shared.averager import statistics
 from fastvid.train.strategies.shared.flat import Flat
 
@@ -35,14 +35,14 @@ class Vector:
         if self._statistics is not None:
             dtype = torch.promote_types(dtype, self._statistics.values.dtype)
         self.values = torch.zeros(self._split + extra, dtype=dtype)
-        self.sections: list[Section] = []
+        self.sections: list[WeightRange] = []
         start = 0
         for group in groups:
             stop = start + sum(parameter.numel() for parameter in group["params"])
-            self.sections.append(Section(start, stop, group.get("lr_mult", 1.0), group["weight_decay"]))
+            self.sections.append(WeightRange(start, stop, group.get("lr_mult", 1.0), group["weight_decay"]))
             start = stop
         if extra:
-            self.sections.append(Section(start, start + extra, averaged=True))
+            self.sections.append(WeightRange(start, start + extra, averaged=True))
 
     @property
     def size(self) -> int:

@@ -24,7 +24,7 @@ OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class WeightRange:
     """A range of the flat weights with separate settings.
 
     Attributes:
@@ -100,7 +100,7 @@ class WeightShard:
         start: int,
         stop: int,
         rule: OptimizerFactory,
-        sections: Sequence[Section] | None = None,
+        sections: Sequence[WeightRange] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -110,7 +110,7 @@ class WeightShard:
         self._parts: list[tuple[int, int, nn.Parameter]] = []
         self._averaged: list[slice] = []
         groups, covered = [], 0
-        for section in sections if sections is not None else [Section(start, stop)]:
+        for section in sections if sections is not None else [WeightRange(start, stop)]:
             low, high = max(section.start, start) - start, min(section.stop, stop) - start
             if low >= high:
                 continue

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from fastvid.errors import FormatError, WorkerError
 from fastvid.train.strategies.relay import packed_state as tokens
-from fastvid.train.strategies.relay.messages import Kind, Message, receive, send
+from fastvid.train.strategies.relay.messages import Message, RelayMessage, receive, send
 from fastvid.train.strategies.relay.ownership import Ownership
 from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
 from fastvid.train.strategies.relay.state_store import TokenStore
@@ -155,10 +155,10 @@ class Hub:
                         self._changed.wait(link.beat_s)
                 ended = unit is None and self._ended()
             if ended:
-                send(link, Message(Kind.END))
+                send(link, Message(RelayMessage.END))
                 return
             if owned != known:
-                send(link, Message(Kind.OWN, {"partitions": list(owned)}))
+                send(link, Message(RelayMessage.OWN, {"partitions": list(owned)}))
                 report = receive(link).values
                 self.record.stages.append({"stage": link.number, "partitions": list(owned), **report})
                 known = owned
@@ -174,9 +174,9 @@ class Hub:
         start = time.monotonic() - self._began
         try:
             sent = self.token_store.get(unit.model)
-            send(link, Message(Kind.UNIT, dataclasses.asdict(unit), sent or b""))
+            send(link, Message(RelayMessage.UNIT, dataclasses.asdict(unit), sent or b""))
             answer = receive(link)
-            if answer.kind is Kind.DONE:
+            if answer.kind is RelayMessage.DONE:
                 try:
                     tokens.check(answer.body)
                 except FormatError as error:
@@ -188,7 +188,7 @@ class Hub:
             raise
         with self._changed:
             self.record.token_bytes += len(sent or b"") + len(answer.body)
-            if answer.kind is Kind.FAILED:
+            if answer.kind is RelayMessage.FAILED:
                 self.scheduler.fail(unit, str(answer.values["reason"]))
             else:
                 row = {**dataclasses.asdict(unit), "stage": link.number, "start": start}

@@ -12,8 +12,8 @@ import torch
 from fastvid.train.strategies.shared.link import Link
 
 
-class Kind(IntEnum):
-    """Kind of a message: OWN, UNIT and END are sent by the hub; READY, DONE and FAILED by a stage."""
+class RelayMessage(IntEnum):
+    """Kind of message: OWN, UNIT and END are sent by the hub; READY, DONE and FAILED by a stage."""
 
     OWN = 1
     UNIT = 2
@@ -28,12 +28,12 @@ class Message:
     """A message with JSON values and a body.
 
     Attributes:
-        kind: See `Kind`.
+        kind: See `RelayMessage`.
         values: JSON values.
         body: A token, or empty.
     """
 
-    kind: Kind
+    kind: RelayMessage
     values: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
 
@@ -51,4 +51,4 @@ def receive(link: Link) -> Message:
     (kind, size, *_), payload = link.receive()
     assert payload is not None
     data = payload.numpy()
-    return Message(Kind(kind), json.loads(data[:size].tobytes()), data[size:].tobytes())
+    return Message(RelayMessage(kind), json.loads(data[:size].tobytes()), data[size:].tobytes())

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch.distributed.distributed_c10d import Store
 
 from fastvid.runtime import faults
-from fastvid.train.strategies.relay.messages import Kind, Message, receive, send
+from fastvid.train.strategies.relay.messages import Message, RelayMessage, receive, send
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.shared.link import open_link
 
@@ -51,16 +51,16 @@ def serve(store: Store, worker: StageWorker, timeout_s: float) -> None:
         WorkerError: If the hub is dead.
     """
     link = open_link(store, timeout_s)
-    while (message := receive(link)).kind is not Kind.END:
+    while (message := receive(link)).kind is not RelayMessage.END:
         began = time.perf_counter()
         with link.beating():
-            if message.kind is Kind.OWN:
-                answer = Message(Kind.READY, worker.assign(tuple(message.values["partitions"])))
+            if message.kind is RelayMessage.OWN:
+                answer = Message(RelayMessage.READY, worker.assign(tuple(message.values["partitions"])))
             else:
                 unit = Unit(**message.values)
                 faults.reach("visit")
                 token, report = worker.visit(unit, message.body or None)
                 report["seconds"] = time.perf_counter() - began
-                answer = Message(Kind.FAILED if "reason" in report else Kind.DONE, report, token)
+                answer = Message(RelayMessage.FAILED if "reason" in report else RelayMessage.DONE, report, token)
         faults.reach("visited")
         send(link, answer)

@@ -17,7 +17,7 @@ from torch.optim import SGD
 
 from fastvid.train.strategies.asgd.client import ParameterClient
 from fastvid.train.strategies.asgd.server import Server
-from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, Section, WeightShard, ranges
+from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, WeightShard, ranges
 from fastvid.train.strategies.shared.link import Link
 
 SGD_RULE: OptimizerFactory = functools.partial(SGD, lr=0.0)
@@ -29,7 +29,7 @@ def serving(
     *,
     shards: int = 1,
     rule: OptimizerFactory = SGD_RULE,
-    sections: Sequence[Section] | None = None,
+    sections: Sequence[WeightRange] | None = None,
     dtype: torch.dtype = torch.float64,
     kind: type[WeightShard] = WeightShard,
     timeout_s: float = 20.0,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
 
 from fastvid.train.strategies.asgd.downpour import Downpour
-from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, Section, ranges
+from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, ranges
 from tests.train.strategies.asgd.kit import SGD_RULE, client_of, serving, weights_of
 
 RULES: dict[str, OptimizerFactory] = {
@@ -20,7 +20,7 @@ RULES: dict[str, OptimizerFactory] = {
     "adagrad": functools.partial(Adagrad, lr=0.0),
     "adam": functools.partial(Adam, lr=0.0, amsgrad=True),
 }
-SECTIONS = (Section(0, 12, 1.0, 0.01), Section(12, 17, 2.0, 0.0), Section(17, 37, 1.0, 0.01))
+SECTIONS = (WeightRange(0, 12, 1.0, 0.01), WeightRange(12, 17, 2.0, 0.0), WeightRange(17, 37, 1.0, 0.01))
 SIZE, STEPS = 37, 30
 
 
@@ -105,7 +105,7 @@ def test_rare_transfers_equal_local_steps_and_summed_gradients() -> None:
             local.copy_(server)
         else:
             local.add_(found, alpha=-rate(step))
-    sections = [Section(0, SIZE)]
+    sections = [WeightRange(0, SIZE)]
     with serving(SIZE, shards=2, sections=sections) as servers:
         with client_of(servers, SIZE) as client:
             weights = torch.cat(net())

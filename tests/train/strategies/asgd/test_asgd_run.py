@@ -16,9 +16,9 @@ from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.strategies.asgd.messages import Kind
+from fastvid.train.strategies.asgd.messages import ServerMessage
 from fastvid.train.strategies.asgd.staleness import Policy
-from fastvid.train.strategies.asgd.weight_shard import Section, WeightShard
+from fastvid.train.strategies.asgd.weight_shard import WeightRange, WeightShard
 from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
@@ -117,7 +117,7 @@ def test_a_stopped_run_resumes(tmp_path: Path, options: dict[str, Any]) -> None:
 
 
 def test_server_statistics_are_the_running_average_of_the_clients() -> None:
-    shard = WeightShard(0, 4, SGD_RULE, [Section(0, 2), Section(2, 4, averaged=True)], dtype=torch.float64)
+    shard = WeightShard(0, 4, SGD_RULE, [WeightRange(0, 2), WeightRange(2, 4, averaged=True)], dtype=torch.float64)
     shard.initialise(torch.tensor([1.0, 1.0, 5.0, 5.0]))
     shard.push(torch.tensor([1.0, 1.0, 7.0, 9.0]), 0, 0.5, Policy())
     # The values of a single client have weight 1, those of one of four 1/4.
@@ -194,7 +194,7 @@ def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
 def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path: Path, expected: dict[str, Any]) -> None:
     """Server and clients are separate jobs; one client dies in the middle of its third push."""
     # With two shards, a push is two messages, the second to the head.
-    codes = run_jobs(tmp_path, server="", steady="", doomed=f"payload-{Kind.PUSH:d}:6")
+    codes = run_jobs(tmp_path, server="", steady="", doomed=f"payload-{ServerMessage.PUSH:d}:6")
     assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
     server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
     assert server["over"]

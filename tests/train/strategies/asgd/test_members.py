@@ -17,7 +17,7 @@ from fastvid.errors import ChecksumError, StateError, UsageError
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.downpour import Downpour
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.messages import Kind, MessageHeader, bits_float, float_bits
+from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, bits_float, float_bits
 from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.shared.link import decode, encode
 from tests import forks
@@ -60,7 +60,7 @@ def test_another_client_initializes_the_weights_if_the_first_leaves() -> None:
     with serving(SIZE) as servers:
         gone = ParameterClient([servers[0].address], SIZE, timeout_s=20.0)
         # It is chosen to initialize the weights, but leaves instead.
-        assert gone._ask(gone._links[0], MessageHeader(Kind.JOIN)).fresh
+        assert gone._ask(gone._links[0], MessageHeader(ServerMessage.JOIN)).fresh
         with client_of(servers, SIZE) as client:
             joined = threading.Thread(target=client.join, args=(ones() * 7,))
             joined.start()
@@ -142,7 +142,7 @@ def test_a_client_killed_during_a_push_does_not_affect_others(shards: int) -> No
         other.join(weights)
         ports = [server.address[1] for server in servers]
         # Each push sends a message to each shard, the last one to the head.
-        fault = f"payload-{Kind.PUSH:d}:{5 * shards}"
+        fault = f"payload-{ServerMessage.PUSH:d}:{5 * shards}"
         dying = forks.start(doomed.__name__, SIZE, *ports, FASTVID_FAULT=fault)
         assert forks.wait(dying) == -signal.SIGKILL
         until(lambda: all(server.lost == 1 for server in servers))
@@ -280,7 +280,9 @@ def test_a_lease_is_acknowledged_by_its_holder_only() -> None:
 
 def test_a_header_roundtrips_exactly_and_damage_is_detected() -> None:
     """Sent as float32, like weights, large integers would lose their last digits."""
-    header = MessageHeader(Kind.PUSH, client=2**24 + 1, version=2**53 + 1, rate=float_bits(0.1), lease=-1, stop=2**62)
+    header = MessageHeader(
+        ServerMessage.PUSH, client=2**24 + 1, version=2**53 + 1, rate=float_bits(0.1), lease=-1, stop=2**62
+    )
     words = encode(astuple(header))
     assert words.dtype == torch.int64
     assert MessageHeader.of(decode(words)[0]) == header
