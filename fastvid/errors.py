@@ -26,6 +26,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
+def visible(text: str) -> str:
+    """Return text without characters that a terminal obeys, for names and messages from files and other machines.
+
+    Line breaks, escape sequences and marks that reverse the direction of writing become ``\\n``, ``\\x1b`` and such.
+    """
+    return "".join(
+        one if one == " " or one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
+
 class FastvidError(Exception):
     """Base of all errors raised by fastvid.
 
@@ -49,9 +59,9 @@ class FastvidError(Exception):
         return self
 
     def __str__(self) -> str:
-        text = self.message
+        text = "\n".join(map(visible, self.message.split("\n")))
         if self.where:
-            text += " [" + ", ".join(f"{name}={value}" for name, value in self.where.items()) + "]"
+            text += " [" + ", ".join(f"{name}={visible(str(value))}" for name, value in self.where.items()) + "]"
         if self.hint:
             text += f"\n  hint: {self.hint}"
         return text

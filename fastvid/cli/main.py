@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Final
 
 from fastvid.errors import FastvidError, UsageError, naming_extras
 from fastvid.runtime.command_line import parse
+from fastvid.runtime.log_lines import log_to_stderr
 
 COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
@@ -55,12 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         print(f"fastvid: unknown command {arguments[0]!r}; use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=os.environ.get("FASTVID_LOG", "INFO").upper(),
-        format="%(asctime)s %(levelname).1s %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    log_to_stderr()
     name, (target, summary) = arguments[0], COMMANDS[arguments[0]]
     try:
         with naming_extras():

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from fastvid.errors import UsageError
+from fastvid.errors import UsageError, visible
 from fastvid.media.reasons import MEANING
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, get_profile
@@ -152,7 +152,7 @@ def summary(report: JobReport) -> str:
     lines += [f"rejected {row['source_id']}: {row['reason']}: {row['message']}" for row in rejected[:_SHOWN]]
     if len(rejected) > _SHOWN:
         lines.append(f"and {len(rejected) - _SHOWN} more in ledger.parquet")
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
 def _profile(args: argparse.Namespace) -> Profile:

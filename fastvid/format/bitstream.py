@@ -85,7 +85,8 @@ def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
         if not slices:
             raise FormatError(f"packet {number} contains no H.264 slice")
         flag = 0
-        if all(header & 31 == _H264_IDR for header in slices):
+        # All slices of an IDR picture are IDR, except those of the second field, which refers to the first at most.
+        if slices[0] & 31 == _H264_IDR:
             flag |= _KEY
         if not any(header >> 5 & 3 for header in slices):  # nal_ref_idc
             flag |= _DROPPABLE

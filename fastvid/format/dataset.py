@@ -210,7 +210,7 @@ def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         values = [row.get(name) for row in rows]
         try:
             columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             # Store a column of mixed types as strings: nothing is lost, but a filter on it must quote its values.
             columns[name] = pa.array([None if value is None else str(value) for value in values], pa.string())
     return pa.table(columns)

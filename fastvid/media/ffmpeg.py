@@ -25,7 +25,7 @@ _OTHER: Final = f"set {VARIABLE} to a newer or more complete program, such as th
 _ENCODERS: Final = ("libvpx-vp9", "libx264", "libx265", "mjpeg")
 # Filters that the commands of `fastvid.sharding.encode.profiles` use.
 _FILTERS: Final = (
-    "crop", "format", "fps", "framestep", "scale", "setparams", "setpts", "setsar", "settb", "split", "trim", "yadif",
+    "bwdif", "crop", "format", "fps", "scale", "select", "setparams", "setpts", "setsar", "settb", "split", "trim",
 )  # fmt: skip
 STATISTICS: Final = re.compile(r"\(video\): (\d+) packets read \(\d+ bytes\); (\d+) frames decoded;")
 """ffmpeg's final log line about an input stream under ``-loglevel verbose``: numbers of packets and frames."""

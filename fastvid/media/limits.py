@@ -19,7 +19,7 @@ class Limits:
         max_pixels: Pixels of a decoded frame. 8192x4352 covers all common levels of H.264, HEVC, VP9 and AV1.
         max_frames: Frames of a source: 24 hours at 60 per second.
         output_bytes: Size of one encoded sample in bytes. Packet offsets have 32 bits.
-        fetched_bytes: Size in bytes of a downloaded source, which is stored on the local disk.
+        source_bytes: Size in bytes of a source; one that is downloaded is stored on the local disk.
     """
 
     seconds: float = 60.0
@@ -29,7 +29,7 @@ class Limits:
     max_pixels: int = 8192 * 4352
     max_frames: int = 24 * 3600 * 60
     output_bytes: int = 2 << 30
-    fetched_bytes: int = 64 << 30
+    source_bytes: int = 64 << 30
 
     def read_seconds(self, size: int) -> float:
         """Return the wall time to read `size` bytes twice, at a slow 4 MB/s, and decode one frame."""

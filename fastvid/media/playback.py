@@ -16,7 +16,9 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
+from fastvid.format.fields import FieldPairs
 from fastvid.format.schema import INPUT_PADDING, Codec
+from fastvid.media.boxes import check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.frame_digest import frame_digest
 from fastvid.media.limits import Limits
@@ -47,6 +49,7 @@ class Playback:
         discard: Whether an edit list hides the packet's frame.
         digests: Hashes of the shown frames, in display order.
         first: The first shown frame.
+        second_fields: Number of packets that were joined to the previous one, with which they are one frame.
     """
 
     codec: Codec
@@ -62,6 +65,7 @@ class Playback:
     discard: list[bool] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     first: VideoFrame | None = None
+    second_fields: int = 0
 
 
 def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -> Playback:
@@ -76,6 +80,8 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
     Raises:
         SourceError: If fastvid cannot decode the file, or the file is damaged or exceeds a limit.
     """
+    if container == "mov":
+        check_fragments(lambda at, count: data[at : at + count], len(data))
     with open_demuxer(data, container) as source:
         stream = video_stream(source)
         name = stream.codec_context.codec.canonical_name
@@ -104,9 +110,10 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
             ) from error
         if not played.packets:
             raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
-        if container == "mov" and not unpack and len(played.packets) < stream.frames:
+        demuxed = len(played.packets) + played.second_fields
+        if container == "mov" and not unpack and demuxed < stream.frames:
             raise SourceError(
-                f"file contains {len(played.packets)} of the {stream.frames} packets that its header counts",
+                f"file contains {demuxed} of the {stream.frames} packets that its header counts",
                 reason=Reason.TRUNCATED,
             )
         if played.first is None:
@@ -115,24 +122,31 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
 
 
 def _read(source: InputContainer, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
+    fields = FieldPairs(played.codec.label, played.extradata)
     splitter = BitStreamFilterContext("mpeg4_unpack_bframes", stream) if unpack else None
     for demuxed in source.demux(stream):
         packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
         for packet in packets:
-            _take(packet, stream, played, limits)
+            _take(packet, stream, played, limits, fields)
 
 
-def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits) -> None:
+def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fields: FieldPairs) -> None:
     if packet.size:
         if packet.is_corrupt:
             raise SourceError(f"packet {len(played.packets)} is truncated", reason=Reason.TRUNCATED)
+        data, joined = bytes(packet), fields.completes(memoryview(packet)) and played.packets
+        if joined:
+            data = bytes(played.packets.pop()) + data
+            played.durations[-1] += packet.duration or 0
+            played.second_fields += 1
         # Pad the packet: decoders read past its end, and PyAV neither copies nor pads a packet made from a buffer.
-        played.packets.append(memoryview(bytes(packet) + bytes(INPUT_PADDING))[: packet.size])
-        played.positions.append(packet.pos)
-        played.pts.append(packet.pts)
-        played.dts.append(packet.dts)
-        played.durations.append(packet.duration or 0)
-        played.discard.append(packet.is_discard)
+        played.packets.append(memoryview(data + bytes(INPUT_PADDING))[: len(data)])
+        if not joined:
+            played.positions.append(packet.pos)
+            played.pts.append(packet.pts)
+            played.dts.append(packet.dts)
+            played.durations.append(packet.duration or 0)
+            played.discard.append(packet.is_discard)
         if len(played.packets) > limits.max_frames:
             raise SourceError(f"file has more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
     for frame in stream.decode(packet):

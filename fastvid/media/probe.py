@@ -13,25 +13,29 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from statistics import median_low
 from typing import Any, Final
 
 import av
+import numpy as np
 from av.container import InputContainer
 from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
+from fastvid.format.fields import FieldPairs
+from fastvid.media.boxes import check_fragments
 from fastvid.media.containers import HEAD_BYTES, sniff
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.media.temporary import is_full, no_space, temporary_file
 from fastvid.media.timing import FrameTiming, choose_timing
+from fastvid.runtime.arrays import IntArray
 
 # Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG.
 HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
@@ -52,6 +56,8 @@ _PLACEHOLDER_BYTES: Final = 2
 # A larger sample aspect ratio is damage, not anamorphic video: DV and DVD stay below 1.5, scope below 2.
 _MAX_ASPECT: Final = 8
 _CHUNK: Final = 1 << 20
+# Smaller files may be sparse: reading their zeros costs little.
+_HOLES_FROM: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,13 @@ class SourceInfo:
         full_range: Whether luma ranges from 0 to 255.
         transfer: Transfer characteristics, H.273.
         primaries: Colour primaries, H.273.
-        interlaced: Whether its first frame consists of two fields.
+        interlaced: Whether frames may consist of two fields.
         timing: The constant frame rate to write it at.
-        others: Decoders of its other streams, whose errors do not concern the picture.
+        times: Presentation times of its shown frames in ticks, ascending, int64 [N]; those that are missing are left
+            out.
+        time_base: Seconds per tick.
+        others: Decoders of its other streams, whose errors do not concern the picture. A decoder that the picture uses
+            too is not among them.
     """
 
     container: str
@@ -108,6 +118,8 @@ class SourceInfo:
     primaries: int
     interlaced: bool
     timing: FrameTiming
+    times: IntArray = field(compare=False, repr=False)
+    time_base: Fraction
     others: frozenset[str]
 
     @property
@@ -143,6 +155,8 @@ def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[Op
         if member is not None:
             descriptor = _copied_out(descriptor, *member)
         size = os.fstat(descriptor).st_size
+        if member is None:
+            _check_holes(descriptor)
         head = os.pread(descriptor, HEAD_BYTES, 0)
         yield OpenSource(descriptor, size, sniff(head))
     except OSError as error:
@@ -151,6 +165,21 @@ def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[Op
         raise SourceError(f"cannot read the file: {error.strerror}", reason=Reason.UNREADABLE) from error
     finally:
         os.close(descriptor)
+
+
+def _check_holes(descriptor: int) -> None:
+    """Raise a SourceError for a large file most of which was never written, such as an unfinished download."""
+    found = os.fstat(descriptor)
+    allocated = found.st_blocks * 512
+    if found.st_size < _HOLES_FROM or 2 * allocated >= found.st_size:
+        return
+    # File systems that compress need fewer blocks, too, but have no holes.
+    if os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
+        raise SourceError(
+            f"file is sparse: {allocated} of its {found.st_size} bytes were written",
+            reason=Reason.TRUNCATED,
+            hint="download it again",
+        )
 
 
 def _copied_out(tar: int, offset: int, size: int) -> int:
@@ -174,6 +203,8 @@ def probe(source: OpenSource, limits: Limits) -> SourceInfo:
     Raises:
         SourceError: If the source is not a video, is truncated, or exceeds a limit.
     """
+    if source.container == "mov":
+        check_fragments(lambda at, count: os.pread(source.descriptor, count, at), source.size)
     with open_demuxer(source.url, source.container) as container:
         stream = video_stream(container)
         scan = _Scan(container, stream, limits)
@@ -191,6 +222,9 @@ class _Scan:
         self.pts: list[int | None] = []
         self.corrupt = 0
         self._codec = stream.codec_context.name
+        self.fields = FieldPairs(
+            stream.codec_context.codec.canonical_name, bytes(stream.codec_context.extradata or b"")
+        )
         self._avi = container.format.name == "avi"
         self._ends: dict[int, int] = {}
         self.frame: VideoFrame | None = None
@@ -237,7 +271,9 @@ class _Scan:
             raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if self.frame is None:
             self._decode(packet)
-        if packet.is_discard or _is_hidden(self._codec, packet):
+        # A frame of two fields may have two packets.
+        second = self.fields.completes(memoryview(packet))
+        if packet.is_discard or second or _is_hidden(self._codec, packet):
             return
         # A placeholder takes a tick of the clock but contains no frame. AVI stores decode times only; for reordered
         # pictures libavformat invents presentation times, the last of them wrong.
@@ -267,9 +303,10 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     if not scan.shown:
         raise SourceError("edit list shows no frame", reason=Reason.NO_FRAMES)
     context, frame = stream.codec_context, scan.frame
+    time_base = fraction(stream.time_base) or Fraction(1, 1000)
     timing = choose_timing(
         [] if source.container in _RAW else scan.pts,
-        fraction(stream.time_base) or Fraction(1, 1000),
+        time_base,
         [fraction(rate) for rate in (stream.guessed_rate, stream.base_rate, stream.average_rate)],
         scan.shown,
     )
@@ -288,8 +325,10 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
         full_range=int(frame.color_range) == _FULL_RANGE or pix_fmt.startswith("yuvj"),
         transfer=int(frame.color_trc),
         primaries=int(frame.color_primaries),
-        interlaced=bool(frame.interlaced_frame),
+        interlaced=bool(frame.interlaced_frame) or scan.fields.possible,
         timing=timing,
+        times=np.sort(np.asarray([time for time in scan.pts if time is not None], np.int64)),
+        time_base=time_base,
         others=frozenset(_other_decoders(container, stream)),
     )
 
@@ -327,12 +366,10 @@ def _check_promise(name: str, container: InputContainer, stream: VideoStream, sc
 
 def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
     """Return whether a VP8 or VP9 packet is decoded but never shown."""
-    if "vp8" not in codec and "vp9" not in codec:
-        return False
     view = memoryview(packet)
     if "vp8" in codec:
         return not view[0] & 0x10  # show_frame, RFC 6386 section 9.1
-    if view[-1] & 0xE0 == 0xC0:  # a superframe contains a shown frame
+    if "vp9" not in codec or view[-1] & 0xE0 == 0xC0:  # a superframe contains a shown frame
         return False
     # frame_marker 2, profile 2, show_existing_frame 1, frame_type 1, show_frame 1: VP9 bitstream 6.2; profile 3 has
     # one bit more.
@@ -352,9 +389,12 @@ def _rotation(frame: VideoFrame) -> int:
     return round(math.degrees(math.atan2(b / scale_y, a / scale_x))) % 360
 
 
-def _other_decoders(container: InputContainer, stream: VideoStream) -> Iterator[str]:
-    for other in container.streams:
-        context: Any = getattr(other, "codec_context", None)
-        if other.index != stream.index and context is not None:
-            yield str(context.name)
-            yield str(context.codec.canonical_name)
+def _other_decoders(container: InputContainer, stream: VideoStream) -> set[str]:
+    """Return the names of decoders in log lines that cannot be the picture's."""
+    own, others = set[str](), set[str]()
+    for one in container.streams:
+        context: Any = getattr(one, "codec_context", None)
+        if context is not None:
+            names = own if one.index == stream.index else others
+            names |= {str(context.name), str(context.codec.canonical_name)}
+    return others - own

@@ -44,6 +44,8 @@ _FALLBACK: Final = Fraction(25)  # FFmpeg's assumption for raw streams
 # Ignore higher nominal rates: Matroska and FLV count milliseconds, for which FFmpeg reports a rate of 1000. The rate of
 # a faster camera is measured.
 _MOST_CLAIMED: Final = 300
+# Part of the frames that may have the time of the one before; more are a broken clock.
+_MOST_EQUAL: Final = 0.1
 _MOST_ADDED: Final = 2  # maximum ratio of frames after filling holes to frames before
 # A pause longer than both limits means a broken clock; FFmpeg's own limit for a jump is 10 s.
 _JUMP_SECONDS: Final = 10
@@ -80,16 +82,21 @@ def choose_timing(
         nominal: Rates according to the container, best first.
         shown: Frames that the source shows; `pts` may have one or two more in streams with placeholder packets.
     """
-    rates = [_snap(rate) for rate in nominal if rate is not None and 0 < rate <= _MOST_CLAIMED]
+    rates = [snapped for rate in nominal if rate is not None and 0 < rate <= _MOST_CLAIMED and (snapped := _snap(rate))]
     times = np.sort(np.asarray([t for t in pts if t is not None], dtype=np.int64))
     if len(times) < 2 or len(times) < len(pts) or times[-1] == times[0]:
         return _forced("counted", rates[0] if rates else _FALLBACK, shown)
     steps = np.diff(times)
+    if np.count_nonzero(steps == 0) > len(steps) * _MOST_EQUAL:
+        return _forced("counted", rates[0] if rates else _FALLBACK, shown)
     usual = int(np.median(steps))
     jump = max(_JUMP_SECONDS / float(time_base), _JUMP_STEPS * usual)
     if usual and steps.max() > jump:
-        return _forced("counted", _snap(1 / (usual * time_base)), shown)
+        return _forced("counted", _snap(1 / (usual * time_base)) or _FALLBACK, shown)
     average = _snap(Fraction(len(times) - 1) / (int(times[-1] - times[0]) * time_base))
+    if not average:
+        # Less than one frame in a quarter of an hour is a broken clock, too.
+        return _forced("counted", rates[0] if rates else _FALLBACK, shown)
     candidates = list(dict.fromkeys([*rates, *_standard_near(average), average]))
     grids = [(rate, *_grid(times, time_base, rate)) for rate in candidates]
     for _, rate, index in grids:

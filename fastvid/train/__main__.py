@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from fastvid.errors import FastvidError, UsageError
 from fastvid.runtime.command_line import parse
+from fastvid.runtime.log_lines import log_to_stderr
 from fastvid.train.config import recipes
 from fastvid.train.config.config import Config
 from fastvid.train.run.launch import start
@@ -23,12 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("changes", nargs="*", metavar="key=value", help="for example optim.base_lr=0.02")
     parser.add_argument("--dry-run", action="store_true", help="check files, steps and memory without training")
     args = parse(parser, sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=os.environ.get("FASTVID_LOG", "INFO").upper(),
-        format="%(asctime)s %(levelname).1s %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    log_to_stderr()
     try:
         configs = recipes.load_all(args.recipe, args.changes)
         if args.dry_run:

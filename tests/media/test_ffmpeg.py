@@ -53,7 +53,7 @@ def test_program_that_is_not_ffmpeg_is_rejected(body, message, tmp_path, monkeyp
             """case "$*" in *-fps_mode*) echo "Unrecognized option 'fps_mode'." >&2; exit 1;; esac""",
             "the option -fps_mode",
         ),
-        ("""if [ "$1" = -filters ]; then REAL -filters | grep -v ' yadif '; exit; fi""", "the filter yadif"),
+        ("""if [ "$1" = -filters ]; then REAL -filters | grep -v ' bwdif '; exit; fi""", "the filter bwdif"),
         ("exec 2>/dev/null", r"the count of packets and frames"),
         # A program that ignores all colour options and filters.
         (

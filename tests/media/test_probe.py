@@ -9,8 +9,13 @@ from fractions import Fraction
 import pytest
 
 from fastvid.errors import SourceError
+from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
+from fastvid.media.playback import play
 from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.work.encode_source import encode_source
+from fastvid.sharding.work.messages import Settings, Task
 from tests.sharding.shardtools import HDR, ffmpeg, look, make, turn
 
 
@@ -138,3 +143,46 @@ def test_invalid_text_in_metadata_is_accepted(footage):
     info = look(path)
     # Its 84th packet is a placeholder.
     assert (info.timing.kind, info.timing.rate, info.timing.shown) == ("constant", 30, 83)
+
+
+def test_mostly_unwritten_files_are_refused_before_they_are_read(tmp_path):
+    path = make(tmp_path / "a.mp4", frames=5)
+    assert look(path).timing.shown == 5
+    with path.open("r+b") as file:
+        file.truncate(3 << 30)
+    with pytest.raises(SourceError, match="file is sparse") as caught:
+        look(path)
+    assert caught.value.reason == Reason.TRUNCATED
+
+
+def test_sources_larger_than_the_limit_are_refused(tmp_path):
+    path = make(tmp_path / "a.mp4", frames=5)
+    task = Task(0, "a", str(path), "a", path.stat().st_size)
+    for allowed, reason in ((path.stat().st_size, None), (path.stat().st_size - 1, Reason.TOO_LARGE)):
+        settings = Settings(PROFILES["intra"], find_ffmpeg(), Limits(source_bytes=allowed), 600.0)
+        assert encode_source(task, settings, lambda phase, seconds: None).reason is reason
+
+
+def test_fragments_after_a_broken_box_are_noticed(tmp_path):
+    path = make(tmp_path / "a.mp4", "-g", "5", "-movflags", "frag_keyframe+empty_moov", frames=20)
+    data = bytearray(path.read_bytes())
+    path.write_bytes(bytes(data) + bytes(100))  # padding is no damage
+    assert look(path).timing.shown == 20
+    second = data.index(b"moof", data.index(b"moof") + 4) - 4
+    data[second : second + 40] = bytes(40)
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="contain fragments that cannot be read") as caught:
+        look(path)
+    assert caught.value.reason == Reason.TRUNCATED
+    with pytest.raises(SourceError, match="contain fragments that cannot be read"):
+        play(bytes(data), "mov", Limits())
+
+
+def test_video_without_a_clock_keeps_all_frames(tmp_path):
+    path = make(tmp_path / "a.mp4", "-c:v", "libx264", "-bf", "0", frames=20)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"stts") + 8
+    for entry in range(struct.unpack_from(">I", data, at)[0]):
+        struct.pack_into(">I", data, at + 8 + 8 * entry, 0)
+    path.write_bytes(data)
+    assert (look(path).timing.kind, look(path).timing.frames) == ("counted", 20)

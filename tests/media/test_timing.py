@@ -99,3 +99,16 @@ def test_high_rates_are_divided_by_an_integer(rate, written):
 def test_rounded_header_rates_snap_to_standard_rates(claimed, rate):
     pts = grid(Fraction(rate), 60)
     assert choose_timing(pts, TICKS, [Fraction(claimed)], 60).rate == Fraction(rate)
+
+
+def test_a_clock_that_hardly_moves_is_no_division_by_zero():
+    # Steps of days, as broken stts tables have; the rate rounds to zero.
+    for step in (1 << 31, 1 << 40):
+        timing = choose_timing([0, step, 2 * step, 3 * step], Fraction(1, 90), [Fraction(1, 100_000), Fraction(25)], 4)
+        assert (timing.kind, timing.frames, timing.rate) == ("counted", 4, 25)
+
+
+def test_frames_with_equal_times_are_all_kept():
+    # As in an MP4 whose durations are all zero: only the offsets of reordered frames differ.
+    timing = choose_timing([0, 0, 0, 0, 512, 512, 512, 512, 1024, 1024], Fraction(1, 12800), [Fraction(25)], 10)
+    assert (timing.kind, timing.frames, timing.rate) == ("counted", 10, 25)

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from fastvid.errors import UsageError
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, AnnotationRow, Annotations
+from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
+from fastvid.sharding.sources.rows import AnnotationRow, Annotations
 from fastvid.sharding.sources.sources import encode_name
 
 

@@ -134,20 +134,34 @@ def build_command(
     Raises:
         SourceError: If this build cannot convert the source to the profile.
     """
-    arguments = input_options(info, limits)
-    picture = picture_filters(build, profile, info, ffmpeg.input(source_url, **arguments)["V:0"])
-    geometry = _upright_geometry(info, profile)
+    picture = ffmpeg.input(source_url, **input_options(info, limits))["V:0"]
+    by_times = info.timing.input_rate is None and any(frames is not None for _, frames in targets)
+    if by_times:
+        # Parts are counted from the first frame, ffmpeg's clock from the first packet of any stream.
+        picture = picture.filter("setpts", f"PTS-{info.times[0] * info.time_base}/TB")
+    picture = picture_filters(build, profile, info, picture)
+    geometry = upright_geometry(info, profile)
     branches = picture.split() if len(targets) > 1 else None
     outputs = []
     for number, (url, frames) in enumerate(targets):
         branch = picture if branches is None else branches[number]
         if frames is not None:
-            branch = branch.trim(start_frame=frames[0], end_frame=frames[1]).setpts("PTS-STARTPTS")
+            branch = _cut(branch, written_timing(info.timing, profile).rate, *frames)
         most = 2 * written_timing(info.timing, profile).frames + 16
         options = output_options(profile, geometry.cropped, frames=most, full_range=profile.full_range)
-        outputs.append(ffmpeg.output(branch, url, **options))
+        outputs.append(ffmpeg.output(branch, url, **options, **({"copyts": None} if by_times else {})))
     command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
     return [build.path, *_QUIET, *command]
+
+
+def _cut(picture: Any, rate: Fraction, first: int, last: int) -> Any:
+    """Append the filters that keep frames `first` to `last` - 1.
+
+    They go by time, not by count: when a stream changes its size, format, range or matrix, ffmpeg rebuilds the filters,
+    and those that count start again from 0.
+    """
+    picture = picture.filter("settb", str(1 / rate)).filter("trim", start_pts=first, end_pts=last)
+    return picture.filter("setpts", f"PTS-{first}")
 
 
 def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: Limits) -> list[str]:
@@ -174,7 +188,8 @@ def input_options(info: SourceInfo, limits: Limits) -> dict[str, Any]:
     return arguments
 
 
-def _upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
+def upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
+    """Return the sizes for a source's picture after its rotation, see `plan_geometry`."""
     width, height, aspect = info.width, info.height, info.sample_aspect
     if info.turned:
         width, height, aspect = height, width, 1 / aspect
@@ -185,14 +200,15 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
     """Append the filters that convert decoded frames to a profile to an ffmpeg-python stream."""
     # ffmpeg itself prepends the filters that rotate the picture upright. If we did, it would copy the display matrix
     # into the output, and players would rotate again.
-    geometry = _upright_geometry(info, profile)
+    geometry = upright_geometry(info, profile)
     timing = info.timing
     step = 1 if timing.input_rate is None else int(timing.input_rate / timing.rate)
     if info.interlaced:
         # One output frame per input frame keeps the count; only frames marked interlaced are changed.
-        picture = picture.filter("yadif", mode="send_frame", parity="auto", deint="interlaced")
+        picture = picture.filter("bwdif", mode="send_frame", parity="auto", deint="interlaced")
     if step > 1:
-        picture = picture.filter("framestep", step)
+        # Not framestep, which counts frames: see `_cut`.
+        picture = picture.filter("select", rf"not(mod(round(t*{timing.input_rate}),{step}))")
     width, height = geometry.scaled
     picture = _tone_map(build, info, picture, width, height) if info.hdr else _convert(info, picture, width, height)
     if geometry.cropped != geometry.scaled:
@@ -218,16 +234,19 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
     return picture if timing.input_rate is not None else picture.filter("fps", str(timing.rate))
 
 
+def source_matrix(info: SourceInfo) -> str:
+    """Return the name of a source's luma coefficients, as the filter scale calls them."""
+    high = info.width > _SD_WIDTH or info.height > _SD_HEIGHT
+    return _MATRICES.get(info.matrix) or ("bt709" if high else "bt601")
+
+
 def _convert(info: SourceInfo, picture: Any, width: int, height: int) -> Any:
-    matrix = _MATRICES.get(info.matrix)
-    if matrix is None:
-        matrix = "bt709" if info.width > _SD_WIDTH or info.height > _SD_HEIGHT else "bt601"
     return picture.filter(
         "scale",
         width,
         height,
         flags=SWS_FLAGS,
-        in_color_matrix=matrix,
+        in_color_matrix=source_matrix(info),
         in_range="full" if info.full_range else "limited",
         out_color_matrix="bt601",
         out_range="limited",

@@ -94,5 +94,7 @@ def _row(sample: PackedSample, source: Source, labels: Mapping[str, int]) -> dic
     # A table may have a column of our names for something else, such as its own count of frames.
     row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}
     if sample.parent is not None:
-        row |= {"parent": sample.parent, "start_seconds": sample.start_seconds}
+        row |= {"parent": sample.parent, "start_seconds": sample.start_seconds, "end_seconds": sample.end_seconds}
+    asked = {"asked_start_seconds": source.start, "asked_end_seconds": source.end}
+    row |= {name: seconds for name, seconds in asked.items() if seconds is not None}
     return row

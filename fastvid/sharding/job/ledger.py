@@ -33,6 +33,7 @@ class PackedSample:
         num_frames: Frames of its first video stream.
         parent: The source that it is a segment of; None if it is a whole source.
         start_seconds: Start time of the segment in the parent.
+        end_seconds: End time of the segment in the parent.
     """
 
     source_id: str
@@ -40,6 +41,7 @@ class PackedSample:
     num_frames: int
     parent: str | None = None
     start_seconds: float | None = None
+    end_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

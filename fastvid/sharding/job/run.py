@@ -217,6 +217,7 @@ class Job:
             end=source.end,
             member=source.member,
             tag=source.tag,
+            parent=None if source.parent is None else encode_name(source.parent),
         )
 
     def _place(self, index: int) -> tuple[int, int]:
@@ -279,6 +280,6 @@ class Job:
             rows.append(ledger_row(source, outcome, stem))
             for sample in outcome.samples:
                 meta = sample.meta
-                parent, start = meta.get("parent"), meta.get("start_seconds")
-                packed.append(PackedSample(encode_name(source.id), sample.key, sample.num_frames, parent, start))
+                place = (meta.get("parent"), meta.get("start_seconds"), meta.get("end_seconds"))
+                packed.append(PackedSample(encode_name(source.id), sample.key, sample.num_frames, *place))
                 yield sample.key, sample_members(meta, sample.streams)

@@ -14,17 +14,15 @@ A row names a video, its class and any other columns. `fastvid.sharding.sources.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from fastvid.errors import UsageError
-from fastvid.sharding.sources.tables import read_objects, read_rows
+from fastvid.sharding.sources.rows import AnnotationRow, Annotations, check_rows, class_order
+from fastvid.sharding.sources.tables import FIRST_ROW, read_objects, read_rows, read_text_rows, seconds_of
 
 VIDEO_SUFFIXES: Final = frozenset(
     {
@@ -35,6 +33,7 @@ VIDEO_SUFFIXES: Final = frozenset(
 )  # fmt: skip
 """File name suffixes of videos, in lower case."""
 
+_WITH_HEADER: Final = frozenset({"csv", "kinetics"})
 _SPLITS: Final = {
     "train": "train",
     "training": "train",
@@ -48,35 +47,6 @@ _TABLE_COLUMNS: Final = ("path", "label", "start", "end", "split")
 _PATH_AND_LABEL: Final = re.compile(
     r"^(.*(?:" + "|".join(re.escape(suffix) for suffix in sorted(VIDEO_SUFFIXES)) + r"))(?:\s+(.*))?$", re.IGNORECASE
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotationRow:
-    """One line of an annotation file.
-
-    Attributes:
-        name: The video's name in the annotation file: a path, or a file name without folder and suffix.
-        label: Name of its class; None if there is none.
-        columns: Its other columns.
-        start: Start of the clip in seconds; None for the start of the file.
-        end: End of the clip in seconds; None for the end of the file.
-        whole_name: Name of the uncut video that `start` and `end` refer to, if `name` is the name of a trimmed file.
-    """
-
-    name: str
-    label: str | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    start: float | None = None
-    end: float | None = None
-    whole_name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Annotations:
-    """The rows of annotation files, and class names ordered by label."""
-
-    rows: tuple[AnnotationRow, ...]
-    classes: tuple[str, ...]
 
 
 def split_of(name: str) -> str | None:
@@ -107,11 +77,12 @@ def read_annotations(specs: Sequence[str], class_names: Sequence[str] = ()) -> A
             )
         try:
             part = _READERS[kind](Path(path))
+            check_rows(part.rows, FIRST_ROW if kind in _WITH_HEADER else 1)
         except OSError as error:
             raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or path) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, UsageError):
-                raise
+        except UsageError as error:
+            raise UsageError(error.message, hint=error.hint, **{"file": path, **error.where}) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"annotations do not parse as {kind}: {error!r}", file=path) from error
         if not part.rows:
             raise UsageError("annotations name no video", file=path)
@@ -143,7 +114,7 @@ def parse_list(text: str, split: str | None = None) -> Annotations:
             rows.append(AnnotationRow(path, None, {**columns, "labels": " ".join(numbers)}))
         else:
             rows.append(AnnotationRow(path, label or None, columns))
-    return Annotations(tuple(rows), _class_order(row.label for row in rows))
+    return Annotations(tuple(rows), class_order(rows))
 
 
 def parse_csv(text: str) -> Annotations:
@@ -151,7 +122,7 @@ def parse_csv(text: str) -> Annotations:
 
     Other columns are kept, as numbers if all their values are numbers.
     """
-    return _table(read_rows(text, text_columns=_TABLE_COLUMNS))
+    return _table(read_rows(text, text_columns=_TABLE_COLUMNS), first=FIRST_ROW)
 
 
 def parse_json(text: str, split: str | None = None) -> Annotations:
@@ -179,7 +150,7 @@ def parse_diving48(text: str, vocabulary: str | None = None, split: str | None =
             label = names[int(label)]
         columns = fields if split is None else fields | {"split": split}
         rows.append(AnnotationRow(name, None if label is None else str(label), columns))
-    return Annotations(tuple(rows), tuple(names) or _class_order(row.label for row in rows))
+    return Annotations(tuple(rows), tuple(names) or class_order(rows))
 
 
 def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
@@ -190,15 +161,18 @@ def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
         split_name: Split of files without a column ``split``.
     """
     rows = []
-    for record in csv.DictReader(io.StringIO(text)):
-        video, start, end = record.pop("youtube_id"), float(record.pop("time_start")), float(record.pop("time_end"))
+    for number, record in enumerate(read_text_rows(text), FIRST_ROW):
+        video = record.pop("youtube_id")
+        start, end = (seconds_of(record.pop(name), name, number) for name in ("time_start", "time_end"))
+        if start is None or end is None:
+            raise UsageError("time_start or time_end is empty", row=number, hint="give both in seconds")
         label = record.pop("label", None)
         split = record.pop("split", None) or split_name
         columns = {**record, "split": _SPLITS.get(split or "", split)}
         rows.append(
             AnnotationRow(f"{video}_{int(start):06d}_{int(end):06d}", label or None, columns, start, end, video)
         )
-    return Annotations(tuple(rows), _class_order(row.label for row in rows))
+    return Annotations(tuple(rows), class_order(rows, FIRST_ROW))
 
 
 def parse_ucf101(class_index: str, lists: Mapping[str, str]) -> Annotations:
@@ -280,7 +254,7 @@ def _read_diving48(path: Path) -> Annotations:
     parts = [parse_diving48(_text(file), words, split_of(file.name)) for file in files]
     rows = tuple(row for part in parts for row in part.rows)
     longest = max((part.classes for part in parts), key=len, default=())
-    return Annotations(rows, longest if words is not None else _class_order(row.label for row in rows))
+    return Annotations(rows, longest if words is not None else class_order(rows))
 
 
 def _read_kinetics(path: Path) -> Annotations:
@@ -327,18 +301,20 @@ def _text(path: Path) -> str:
     return path.read_bytes().decode("utf-8-sig", "surrogateescape")
 
 
-def _table(records: Sequence[Mapping[str, Any]], split: str | None = None) -> Annotations:
-    if records and "path" not in records[0]:
-        raise UsageError("table has no column path", hint=f"rename one of the columns {', '.join(records[0])}")
+def _table(records: Sequence[Mapping[str, Any]], split: str | None = None, *, first: int = 1) -> Annotations:
     rows = []
-    for record in records:
+    for number, record in enumerate(records, first):
+        if not isinstance(record.get("path"), str):
+            if "path" not in records[0]:
+                raise UsageError("table has no column path", hint=f"rename one of the columns {', '.join(records[0])}")
+            raise UsageError("row has no text in the column path", row=number, hint="name the video there")
         columns = {name: value for name, value in record.items() if name not in _TABLE_COLUMNS}
         if record.get("split") or split:
             columns["split"] = record.get("split") or split
         label = record.get("label")
-        start, end = (None if record.get(name) in (None, "") else float(record[name]) for name in ("start", "end"))
+        start, end = (seconds_of(record.get(name), name, number) for name in ("start", "end"))
         rows.append(AnnotationRow(record["path"], None if label in (None, "") else str(label), columns, start, end))
-    return Annotations(tuple(rows), _class_order(row.label for row in rows))
+    return Annotations(tuple(rows), class_order(rows, first))
 
 
 def _separator(lines: Sequence[str]) -> str | None:
@@ -354,14 +330,6 @@ def _split_line(line: str, separator: str | None) -> tuple[str, str]:
         return matched[1], (matched[2] or "").strip()
     path, _, label = line.rpartition(" ")
     return (path.strip(), label) if path else (label, "")
-
-
-def _class_order(labels: Any) -> tuple[str, ...]:
-    """Return classes in label order: integers up to the largest one, or sorted names."""
-    found = {label for label in labels if label is not None}
-    if found and all(label.isdigit() for label in found):
-        return tuple(str(number) for number in range(max(int(label) for label in found) + 1))
-    return tuple(sorted(found))
 
 
 def _named(rows: Sequence[AnnotationRow], classes: Sequence[str], class_names: Sequence[str]) -> Annotations:

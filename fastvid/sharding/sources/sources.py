@@ -13,8 +13,9 @@ from typing import Any, Final
 from fastvid.errors import UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, AnnotationRow, Annotations, split_of
+from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, split_of
 from fastvid.sharding.sources.listing import SourceFile, decode_name, encode_name, file_at, find_files, public_path
+from fastvid.sharding.sources.rows import AnnotationRow, Annotations
 from fastvid.storage.urls import is_remote
 
 __all__ = ["Source", "SourceList", "assign_keys", "decode_name", "encode_name", "find_sources", "public_path"]
@@ -41,6 +42,7 @@ class Source:
         problem: Reason and message if it cannot be read; None otherwise.
         key: Name of its samples in the shards.
         tag: The store's tag of its version (ETag) when it was listed, if any; another version is another source.
+        parent: Id of the whole file if this is a clip of it; None otherwise.
     """
 
     id: str
@@ -54,6 +56,7 @@ class Source:
     problem: tuple[Reason, str] | None = None
     key: str = ""
     tag: str | None = None
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +246,30 @@ def _annotated(row: AnnotationRow, file: SourceFile | None, start: float | None,
     if file is None:
         problem = Reason.MISSING, "the annotations name it, but there is no such file"
         return Source(row.name, row.name, 0, row.label, row.columns, problem=problem)
-    name = file.id
+    name, parent = file.id, None
     if start is not None or end is not None:
-        name = f"{name}#{'' if start is None else f'{start:g}'}-{'' if end is None else f'{end:g}'}"
-    return Source(name, file.path, file.size, row.label, row.columns, start, end, problem=file.problem, tag=file.tag)
+        parent = file.id
+        name = f"{name}#{_seconds(start)}-{_seconds(end)}"
+    return Source(
+        name,
+        file.path,
+        file.size,
+        row.label,
+        row.columns,
+        start,
+        end,
+        problem=file.problem,
+        tag=file.tag,
+        parent=parent,
+    )
+
+
+def _seconds(time: float | None) -> str:
+    """Return a time as text from which exactly this time can be read."""
+    if time is None:
+        return ""
+    short = f"{time:g}"
+    return short if float(short) == time else repr(time)
 
 
 def _stem(name: str) -> str:

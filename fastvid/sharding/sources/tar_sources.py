@@ -6,9 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from fastvid.errors import FormatError, UsageError
+from fastvid.format.dataset import annotation_table
 from fastvid.media.reasons import Reason
 from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, read_annotations
+from fastvid.sharding.sources.dataset_sources import read_source_dataset
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources
 from fastvid.sharding.sources.tars import TarSample, find_tars, missing_video, read_tar, sample_keys
 from fastvid.storage import open_storage
@@ -38,7 +42,7 @@ def gather_sources(
     paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
     tars = [path for path in paths if _is_tar(path)]
     if not tars:
-        return find_sources(paths, rows, follow_links=follow_links)
+        return _storable(find_sources(paths, rows, follow_links=follow_links))
     if len(tars) < len(paths):
         other = next(path for path in paths if path not in tars)
         raise UsageError(
@@ -48,7 +52,22 @@ def gather_sources(
         raise UsageError(
             "annotations cannot be used with tars", hint="omit them: labels and columns are read from the tars' members"
         )
-    return _by_tars(find_tars(tars), class_names)
+    return _storable(_by_tars(find_tars(tars), class_names))
+
+
+def _storable(found: SourceList) -> SourceList:
+    """Return the sources if their annotations make a table, which is written after all of them are encoded.
+
+    Raises:
+        UsageError: If they do not.
+    """
+    try:
+        annotation_table([dict(source.columns) for source in found.sources])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise UsageError(
+            f"annotations cannot be stored: {error}", hint="check the columns of the annotations"
+        ) from error
+    return found
 
 
 def _is_tar(root: str) -> bool:
@@ -62,10 +81,14 @@ def _is_tar(root: str) -> bool:
 def _by_tars(paths: Sequence[str], class_names: Sequence[str]) -> SourceList:
     found: dict[str, Sequence[TarSample]] = {}
     sources: list[Source] = []
+    datasets = {folder: read_source_dataset(folder) for folder in dict.fromkeys(map(os.path.dirname, paths))}
     for path in paths:
-        storage = open_storage(os.path.dirname(path))
+        storage, dataset = open_storage(os.path.dirname(path)), datasets[os.path.dirname(path)]
+        if dataset is not None and os.path.basename(path) not in dataset.tars:
+            continue  # left by an earlier generation
         try:
-            found[path] = read_tar(storage.map(os.path.basename(path)))
+            samples: Sequence[TarSample] = read_tar(storage.map(os.path.basename(path)))
+            found[path] = samples if dataset is None else dataset.annotate(samples)
         except FormatError as error:
             problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"
             sources.append(Source(os.path.basename(path), path, problem=problem))
@@ -76,7 +99,10 @@ def _by_tars(paths: Sequence[str], class_names: Sequence[str]) -> SourceList:
     ids = sample_keys({names[path]: samples for path, samples in found.items()})
     labels = [sample.label for samples in found.values() for sample in samples if sample.label is not None]
     numbers = all(isinstance(label, int) for label in labels)
+    carried = dict.fromkeys(name for dataset in datasets.values() if dataset is not None for name in dataset.classes)
     classes = _classes(labels, class_names)
+    if not class_names:
+        classes = tuple(carried | dict.fromkeys(classes))
     for path, samples in found.items():
         for sample in samples:
             label = sample.label if not (numbers and class_names) else _named(sample.label, class_names)

@@ -14,12 +14,13 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.reasons import Reason
 from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
+from fastvid.sharding.sources.rows import MAX_LABEL, RESERVED
 from fastvid.sharding.sources.sources import Source, assign_keys
+from fastvid.sharding.sources.tables import plain_value
 from fastvid.storage.urls import is_remote
 
 _TEXTS: Final = {"txt": "caption", "text": "caption", "caption": "caption"}
 _LABELS: Final = ("cls", "cls.txt", "label")
-_INT64: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +121,22 @@ def _sample(view: memoryview, name: str, members: Sequence[TarMember]) -> TarSam
                 label = _label(text.strip())
             else:
                 columns |= _fields(json.loads(text))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             notes.append(f"{member.suffix} does not parse: {str(error)[:80]}")
     if label is None and isinstance(columns.get("label"), str | int):
-        label = _label(str(columns.pop("label")))
+        try:
+            label = _label(str(columns.pop("label")))
+        except ValueError as error:
+            notes.append(f"label does not parse: {error}")
     return TarSample(name, members[0].offset, videos[0] if videos else None, columns, label, tuple(notes))
 
 
 def _label(text: str) -> str | int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+    if not (text.isascii() and text.isdigit()):
+        return text
+    if len(text) > len(str(MAX_LABEL)):
+        raise ValueError(f"{text[:20]} is larger than {MAX_LABEL}")
+    return int(text)
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -137,10 +145,14 @@ def _fields(record: Any) -> dict[str, Any]:
         raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
     for name, value in record.items():
-        plain = value is None or isinstance(value, bool | str)
-        plain = plain or (isinstance(value, int) and abs(value) < _INT64)
-        plain = plain or (isinstance(value, float) and math.isfinite(value))
-        columns[name] = value if plain else json.dumps(value)
+        plain = json.dumps(value) if isinstance(value, list) else plain_value(value)
+        if isinstance(plain, float) and not math.isfinite(plain):
+            plain = json.dumps(plain)
+        # JSON may escape halves of surrogate pairs, which are no text.
+        name, plain = (
+            part.encode("utf-8", "replace").decode() if isinstance(part, str) else part for part in (name, plain)
+        )
+        columns[f"source_{name}" if name.startswith(RESERVED) else name] = plain
     return columns
 
 

@@ -36,6 +36,7 @@ def open_task(task: Task, limits: Limits, report: Callable[[str, float], None]) 
     if not is_remote(task.path):
         report("probe", task.patience * limits.read_seconds(task.size))
         with open_source(task.path, task.member) as source:
+            _check_size(source.size, limits)
             yield source
         return
     with temporary_file() as file:
@@ -51,10 +52,7 @@ def _fetch(task: Task, file: _Scratch, limits: Limits, report: Callable[[str, fl
     def check(version: Version) -> None:
         if task.tag is not None and version.tag is not None and _bare(task.tag) != _bare(version.tag):
             raise SourceError(f"{url} was replaced after the sources were listed", reason=Reason.CHANGED)
-        if version.size > limits.fetched_bytes:
-            raise SourceError(
-                f"the file has {version.size} bytes, {limits.fetched_bytes} at most", reason=Reason.TOO_LARGE
-            )
+        _check_size(version.size, limits)
         report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(version.size))
 
     report("fetch", _ANSWER_SECONDS)
@@ -66,6 +64,11 @@ def _fetch(task: Task, file: _Scratch, limits: Limits, report: Callable[[str, fl
         raise _verdict(error) from error
     except FastvidError as error:
         raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
+
+
+def _check_size(size: int, limits: Limits) -> None:
+    if size > limits.source_bytes:
+        raise SourceError(f"file has {size} bytes, at most {limits.source_bytes} are allowed", reason=Reason.TOO_LARGE)
 
 
 def _verdict(error: StorageError) -> SourceError:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
 
+import numpy as np
+
 from fastvid.errors import SourceError
 from fastvid.media.probe import OpenSource, SourceInfo, probe
 from fastvid.media.reasons import Reason
+from fastvid.media.timing import FrameTiming
 from fastvid.runtime.hashing import sha256_of_file
 from fastvid.sharding.encode.audio import SampleAudio, audio_seconds, extract_audio
 from fastvid.sharding.encode.check_encoded import Verified, verify
+from fastvid.sharding.encode.compare_parts import PartEnd, compare_parts, part_ends
 from fastvid.sharding.encode.flow_encode import encode_flow, flow_seconds
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import written_timing
@@ -25,6 +29,8 @@ from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Tas
 
 # Frames that resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2
+# Part of the frames that a constant rate may drop from a variable one without a warning.
+_MOST_DROPPED: Final = 0.1
 # Decodes of a whole source that taking it over costs at most: to try it as it is, to find its packets, to prove them
 # in their MP4.
 _COPY_DECODES: Final = 15
@@ -77,14 +83,15 @@ def _encode(task: Task, settings: Settings, report: Report) -> Outcome:
         report("encode", task.patience * seconds + limits.seconds)
         result = transcode(settings.build, profile, source, info, parts, limits, patience=task.patience)
         sound = _sound(source, settings, written, parts, task, report)
-    report("verify", task.patience * (limits.seconds + seconds))
+        report("verify", task.patience * (2 * limits.seconds + 2 * seconds))
+        checked = _verify(source, info, written, profile, parts, result.videos)
     made = []
-    for number, (part, video) in enumerate(zip(parts, result.videos, strict=True)):
-        verified = verify(video, profile, frames=_expected(written, part), rate=written.timing.rate)
+    for number, (part, video, verified) in enumerate(zip(parts, result.videos, checked, strict=True)):
         meta = _meta(task, written, verified, digest, full_range=profile.full_range)
         key = task.key
         if part is not None:
-            meta |= {"parent": task.source_id, "start_seconds": float(part[0] / written.timing.rate)}
+            start, end = (float(frame / written.timing.rate) for frame in part)
+            meta |= _place(task, start, end)
             key = task.key if len(parts) == 1 else f"{task.key}/{number:04d}"
         streams = {"rgb": video}
         if settings.streams.flow is not None:
@@ -99,8 +106,33 @@ def _encode(task: Task, settings: Settings, report: Report) -> Outcome:
                 "copied": sound.copied,
             }
         made.append(EncodedSample(key, meta, streams))
-    warnings = (*_changes(info, profile), *sound.warnings)
+    warnings = (*_changes(info, profile), *_cut_short(task, written.timing), *sound.warnings)
     return Outcome(task.index, tuple(made), warnings=warnings, bytes_in=size)
+
+
+def _verify(
+    source: OpenSource,
+    info: SourceInfo,
+    written: SourceInfo,
+    profile: Profile,
+    parts: Sequence[tuple[int, int] | None],
+    videos: Sequence[bytes],
+) -> list[Verified]:
+    """Check each encoded part, and compare the ends of those that were cut with the source."""
+    checked: list[Verified] = []
+    ends: list[PartEnd] = []
+    for part, video in zip(parts, videos, strict=True):
+        shown: dict[bool, Any] = {}  # whether it is the first frame -> that frame, or the last one
+
+        def keep(number: int, frame: Any, shown: dict[bool, Any] = shown) -> None:
+            shown[number == 0] = frame
+
+        frames = _expected(written, part)
+        checked.append(verify(video, profile, frames=frames, rate=written.timing.rate, on_frame=keep))
+        if part is not None:
+            ends += part_ends(info, written, part, (shown[True], shown.get(False, shown[True])))
+    compare_parts(source, info, profile, ends)
+    return checked
 
 
 def _sound(
@@ -147,10 +179,26 @@ def _copy(
     for number, one in enumerate(copied):
         meta = _origin(task, info, digest) | one.meta()
         if one.start is not None:
-            meta |= {"parent": task.source_id, "start_seconds": one.start}
+            meta |= _place(task, one.start, one.start + float(one.found.info.num_frames / one.found.info.fps))
         key = task.key if len(copied) == 1 else f"{task.key}/{number:04d}"
         samples.append(EncodedSample(key, meta, {"rgb": one.video}))
-    return tuple(samples), (*warnings, *(["remuxed"] if any(one.remuxed for one in copied) else []))
+    return tuple(samples), (
+        *warnings,
+        *_cut_short(task, info.timing),
+        *(["remuxed"] if any(one.remuxed for one in copied) else []),
+    )
+
+
+def _place(task: Task, start: float, end: float) -> dict[str, Any]:
+    """Return where a part lies in its file."""
+    return {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
+
+
+def _cut_short(task: Task, timing: FrameTiming) -> Iterator[str]:
+    """Yield a warning if a clip should begin before the video does, or end more than a frame after it."""
+    ends_late = task.end is not None and task.end > (timing.frames + 1) / timing.rate
+    if ends_late or (task.start is not None and task.start < 0):
+        yield "clip-cut-short"
 
 
 def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]:
@@ -194,6 +242,10 @@ def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
     """What was done to the picture and its clock beyond scaling down."""
     if info.timing.kind != "constant":
         yield f"timing-{info.timing.kind}"
+    if info.timing.input_rate is None:
+        grid = np.rint((info.times - info.times[0]) * float(info.time_base * info.timing.rate))
+        if len(np.unique(grid)) < len(grid) * (1 - _MOST_DROPPED):
+            yield "frames-dropped"
     if info.timing.input_rate is not None and info.timing.input_rate != info.timing.rate:
         yield "rate-divided"
     if info.hdr:

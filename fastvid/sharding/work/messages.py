@@ -67,6 +67,7 @@ class Task:
         member: First byte and bytes of the video when `path` is a tar.
         indexes: Index the video where it lies instead of encoding it.
         tag: The tag of the version that was found at the URL; None takes any.
+        parent: Name of the file, as tables store it, if the source is a clip of it; None otherwise.
     """
 
     index: int
@@ -80,6 +81,7 @@ class Task:
     member: tuple[int, int] | None = None
     indexes: bool = False
     tag: str | None = None
+    parent: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""

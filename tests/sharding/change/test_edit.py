@@ -19,7 +19,7 @@ from fastvid.format.tar import read_members
 from fastvid.sharding.change.compact import collect_garbage, compact_shards, find_garbage
 from fastvid.sharding.change.edit import change, relabel_samples, remove_samples
 from fastvid.sharding.change.labels import match_annotations, read_label_csv
-from fastvid.sharding.sources.annotations import AnnotationRow, Annotations
+from fastvid.sharding.sources.rows import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit
 

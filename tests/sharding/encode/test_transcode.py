@@ -139,6 +139,25 @@ def test_damaged_audio_does_not_reject_the_video(videos, tmp_path):
     assert numbers(encode(path, SMALL).videos[0]) == list(range(70))
 
 
+@pytest.mark.parametrize("tracks", [1, 2])
+def test_damage_is_noticed_beside_another_stream_of_the_same_codec(tracks, videos, tmp_path):
+    video = str(videos.textured("compact").path)
+    path = tmp_path / "cameras.mkv"
+    ffmpeg("-i", video, "-i", video, *("-map", "0", "-map", "1")[: 2 * tracks], "-c", "copy", str(path))
+    assert len(encode(path, SMALL).videos) == 1
+    # The picture's packets, not those of the other track, are damaged.
+    data = bytearray(path.read_bytes())
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(container.streams.video[0]) if packet.size]
+    for packet in packets[20:40]:
+        at = data.index(bytes(packet)) + len(bytes(packet)) // 2
+        data[at : at + 20] = bytes(255 - b for b in data[at : at + 20])
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="error while decoding") as caught:
+        encode(path, SMALL)
+    assert caught.value.reason is Reason.DAMAGED
+
+
 def run(path, build=None, limits=None, **options):
     with open_source(str(path)) as source:
         info = probe(source, Limits())

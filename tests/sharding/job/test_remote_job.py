@@ -268,7 +268,7 @@ def test_every_object_store_failure_has_a_reason(bucket, folder):
     (source,) = find_sources([f"s3://{bucket}/raw/jump/f.mp4"]).sources
     assert outcome_of(source.path, tag=source.tag).reason is None
     assert outcome_of(source.path, tag=source.tag).bytes_in == source.size
-    assert outcome_of(source.path, fetched_bytes=100).reason is Reason.TOO_LARGE
+    assert outcome_of(source.path, source_bytes=100).reason is Reason.TOO_LARGE
     store.write("jump/f.mp4", store.read("run/é.mp4"))
     assert outcome_of(source.path, tag=source.tag).reason is Reason.CHANGED
     store.delete("jump/f.mp4")
@@ -390,7 +390,7 @@ def test_a_server_without_ranges_is_read_whole(folder, tmp_path):
         url = f"http://127.0.0.1:{server.server_address[1]}/jump/f.mp4"
         outcome = outcome_of(url)
         assert (outcome.reason, outcome.bytes_in) == (None, (folder / "jump" / "f.mp4").stat().st_size)
-        assert outcome_of(url, fetched_bytes=100).reason is Reason.TOO_LARGE
+        assert outcome_of(url, source_bytes=100).reason is Reason.TOO_LARGE
         assert outcome_of(url.replace("f.mp4", "g.mp4")).reason is Reason.MISSING
     finally:
         server.shutdown()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fastvid.errors import UsageError
 from fastvid.format.schema import check_key
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.annotations import AnnotationRow, Annotations
+from fastvid.sharding.sources.rows import AnnotationRow, Annotations
 from fastvid.sharding.sources.sources import (
     MAX_SOURCE_KEY_BYTES,
     Source,
