@@ -47,6 +47,7 @@ READERS: Final = {
     "fastvid-shard-ray-kills/1": "bench.shard.charts:ray_kills",
     "fastvid-soak-load-kills/1": "bench.common.soak_charts:rank_kills",
     "fastvid-soak-load-memory/1": "bench.common.soak_charts:loading",
+    "fastvid-soak-tampering/1": "bench.common.soak_charts:tampering",
     "fastvid-tune/1": "bench.shard.charts:tune",
 }
 # Sections of the page by the folder that draws them; "" is for results of no known schema.

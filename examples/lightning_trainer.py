@@ -36,9 +36,6 @@ class Clips:
         return self.loader.batches.count(0)
 
     def __iter__(self) -> Iterator[fastvid.Batch]:
-        # Lightning takes an epoch's last batch and never asks whether there is another.
-        if not self.loader.batches.count(self.loader.position):
-            self.loader.set_epoch(self.loader.epoch + 1)
         return iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:

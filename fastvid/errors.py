@@ -2,6 +2,7 @@
 
     FastvidError
     ├── UsageError (ValueError)              an argument, key or configuration value is invalid
+    │   └── SampleNotFoundError (KeyError, IndexError)  a dataset has no sample with this key or number
     ├── MissingDependency (ImportError)      an optional package is missing or fails to import
     ├── StorageError (OSError)               bytes cannot be listed, read or written
     │   └── ConflictError                    another process changed the dataset in the meantime
@@ -76,6 +77,13 @@ class FastvidError(Exception):
 
 class UsageError(FastvidError, ValueError):
     """An argument, key or configuration value is invalid."""
+
+
+class SampleNotFoundError(UsageError, KeyError, IndexError):
+    """A dataset has no sample with this key or number."""
+
+    # KeyError.__str__ would print the message with quotes.
+    __str__ = FastvidError.__str__
 
 
 class MissingDependency(FastvidError, ImportError):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
+import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fastvid.format.dataset import Generation, ShardRecord, annotation_table, commit_generation
+from fastvid.format.schema import PACKET_DTYPE, PKT_HEADER_DTYPE, STREAM_DTYPE
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
@@ -90,10 +97,37 @@ def frames_of(store: LocalStorage, stem: str, row: int) -> int:
     return Shard(store, stem).info(row).num_frames
 
 
+def edit_pkt(store: LocalStorage, stem: str, change: Callable[[np.ndarray, np.ndarray], object]) -> None:
+    """Change the streams and packets of a packet sidecar, and give it checksums that fit."""
+    data = bytearray(store.read(f"{stem}.pkt"))
+    header = np.frombuffer(data, PKT_HEADER_DTYPE, count=1)
+    start = PKT_HEADER_DTYPE.itemsize
+    rows = int(header["num_samples"][0] * header["num_streams"][0])
+    streams = np.frombuffer(data, STREAM_DTYPE, count=rows, offset=start)
+    end = start + rows * STREAM_DTYPE.itemsize + int(header["extradata_bytes"][0])
+    packets = np.frombuffer(data, PACKET_DTYPE, offset=end)
+    change(streams, packets)
+    for row in streams:
+        first, count = int(row["first_packet"]), int(row["num_packets"])
+        row["packets_crc32"] = zlib.crc32(packets[first : first + count].tobytes())
+    # The checksum is the last field of the header; it covers all that precedes the packets except itself.
+    header["index_crc32"] = zlib.crc32(data[: start - 4] + data[start:end])
+    store.write(f"{stem}.pkt", bytes(data))
+
+
+def edit_record(store: LocalStorage, name: str, **changes: object) -> None:
+    """Change fields of a commit record or generation, and give it a SHA-256 that fits."""
+    record = json.loads(store.read(name)) | changes
+    record.pop("sha256")
+    text = json.dumps(record, indent=1, sort_keys=True) + "\n"
+    record["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    store.write(name, json.dumps(record).encode())
+
+
 def recommit(store: LocalStorage, **changes: object) -> None:
     """Commit the current generation again with changed fields, or with other annotations in ``annotations``."""
     from fastvid.format.generations import read_annotations, read_generation
 
     dataset_id, generation = read_generation(store)
-    table = changes.pop("annotations", None) or read_annotations(store, generation.number)
+    table = changes.pop("annotations", None) or read_annotations(store, generation)
     commit_generation(store, dataset_id, replace(generation, number=generation.number + 1, **changes), table)

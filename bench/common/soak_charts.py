@@ -57,3 +57,11 @@ def rank_kills(record: Mapping[str, Any]) -> list[Chart]:
         ("control: a state that counts prefetched samples loses some", "yes" if record["control_differs"] else "NO"),
     ]
     return [Table("Ranks killed at random moments, and restarted with another world size", ("what", ""), rows)]
+
+
+def tampering(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the table of what came of random damage to the files of a dataset."""
+    heads = ("file and workers", "errors", "clips masked", "same clips and labels", "wrong clips or labels")
+    kinds = ("error", "masked", "same", "wrong")
+    rows = [(name, *(str(found.get(kind, 0)) for kind in kinds)) for name, found in record["outcomes"].items()]
+    return [Table(f"{record['tampers']:,} random tampers of the files of a dataset", heads, rows)]

@@ -173,12 +173,17 @@ def make_reach(folder: Path, number: int) -> Path:
         stream["member_offset"], stream["member_size"] = row * packets * size, packets * size
         stream["first_packet"], stream["num_packets"], stream["num_frames"] = row * packets, packets, packets
         stream["fps_num"], stream["fps_den"], stream["width"], stream["height"] = 25, 1, 336, 256
-        stream["codec"] = Codec.H264
+        stream["codec"], stream["packets_crc32"] = Codec.H264, zlib.crc32(records)
         with sidecar.open("r+b") as file:
             file.seek(rows_at + row * STREAM_DTYPE.itemsize)
             file.write(stream.tobytes())
             file.seek(packets_at + row * packets * PACKET_DTYPE.itemsize)
             file.write(records)
+            # The last field of the header is the checksum of all else that precedes the packets.
+            file.seek(0)
+            index = file.read(packets_at)
+            file.seek(rows_at - 4)
+            file.write(zlib.crc32(index[: rows_at - 4] + index[rows_at:]).to_bytes(4, "little"))
     return folder
 
 

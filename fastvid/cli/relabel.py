@@ -15,7 +15,7 @@ from typing import Any
 
 from fastvid.errors import UsageError
 from fastvid.format.generations import read_annotations as read_table
-from fastvid.format.generations import read_head
+from fastvid.format.generations import read_generation
 from fastvid.runtime.units import things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.labels import match_annotations, read_label_csv
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         note = "relabel from CSV"
     else:
         matched = match_annotations(
-            read_table(storage, read_head(storage).generation), read_annotations(args.annotations)
+            read_table(storage, read_generation(storage)[1]), read_annotations(args.annotations)
         )
         for names, why in (
             (matched.unmatched, "match no sample"),

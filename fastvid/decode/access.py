@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,13 @@ import numpy.typing as npt
 from fastvid.decode.clips import Read, read_clip
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Decoder, FrameBatch, Planes, Rgb
-from fastvid.errors import FastvidError, UsageError
+from fastvid.errors import FastvidError, SampleNotFoundError
 from fastvid.format.dataset import Dataset
 from fastvid.format.flow import to_pixels
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.shard import Shard
-from fastvid.runtime.arrays import Float32Array
+from fastvid.runtime.arrays import Float32Array, IntArray
+from fastvid.runtime.checks import check_integer
 
 _local = threading.local()
 
@@ -134,17 +136,33 @@ class Video:
 
 
 class VideoDataset(Dataset):
-    """A `Dataset` whose samples are videos: ``dataset["key"]``, ``dataset[7]``, ``for video in dataset``."""
+    """A `Dataset` whose samples are videos: ``dataset["key"]``, ``dataset[7]``, ``for video in dataset``.
 
-    def __getitem__(self, sample: str | int) -> Video:
-        """Return a sample by key or by number.
+    ``dataset[10:20]`` and ``dataset[[1, 5, 8]]`` are datasets of these samples, see `Dataset.select`.
+    """
+
+    @overload
+    def __getitem__(self, sample: str | int) -> Video: ...
+
+    @overload
+    def __getitem__(self, sample: slice | Sequence[int] | IntArray) -> VideoDataset: ...
+
+    def __getitem__(self, sample: str | int | slice | Sequence[int] | IntArray) -> Video | VideoDataset:
+        """Return a sample by its key or number, or a dataset of several.
 
         Raises:
-            UsageError: If the selection has no such sample.
+            SampleNotFoundError: If the selection has no such sample; also a KeyError and an IndexError.
+            UsageError: If the numbers of several samples are not ascending integers.
         """
-        number = self.find(sample) if isinstance(sample, str) else int(sample)
+        if isinstance(sample, slice | Sequence | np.ndarray) and not isinstance(sample, str):
+            return self.select(sample)
+        number = self.find(sample) if isinstance(sample, str) else check_integer("sample", sample)
         if not 0 <= number < len(self):
-            raise UsageError(f"sample {number} is outside the selection of {len(self)}", file=self.storage.url)
+            raise SampleNotFoundError(
+                f"sample {number} is outside the selection of {len(self)}",
+                file=self.storage.url,
+                hint=f"give a number from 0 to {len(self) - 1}",
+            )
         shards, rows = self.locate([number])
         shard = self.shard(int(shards[0]))
         return Video(shard, int(rows[0]), key=self.key(number), label=int(self.labels[number]))

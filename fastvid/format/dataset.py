@@ -9,16 +9,17 @@ A sample's number is its row in the annotations. Rows of a shard are consecutive
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import FormatError, UsageError
+from fastvid.errors import FormatError, SampleNotFoundError, UsageError
 from fastvid.format.filters import parse_filter
 from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
@@ -27,7 +28,8 @@ from fastvid.format.generations import read_annotations, read_generation
 from fastvid.format.schema import ANNOTATION_FIELDS
 from fastvid.format.shard import Shard
 from fastvid.runtime.arrays import IntArray
-from fastvid.storage import open_storage
+from fastvid.runtime.hashing import sha256
+from fastvid.storage import Storage, open_storage
 
 _SPLIT: Final = "split"
 
@@ -45,7 +47,7 @@ class Dataset:
 
     Raises:
         StorageError: If there is no dataset.
-        VersionError: If the dataset has a newer major version.
+        VersionError: If the dataset has another major version.
         UsageError: If the split or the filter is invalid, or no sample matches.
     """
 
@@ -55,6 +57,7 @@ class Dataset:
         self.storage = open_storage(url)
         self.dataset_id, self.generation = read_generation(self.storage, generation)
         self.split, self.where = split, where
+        self.selection = ""  # identifies the samples chosen by `select`
         self._shards: dict[int, Shard] = {}
         counts = [shard.samples for shard in self.generation.shards]
         self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
@@ -67,6 +70,10 @@ class Dataset:
         parts = [f"{len(self)} samples", f"generation {self.generation.number}"]
         parts += [f"{name}={value!r}" for name, value in (("split", self.split), ("where", self.where)) if value]
         return f"{type(self).__name__}({self.storage.url!r}, {', '.join(parts)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process opens the shards that it uses.
+        return self.__dict__ | {"_shards": {}}
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -81,7 +88,7 @@ class Dataset:
     @cached_property
     def annotations(self) -> pa.Table:
         """All rows of the generation's annotations, selected or not."""
-        return read_annotations(self.storage, self.generation.number)
+        return read_annotations(self.storage, self.generation)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return a column of the selected rows.
@@ -119,12 +126,45 @@ class Dataset:
         """Return the number of the selected sample with a key.
 
         Raises:
-            UsageError: If no selected sample has the key.
+            SampleNotFoundError: If no selected sample has the key.
         """
         number = self._by_key.get(key)
         if number is None:
-            raise UsageError(f"no sample has the key {key!r}", file=self.storage.url)
+            raise SampleNotFoundError(
+                f"no sample has the key {key!r}", file=self.storage.url, hint="list the keys with `dataset.keys`"
+            )
         return number
+
+    def select(self, samples: slice | Sequence[int] | IntArray) -> Self:
+        """Return a dataset of some of the samples, in the order of this one.
+
+        Args:
+            samples: A slice, or ascending sample numbers.
+
+        Raises:
+            SampleNotFoundError: If a number is outside the dataset.
+            UsageError: If no sample is selected, or the numbers are not ascending integers.
+        """
+        try:
+            wanted = samples if isinstance(samples, slice) else np.asarray(samples)
+            numbers = np.arange(len(self))[wanted]
+        except IndexError as error:
+            raise SampleNotFoundError(
+                f"cannot select samples: {error}",
+                file=self.storage.url,
+                hint=f"give integers from 0 to {len(self) - 1}",
+            ) from error
+        if not len(numbers) or numbers.ndim != 1 or (np.diff(numbers) <= 0).any():
+            raise UsageError(
+                f"selected samples are {numbers.tolist()[:8]}, expected ascending numbers, at least one",
+                hint="sort the numbers and drop duplicates: a loader's `shuffle` and `repeats` change order and number",
+            )
+        chosen = copy.copy(self)
+        for name in ("labels", "num_frames", "keys", "shard_sizes", "_by_key"):
+            chosen.__dict__.pop(name, None)
+        chosen.rows = self.rows[numbers]
+        chosen.selection = f"{len(numbers)} samples {sha256(chosen.rows.tobytes())[:16]}"
+        return chosen
 
     def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
         """Return the shard index and the row inside the shard of selected samples, both int64 [N]."""
@@ -143,19 +183,16 @@ class Dataset:
         return self.generation.shards[index].name
 
     def shard(self, index: int) -> Shard:
-        """Return a shard of the generation, mapping it on first use."""
+        """Return a shard of the generation, opening it on first use.
+
+        Raises:
+            StorageError: If a file is missing.
+            FormatError: If a file is damaged, or not the one that the generation lists.
+        """
         shard = self._shards.get(index)
         if shard is None:
-            record = self.generation.shards[index]
             # No lock, so that threads can open shards concurrently; if two open the same one, the first is kept.
-            shard = Shard(self.storage, record.name)
-            if shard.num_samples != record.samples:
-                raise FormatError(
-                    f"sidecar contains {shard.num_samples} samples, the generation record says {record.samples}",
-                    shard=record.name,
-                    hint="run `fastvid index` to rebuild it",
-                )
-            shard = self._shards.setdefault(index, shard)
+            shard = self._shards.setdefault(index, open_shard(self.storage, self.generation, index))
         return shard
 
     def is_open(self, index: int) -> bool:
@@ -200,6 +237,32 @@ class Dataset:
             present = ", ".join(sorted(str(v) for v in values if v is not None))
             raise UsageError(f"no sample has {column} {value!r}", file=self.storage.url, hint=f"use one of {present}")
         return pc.field(column) == value
+
+
+def open_shard(storage: Storage, generation: Generation, index: int) -> Shard:
+    """Open a shard after checking that its files are those that the generation lists.
+
+    Raises:
+        StorageError: If a file is missing.
+        FormatError: If a file is damaged, or not the one that the generation lists.
+    """
+    record = generation.shards[index]
+    shard = Shard(storage, record.name, record.sha256)
+    found, expected = (shard.num_samples, shard.num_streams), (record.samples, len(generation.streams))
+    if found != expected:
+        raise FormatError(
+            f"packet sidecar contains {found[0]} samples of {found[1]} streams, the generation lists {expected[0]} of"
+            f" {expected[1]}",
+            shard=record.name,
+            hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
+        )
+    if (size := storage.size(shard.tar)) != record.bytes:
+        raise FormatError(
+            f"tar has {size} bytes, the generation lists {record.bytes}",
+            shard=record.name,
+            hint="restore the tar from a copy of the dataset; `fastvid verify DIR` finds all damage",
+        )
+    return shard
 
 
 def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -9,10 +9,14 @@ A commit has four steps, and readers see only the last one:
    same record, one wins, and the other raises ConflictError and changes nothing.
 
 A process that dies in between leaves files that no generation refers to; `fastvid gc` deletes them.
+
+Both records contain a SHA-256 of their other fields, and a generation contains those of its annotations and tars, so a
+reader notices when any file is damaged or belongs to another dataset.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -70,7 +74,7 @@ class Generation:
         note: What created the generation, such as the command.
         parent: Number of the previous generation; 0 for the first.
         revision: Revision of the commit record that the change started from; 0 for the first.
-        annotations_sha256: SHA-256 of the annotations file, hex; empty if it was not recorded.
+        annotations_sha256: SHA-256 of the annotations file, hex; empty before the generation is committed.
         extras: How audio and optical flow were created, by stream; empty if there is neither.
     """
 
@@ -99,20 +103,26 @@ class Head:
         generation: Number of the current generation.
         revision: Counts the swaps of the record.
         content: The record's bytes as read; a swap succeeds only while the file still contains them.
+        major: Major version of the format.
     """
 
     dataset_id: str
     generation: int
     revision: int
     content: bytes
+    major: int = FORMAT_VERSION[0]
 
 
-def read_head(storage: Storage) -> Head:
+def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
     """Read the commit record of a dataset.
+
+    Args:
+        storage: The dataset's folder.
+        oldest: The oldest major version to accept; only `upgrade_records` reads old ones.
 
     Raises:
         StorageError: If the folder contains no dataset.
-        VersionError: If the dataset has a newer major version.
+        VersionError: If the major version of the dataset is newer than this fastvid, or older than `oldest`.
         FormatError: If the record is malformed.
     """
     if not storage.exists(DATASET_JSON):
@@ -122,16 +132,14 @@ def read_head(storage: Storage) -> Head:
             hint="create one with `fastvid shard`; to resume an interrupted job, run its command again",
         )
     content = storage.read(DATASET_JSON)
-    try:
+    with _malformed(DATASET_JSON, storage):
         record = json.loads(content)
-        check_version(record["version"], file=DATASET_JSON)
         if record["format"] != FORMAT:
-            raise FormatError(f"format {record['format']!r} is not {FORMAT!r}", file=DATASET_JSON)
-        return Head(
-            str(record["dataset_id"]), int(record["generation"]), int(record.get("revision", 0)), bytes(content)
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{DATASET_JSON} is malformed: {error!r}", file=storage.url) from error
+            raise ValueError(f"format {record['format']!r} is not {FORMAT!r}")
+        major, minor = map(int, record["version"].split("."))
+        check_version(major, minor, file=DATASET_JSON, oldest=oldest)
+        _check_seal(record, major)
+        return Head(record["dataset_id"], record["generation"], record.get("revision", 0), bytes(content), major)
 
 
 def swap_head(storage: Storage, head: Head | None, *, dataset_id: str, generation: int) -> Head:
@@ -141,7 +149,7 @@ def swap_head(storage: Storage, head: Head | None, *, dataset_id: str, generatio
         ConflictError: If the record is no longer `head`.
     """
     revision = head.revision + 1 if head else 1
-    content = _json(
+    content = _sealed(
         {
             "format": FORMAT,
             "version": ".".join(map(str, FORMAT_VERSION)),
@@ -231,7 +239,7 @@ def read_generation(storage: Storage, number: int | None = None) -> tuple[str, G
 
     Raises:
         StorageError: If there is no dataset or no such generation.
-        VersionError: If the dataset has a newer major version.
+        VersionError: If the dataset has another major version.
         FormatError: If a record is malformed.
     """
     head = read_head(storage)
@@ -243,18 +251,42 @@ def read_generation(storage: Storage, number: int | None = None) -> tuple[str, G
             file=storage.url,
             hint=f"use a number up to {head.generation}, the current one",
         )
-    return head.dataset_id, _read_record(storage, number)
+    return head.dataset_id, _read_record(storage, number, head.major)
 
 
-def read_annotations(storage: Storage, number: int) -> pa.Table:
+def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
     """Read all rows of a generation's annotations, in the order of its shards.
 
     Raises:
         StorageError: If the file is missing.
-        FormatError: If it is not a Parquet file.
+        FormatError: If it is not the file that was committed.
     """
-    name = annotations_file(number)
-    return from_parquet(storage.read(name), file=name)
+    name = annotations_file(generation.number)
+    content = storage.read(name)
+    if sha256(content) != generation.annotations_sha256:
+        raise FormatError(
+            f"{name} differs from the SHA-256 in the generation",
+            file=storage.url,
+            hint="restore the file from a copy of the dataset, or open an older generation",
+        )
+    return from_parquet(content, file=name)
+
+
+def upgrade_records(storage: Storage, head: Head) -> None:
+    """Rewrite the records of a dataset of fastvid 0.1 in the current format, the commit record last.
+
+    Call after the sidecars were rebuilt. Until the last write, this fastvid refuses the dataset; calling again resumes.
+
+    Raises:
+        FormatError: If a generation's annotations differ from their SHA-256.
+        ConflictError: If another process changed the dataset in the meantime.
+    """
+    for generation in history(storage, head):
+        found = sha256(storage.read(annotations_file(generation.number)))
+        sealed = replace(generation, annotations_sha256=generation.annotations_sha256 or found)
+        read_annotations(storage, sealed)
+        storage.write(generation_file(generation.number), _sealed(asdict(sealed)))
+    swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
 
 
 def history(storage: Storage, head: Head) -> Iterator[Generation]:
@@ -264,28 +296,32 @@ def history(storage: Storage, head: Head) -> Iterator[Generation]:
         StorageError: If the current generation is missing.
         FormatError: If a record is malformed.
     """
-    generation = _read_record(storage, head.generation)
+    generation = _read_record(storage, head.generation, head.major)
     yield generation
     while generation.parent and storage.exists(generation_file(generation.parent)):
-        generation = _read_record(storage, generation.parent)
+        generation = _read_record(storage, generation.parent, head.major)
         yield generation
 
 
 def _claim(storage: Storage, generation: Generation) -> Generation:
     """Create the generation's record under its number, or under the next free one."""
-    while not storage.swap(generation_file(generation.number), _json(asdict(generation)), None):
+    while not storage.swap(generation_file(generation.number), _sealed(asdict(generation)), None):
         # An identical record is an interrupted commit of the same change: resume it. Do not reuse the number of a
         # different record, whose files may be about to be deleted.
-        if storage.read(generation_file(generation.number)) == _json(asdict(generation)):
+        if storage.read(generation_file(generation.number)) == _sealed(asdict(generation)):
             return generation
         generation = replace(generation, number=generation.number + 1)
     return generation
 
 
-def _read_record(storage: Storage, number: int) -> Generation:
+def _read_record(storage: Storage, number: int, major: int) -> Generation:
     name = generation_file(number)
-    try:
-        record = json.loads(storage.read(name))
+    content = storage.read(name)
+    with _malformed(name, storage):
+        record = json.loads(content)
+        _check_seal(record, major)
+        if record["number"] != number:
+            raise ValueError(f"it is the record of generation {record['number']!r}")
         return Generation(
             number=record["number"],
             shards=tuple(ShardRecord(**_known(shard)) for shard in record["shards"]),
@@ -297,12 +333,37 @@ def _read_record(storage: Storage, number: int) -> Generation:
             annotations_sha256=record.get("annotations_sha256", ""),
             extras=record.get("extras", {}),
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"generation record is malformed: {error!r}", file=name) from error
 
 
 def _known(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name in ShardRecord.__dataclass_fields__}
+
+
+@contextlib.contextmanager
+def _malformed(name: str, storage: Storage) -> Iterator[None]:
+    """Raise FormatError for anything that is wrong with a record."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            f"{name} is malformed: {type(error).__name__}: {error}",
+            file=storage.url,
+            hint="restore the file from a copy of the dataset",
+        ) from error
+
+
+def _check_seal(record: dict[str, Any], major: int) -> None:
+    """Raise ValueError if a record differs from its SHA-256; fastvid 0.1 wrote none."""
+    if major > 1 and record["sha256"] != _seal(record):
+        raise ValueError("it differs from its SHA-256")
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    return sha256(_json({name: value for name, value in record.items() if name != "sha256"}))
+
+
+def _sealed(record: Mapping[str, Any]) -> bytes:
+    return _json({**record, "sha256": _seal(record)})
 
 
 def _json(record: Mapping[str, Any]) -> bytes:

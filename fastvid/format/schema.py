@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from fastvid.errors import FormatError, UsageError, VersionError
+from fastvid.errors import UsageError, VersionError
 
 FORMAT: Final = "fastvid"
-FORMAT_VERSION: Final = (1, 0)
+FORMAT_VERSION: Final = (2, 0)
 
 DATASET_JSON: Final = "dataset.json"
 GENERATIONS: Final = "generations"
@@ -121,7 +121,7 @@ STREAM_DTYPE: Final = np.dtype(
         ("matrix", "u1"),  # Matrix
         ("flags", "u1"),  # StreamFlag
         ("flow_bound", "<f4"),  # optical flow: pixels per frame at the outermost level; 0 for pictures
-        ("reserved", "<u4"),
+        ("packets_crc32", "<u4"),  # CRC-32 of the stream's rows in the packet section
     ]
 )
 
@@ -137,8 +137,9 @@ PKT_HEADER_DTYPE: Final = np.dtype(
         ("packet_bytes", "<u4"),  # itemsize of PACKET_DTYPE
         ("extradata_bytes", "<u4"),  # size of the extradata section
         ("num_packets", "<u8"),
-        ("body_crc32", "<u4"),  # CRC-32 of everything after the header
+        ("tar_sha256", "S32"),  # of the tar that the file was computed from
         ("reserved", "<u4"),
+        ("index_crc32", "<u4"),  # CRC-32 of the fields above, the stream section and the extradata section
     ]
 )
 
@@ -230,17 +231,12 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_version(text: str, *, file: str) -> tuple[int, int]:
-    """Parse a ``major.minor`` version and reject newer major versions.
+def check_version(major: int, minor: int, *, file: str, oldest: int = FORMAT_VERSION[0]) -> None:
+    """Reject major versions of the format that this fastvid does not read.
 
     Raises:
-        VersionError: If the major version is newer than this fastvid supports.
-        FormatError: If the text is not a version.
+        VersionError: If the major version is newer than this fastvid, or older than `oldest`.
     """
-    found = re.fullmatch(r"(\d+)\.(\d+)", text) if isinstance(text, str) else None
-    if found is None:
-        raise FormatError(f"format version {text!r} is not major.minor", file=file)
-    major, minor = int(found[1]), int(found[2])
     if major > FORMAT_VERSION[0]:
         raise VersionError(
             f"format version {major}.{minor} is newer than {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}, the newest that"
@@ -248,4 +244,9 @@ def check_version(text: str, *, file: str) -> tuple[int, int]:
             file=file,
             hint="upgrade fastvid",
         )
-    return major, minor
+    if major < oldest:
+        raise VersionError(
+            f"format version {major}.{minor} is that of fastvid 0.1; this fastvid reads {FORMAT_VERSION[0]}.x",
+            file=file,
+            hint="run `fastvid index DIR` to upgrade the dataset in DIR; labels, classes and splits are kept",
+        )

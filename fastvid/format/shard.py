@@ -3,7 +3,7 @@
     data-000000.tar       the samples; the only file that is not derived
     data-000000.idx       index for DALI's webdataset reader
     data-000000.parquet   facts for people and queries
-    data-000000.pkt       index for the loader, memory-mapped: header, streams, extradata, packets
+    data-000000.pkt       index for the loader, read by range: header, streams, extradata, packets
 
 `index_shard` is the only function that derives sidecars, for new shards as for repaired ones.
 """
@@ -11,20 +11,16 @@
 from __future__ import annotations
 
 import functools
-import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 
-from fastvid.errors import FastvidError, FormatError, VersionError
-from fastvid.format.audio import index_m4a
-from fastvid.format.demux import index_mp4
+from fastvid.errors import FastvidError, FormatError
 from fastvid.format.facts import facts_parquet
-from fastvid.format.indexed import IndexedAudio, IndexedSample, IndexedStream
+from fastvid.format.indexed import IndexedSample, index_sample
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.records import RecordReader
 from fastvid.format.schema import (
@@ -39,19 +35,22 @@ from fastvid.format.schema import (
     Matrix,
     Range,
     StreamFlag,
+    check_version,
 )
 from fastvid.format.stream_reader import StreamReader
 from fastvid.format.tar import TarDigest, TarMember, read_members, sample_groups, to_json, wds2idx, write_tar
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import RecordArray
+from fastvid.runtime.hashing import sha256
 from fastvid.storage import Storage
-from fastvid.storage.protocol import advise_sparse
 from fastvid.storage.transfer import copy_file
 
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
 _STREAMS: Final = RecordReader(STREAM_DTYPE, "Stream")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
+_CHECKSUM_AT: Final = PKT_HEADER_DTYPE.fields["index_crc32"][1]  # type: ignore[index]
 _WHOLE: Final = int(StreamFlag.WHOLE)
+_REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
 
 SHARD_SUFFIXES: Final = ("tar", "idx", "parquet", "pkt")
 """Suffixes of a shard's files, the tar first."""
@@ -93,7 +92,7 @@ def write_shard(
     with place.create(f"{stem}.tar") as file:
         digest = write_tar(file, samples)
         faults.reach("rename")
-    index_shard(place, stem, streams=streams)
+    index_shard(place, stem, streams=streams, tar_sha256=digest.sha256)
     if scratch is not None:
         for suffix in SHARD_SUFFIXES:
             copy_file(scratch, f"{stem}.{suffix}", storage)
@@ -104,7 +103,12 @@ def write_shard(
 
 
 def index_shard(
-    storage: Storage, stem: str, *, streams: tuple[str, ...] = ("rgb",), indexer: Indexer | None = None
+    storage: Storage,
+    stem: str,
+    *,
+    streams: tuple[str, ...] = ("rgb",),
+    indexer: Indexer | None = None,
+    tar_sha256: str | None = None,
 ) -> list[IndexedSample]:
     """Derive the sidecars of a tar from its bytes and write them.
 
@@ -113,6 +117,7 @@ def index_shard(
         stem: Stem of the file names, such as ``data-000000``.
         streams: The video streams that every sample has.
         indexer: Indexes samples of tars that other tools wrote; by default `index_sample`, for fastvid's own.
+        tar_sha256: SHA-256 of the tar, hex, if the caller knows it; computed by default.
 
     Raises:
         FormatError: If the tar is malformed, or a sample has no JSON or no video of a stream.
@@ -129,7 +134,7 @@ def index_shard(
             samples.append(sample)
     storage.write(f"{stem}.idx", wds2idx(members))
     faults.reach("sidecar")
-    pkt, rows = _pack(samples, streams)
+    pkt, rows = _pack(samples, streams, tar_sha256 or sha256(view))
     storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
     storage.write(f"{stem}.pkt", pkt)
     return samples
@@ -141,85 +146,127 @@ def has_sidecars(storage: Storage, stem: str) -> bool:
 
 
 class Shard:
-    """The memory-mapped packet sidecar of one shard; a look-up reads one stream record and its packets.
+    """A shard's packet sidecar, and through it any packet of the tar.
+
+    Opening reads and checks the index: the header, the streams and the extradata, about 70 bytes of memory per sample
+    and stream. Packet tables, 20 bytes per packet, are read and checked when they are used. On a local disk nothing
+    else is in memory and nothing is mapped, so a file that is cut while it is open is an error. From remote storage
+    every process keeps the whole file, about 6 MB per 1,000 samples of 300 frames, and checks all of it on opening.
 
     Args:
         storage: The dataset's folder.
         stem: Stem of the file names, such as ``data-000000``.
+        tar_sha256: SHA-256 that the tar must have had when the sidecar was computed, hex; any by default.
 
     Raises:
         StorageError: If the sidecar is missing.
-        VersionError: If it has a newer major version.
-        FormatError: If the file is not a packet sidecar, or its size contradicts its header.
+        VersionError: If its major version is not supported.
+        FormatError: If the file is not a packet sidecar, is damaged, or belongs to another tar.
     """
 
-    __slots__ = ("_extradata", "_packets", "_view", "num_samples", "num_streams", "stem", "storage", "tar")
+    __slots__ = (
+        "_copy",
+        "_extradata",
+        "_file",
+        "_index",
+        "_packets",
+        "num_samples",
+        "num_streams",
+        "stem",
+        "storage",
+        "tar",
+        "tar_sha256",
+    )
 
-    def __init__(self, storage: Storage, stem: str) -> None:
-        self.storage, self.stem, self.tar = storage, stem, f"{stem}.tar"
-        name = f"{stem}.pkt"
-        view = storage.map(name)
-        advise_sparse(view)
-        header = _HEADERS.read(view, 0) if len(view) >= PKT_HEADER_DTYPE.itemsize else None
-        if header is None or header.magic != PKT_MAGIC:
-            raise FormatError("file is not a packet sidecar", file=name, hint="run `fastvid index` to rebuild it")
-        if header.major > FORMAT_VERSION[0]:
-            raise VersionError(
-                f"packet sidecar version {header.major}.{header.minor} is newer than {FORMAT_VERSION[0]}",
-                file=name,
-                hint="upgrade fastvid",
-            )
-        if header.stream_bytes != STREAM_DTYPE.itemsize or header.packet_bytes != PACKET_DTYPE.itemsize:
-            raise FormatError("packet sidecar has records of an unknown size", file=name)
-        self.num_samples, self.num_streams = header.num_samples, header.num_streams
-        extradata = _STREAMS_AT + self.num_samples * self.num_streams * STREAM_DTYPE.itemsize
-        packets = extradata + header.extradata_bytes
-        size = packets + header.num_packets * PACKET_DTYPE.itemsize
-        if size != len(view):
-            raise FormatError(
-                f"packet sidecar has {len(view)} bytes, its header says {size}",
-                file=name,
-                hint="run `fastvid index` to rebuild it",
-            )
-        self._view, self._extradata = view, extradata
-        self._packets = np.frombuffer(view, PACKET_DTYPE, count=header.num_packets, offset=packets)
+    def __init__(self, storage: Storage, stem: str, tar_sha256: str | None = None) -> None:
+        self.storage, self.stem, self.tar, self._file = storage, stem, f"{stem}.tar", f"{stem}.pkt"
+        try:
+            self._open(tar_sha256)
+        except FormatError:
+            # A copy of a remote file may be wrong, and a handle may belong to a replaced file: read once more.
+            if not storage.discard(self._file):
+                raise
+            self._open(tar_sha256)
 
     def __repr__(self) -> str:
         return f"Shard({self.stem!r}, {self.num_samples} samples)"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return Shard, (self.storage, self.stem, self.tar_sha256)
+
+    def _open(self, tar_sha256: str | None) -> None:
+        self._copy = self.storage.map(self._file) if self.storage.copies else None
+        size = self.storage.size(self._file) if self._copy is None else len(self._copy)
+        header = _HEADERS.read(self._bytes(0, _STREAMS_AT), 0) if size >= _STREAMS_AT else None
+        if header is None or header.magic != PKT_MAGIC:
+            raise FormatError("file is not a packet sidecar", file=self._file, hint=_REBUILD)
+        check_version(header.major, header.minor, file=self._file)
+        if header.stream_bytes != STREAM_DTYPE.itemsize or header.packet_bytes != PACKET_DTYPE.itemsize:
+            raise FormatError("packet sidecar has records of an unknown size", file=self._file, hint=_REBUILD)
+        self.num_samples, self.num_streams = header.num_samples, header.num_streams
+        self._extradata = _STREAMS_AT + self.num_samples * self.num_streams * STREAM_DTYPE.itemsize
+        self._packets = self._extradata + header.extradata_bytes
+        expected = self._packets + header.num_packets * PACKET_DTYPE.itemsize
+        if expected != size:
+            raise FormatError(
+                f"packet sidecar has {size} bytes, its header says {expected}", file=self._file, hint=_REBUILD
+            )
+        self._index = self._bytes(0, self._packets)
+        if _index_crc32(self._index) != header.index_crc32:
+            raise FormatError("packet sidecar does not match its checksum", file=self._file, hint=_REBUILD)
+        self.tar_sha256 = header.tar_sha256.hex()
+        if tar_sha256 not in (None, self.tar_sha256):
+            raise FormatError(
+                f"packet sidecar was computed from a tar with SHA-256 {self.tar_sha256[:12]}..., the generation lists"
+                f" {str(tar_sha256)[:12]}...",
+                file=self._file,
+                hint="open the dataset again if it was created anew, otherwise restore the shard's files from a copy",
+            )
+        if self._copy is not None:
+            self.check()
+
     def check(self) -> None:
-        """Verify the sidecar's own checksum.
+        """Verify the checksums of all packet tables; those of the rest were verified when the shard was opened.
 
         Raises:
-            FormatError: If the checksum differs.
+            FormatError: If a checksum differs.
         """
-        view = self.storage.map(f"{self.stem}.pkt")
-        if zlib.crc32(view[_STREAMS_AT:]) != _HEADERS.read(view, 0).body_crc32:
-            raise FormatError("packet sidecar does not match its checksum", file=f"{self.stem}.pkt")
+        for number in range(self.num_samples * self.num_streams):
+            self._table(_STREAMS.read(self._index, _STREAMS_AT + number * STREAM_DTYPE.itemsize))
 
     def info(self, row: int, stream: str = "rgb") -> StreamInfo:
         """Return the description of a stream of the sample at `row`."""
         record = self._record(row, stream)
         start = self._extradata + record.extradata_offset
-        return _stream_info(
-            record.codec,
-            record.width,
-            record.height,
-            record.num_frames,
-            record.fps_num,
-            record.fps_den,
-            bytes(self._view[start : start + record.extradata_size]),
-            record.range,
-            record.matrix,
-            record.flags,
-            record.flow_bound,
-        )
+        try:
+            return _stream_info(
+                record.codec,
+                record.width,
+                record.height,
+                record.num_frames,
+                record.fps_num,
+                record.fps_den,
+                bytes(self._index[start : start + record.extradata_size]),
+                record.range,
+                record.matrix,
+                record.flags,
+                record.flow_bound,
+            )
+        except (ValueError, ZeroDivisionError) as error:
+            raise FormatError(
+                f"packet sidecar has an invalid row: {error}", file=self._file, row=row, stream=stream, hint=_REBUILD
+            ) from error
 
     def table(self, row: int, stream: str = "rgb") -> PacketTable:
-        """Return the packets of a stream, as a view of the memory map."""
+        """Read the packets of a stream.
+
+        Raises:
+            StorageError: If the sidecar was deleted or cut after it was opened.
+            FormatError: If the packets do not match their checksum.
+        """
         record = self._record(row, stream)
-        records = self._packets[record.first_packet : record.first_packet + record.num_packets]
         try:
+            records = np.frombuffer(self._table(record), PACKET_DTYPE)
             return PacketTable(records, whole=bool(record.flags & _WHOLE))
         except FormatError as error:
             raise error.at(shard=self.stem, row=row, stream=stream) from error
@@ -230,14 +277,29 @@ class Shard:
         return record.member_offset, record.member_size
 
     def reader(self, row: int, stream: str = "rgb") -> StreamReader:
-        """Reads the stream's bytes."""
+        """Return a reader of the stream's bytes."""
         return StreamReader(self.storage, self.tar, *self.member(row, stream))
 
     def _record(self, row: int, stream: str) -> Any:
         number = VIDEO_STREAMS.index(stream)
         if not 0 <= row < self.num_samples or number >= self.num_streams:
             raise FormatError(f"shard has no stream {stream!r} for sample {row}", shard=self.stem)
-        return _STREAMS.read(self._view, _STREAMS_AT + (row * self.num_streams + number) * STREAM_DTYPE.itemsize)
+        return _STREAMS.read(self._index, _STREAMS_AT + (row * self.num_streams + number) * STREAM_DTYPE.itemsize)
+
+    def _table(self, record: Any) -> memoryview:
+        """Return the bytes of a stream's packet records after checking them."""
+        at = self._packets + record.first_packet * PACKET_DTYPE.itemsize
+        data = self._bytes(at, record.num_packets * PACKET_DTYPE.itemsize)
+        if zlib.crc32(data) != record.packets_crc32:
+            raise FormatError("packet table does not match its checksum", file=self._file, hint=_REBUILD)
+        return data
+
+    def _bytes(self, offset: int, size: int) -> memoryview:
+        if self._copy is not None:
+            return self._copy[offset : offset + size]
+        data = memoryview(bytearray(size))
+        self.storage.read_into(self._file, [(offset, data)])
+        return data.toreadonly()
 
 
 # Cached: few combinations occur in a dataset, and each conversion to an enum costs as much as a cache look-up.
@@ -269,78 +331,7 @@ def _stream_info(
     )
 
 
-def index_sample(view: memoryview, key: str, members: Sequence[TarMember], streams: tuple[str, ...]) -> IndexedSample:
-    """Index a sample that fastvid wrote: its JSON, and the packets of its MP4s.
-
-    Raises:
-        FormatError: If the sample has no JSON or no video of a stream, or an MP4 cannot be indexed.
-    """
-    by_suffix = {member.suffix: member for member in members}
-    if "json" not in by_suffix:
-        raise FormatError("sample has no JSON member")
-    at = by_suffix["json"]
-    try:
-        meta = json.loads(bytes(view[at.offset : at.offset + at.size]))
-    except ValueError as error:
-        raise FormatError(f"cannot parse the sample's JSON: {error}") from error
-    indexed = []
-    for name in streams:
-        member = by_suffix.get(MEMBER_SUFFIX[name])
-        if member is None:
-            raise FormatError(f"sample has no {MEMBER_SUFFIX[name]} member")
-        proved = meta.get("proved") if name == "rgb" else None
-        info, records = index_mp4(
-            view[member.offset : member.offset + member.size],
-            conforms=bool(meta.get("conforms", False)),
-            whole=isinstance(proved, dict) and proved.get("whole") is True,
-        )
-        if "fps" in meta:
-            # Use the profile's exact rate: the mean over rounded container ticks only approximates it.
-            info = replace(info, fps=Fraction(meta["fps"]))
-        if name == "flow":
-            info = replace(info, flow_bound=_flow_bound(meta))
-        if proved is not None:
-            info = proved_info(info, proved)
-        indexed.append(IndexedStream(name, member, info, records))
-    sound = by_suffix.get(MEMBER_SUFFIX["audio"])
-    if sound is None:
-        return IndexedSample(key, meta, tuple(indexed))
-    heard = index_m4a(view[sound.offset : sound.offset + sound.size])
-    return IndexedSample(key, meta, tuple(indexed), IndexedAudio(sound, heard))
-
-
-def _flow_bound(meta: Mapping[str, Any]) -> float:
-    try:
-        # Round to float32, the type in the sidecar.
-        return float(np.float32(meta["flow"]["bound"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError("the sample's JSON has no valid flow bound (flow.bound)") from error
-
-
-def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
-    """Update a stream's description with facts found by decoding it, which the MP4's tables cannot tell.
-
-    Args:
-        info: The description from the tables.
-        proved: ``width``, ``height``, ``color_range``, ``color_matrix`` and ``whole``, from the sample's JSON.
-
-    Raises:
-        FormatError: If one of them is missing or invalid.
-    """
-    try:
-        return replace(
-            info,
-            width=int(proved["width"]),
-            height=int(proved["height"]),
-            range=Range[proved["color_range"].upper()],
-            matrix=Matrix[proved["color_matrix"].upper()],
-            flags=info.flags | (StreamFlag.WHOLE if proved["whole"] else StreamFlag.NONE),
-        )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise FormatError(f"invalid stream facts (proved) in the sample's JSON: {error!r}") from error
-
-
-def _pack(samples: list[IndexedSample], streams: tuple[str, ...]) -> tuple[bytes, RecordArray]:
+def _pack(samples: list[IndexedSample], streams: tuple[str, ...], tar_sha256: str) -> tuple[bytes, RecordArray]:
     rows = np.zeros(len(samples) * len(streams), dtype=STREAM_DTYPE)
     extradata: dict[bytes, int] = {}
     section, packets, first = bytearray(), [], 0
@@ -357,14 +348,21 @@ def _pack(samples: list[IndexedSample], streams: tuple[str, ...]) -> tuple[bytes
         row["width"], row["height"] = info.width, info.height
         row["flow_bound"] = info.flow_bound
         row["codec"], row["range"], row["matrix"], row["flags"] = info.codec, info.range, info.matrix, info.flags
-        packets.append(stream.records)
+        packets.append(stream.records.tobytes())
+        row["packets_crc32"] = zlib.crc32(packets[-1])
         first += len(stream.records)
     section += bytes(-len(section) % 8)  # keeps the packet section aligned
-    body = rows.tobytes() + bytes(section) + b"".join(records.tobytes() for records in packets)
     header = np.zeros(1, dtype=PKT_HEADER_DTYPE)
     header["magic"] = PKT_MAGIC
     header["major"], header["minor"] = FORMAT_VERSION
     header["num_samples"], header["num_streams"] = len(samples), len(streams)
     header["stream_bytes"], header["packet_bytes"] = STREAM_DTYPE.itemsize, PACKET_DTYPE.itemsize
-    header["extradata_bytes"], header["num_packets"], header["body_crc32"] = len(section), first, zlib.crc32(body)
-    return header.tobytes() + body, rows
+    header["extradata_bytes"], header["num_packets"] = len(section), first
+    header["tar_sha256"] = bytes.fromhex(tar_sha256)
+    header["index_crc32"] = _index_crc32(header.tobytes() + rows.tobytes() + section)
+    return b"".join([header.tobytes(), rows.tobytes(), section, *packets]), rows
+
+
+def _index_crc32(index: bytes | memoryview) -> int:
+    """Return the checksum of a sidecar's index: all of it except the checksum itself."""
+    return zlib.crc32(index[_STREAMS_AT:], zlib.crc32(index[:_CHECKSUM_AT]))

@@ -35,7 +35,6 @@ from fastvid.load.order.batches import MASKED, Batches, Last
 from fastvid.load.order.blocks import BlockShuffle
 from fastvid.load.order.epoch import ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
-from fastvid.load.order.permutation import Order
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.engine import BatchPipeline, PendingBatch
@@ -44,7 +43,7 @@ from fastvid.load.workers.progress_view import CopyClock, batch_callbacks
 from fastvid.load.workers.skips import OnError as OnError
 from fastvid.load.workers.skips import Skips, Workers
 from fastvid.load.workers.stats import Counters, LoaderStats
-from fastvid.runtime.checks import check_choice, check_least, check_seconds
+from fastvid.runtime.checks import check_choice, check_integer, check_least, check_seconds
 from fastvid.runtime.cores import available_cores
 from fastvid.runtime.world import World
 
@@ -54,8 +53,8 @@ _log = logging.getLogger(__name__)
 class ClipLoader:
     """Iterable over batches of clips: each sample once per epoch, in an order independent of the number of workers.
 
-    One ``for`` yields the rest of the current epoch, then the epoch advances. After a ``break`` the next ``for``
-    continues with the next batch. A state saved in the loop body resumes with the batch after the current one.
+    One ``for`` yields the rest of the current epoch, then the epoch advances; none is empty. After a ``break``, and
+    with a state saved in the loop body, the next ``for`` continues with the next batch, if need be of the next epoch.
 
     Threads live only as long as an iteration. A process may fork between iterations. A child forked during one has no
     threads, so continuing the iteration there is an error: start the iteration in the child, or use spawn.
@@ -150,8 +149,7 @@ class ClipLoader:
         check_seconds(timeout=timeout, clip_timeout=clip_timeout)
         check_choice("workers", workers, get_args(Workers))
         self._skips = Skips(on_error, max_skip_rate)
-        self.dataset = dataset
-        self.frames = frames
+        self.dataset, self.frames = dataset, frames
         self.spatial = Spatial.of(spatial)
         self.shuffle, self.views = shuffle, views
         self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
@@ -166,8 +164,7 @@ class ClipLoader:
         self._labels, self._fields = dataset.labels, {name: dataset.column(name) for name in fields}
         self._prefetch, self._timeout = prefetch, timeout
         self._num_fetchers = prefetch_threads(dataset, num_fetchers)
-        Order(0, seed)  # raises if the seed is out of range
-        self._seed, self._epoch, self._position = seed, 0, 0
+        self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
         pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout)
@@ -190,7 +187,7 @@ class ClipLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of the current ``for`` loop, or of the next one."""
-        return self.batches.count(self._origin)
+        return self.batches.count(self._origin) or self.batches.count(0)
 
     @property
     def backend(self) -> Backend:
@@ -204,13 +201,13 @@ class ClipLoader:
 
     @property
     def epoch(self) -> int:
-        """The current epoch, or the next one."""
-        return self._epoch
+        """The epoch of the current ``for`` loop, or of the next one."""
+        return self._epoch + self._is_over
 
     @property
     def position(self) -> int:
         """Samples of the epoch delivered so far, over all ranks."""
-        return self._position
+        return 0 if self._is_over else self._position
 
     @property
     def global_batch_size(self) -> int:
@@ -223,8 +220,8 @@ class ClipLoader:
         Raises:
             UsageError: If the epoch is out of range.
         """
-        if epoch != self._epoch:
-            Order(0, self._seed, epoch)
+        epoch = check_integer("epoch", epoch, 0, 2**64 - 1)
+        if epoch != self.epoch:
             self._seek(self._seed, epoch, 0)
 
     def set_batch_size(self, global_batch_size: int) -> None:
@@ -293,11 +290,7 @@ class ClipLoader:
     def _iterate(self) -> Generator[Batch, None, None]:
         # Again, not only in __iter__: iterators may be used in another order than they were created.
         self._stop()
-        self._origin = self._position
-        if not self.batches.count(self._position):
-            # The state was saved during the last batch of an epoch.
-            self._epoch, self._position, self._origin = self._epoch + 1, 0, 0
-            return
+        self._seek(self._seed, self.epoch, self.position)
         order = self._orders.order(self._seed, self._epoch)
         parts = (self.frames, self.spatial, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
         planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts))
@@ -340,7 +333,7 @@ class ClipLoader:
                 del work
                 self._position = batch.stop
                 for report in self._reports:
-                    report(self.stats, self.epoch, batch.stop, self.batches.num_samples)
+                    report(self.stats, self._epoch, batch.stop, self.batches.num_samples)
                 given = time.perf_counter()
                 yield batch
                 del batch
@@ -383,6 +376,11 @@ class ClipLoader:
             fields=fields,
             flow=dict(zip(self.streams, made, strict=True)).get("flow"),
         )
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the loader stands between two epochs: all batches were delivered, and their ``for`` has ended."""
+        return self._run is None and not self.batches.count(self._position)
 
     def _seek(self, seed: int, epoch: int, position: int) -> None:
         self._seed, self._epoch, self._position = seed, epoch, position

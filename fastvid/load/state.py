@@ -30,7 +30,7 @@ def fingerprint(
         "dataset": " + ".join(part.dataset_id for part in sets),
         "generation": " + ".join(str(part.generation.number) for part in sets),
         "split": " + ".join(repr(part.split) for part in sets),
-        "filter": " + ".join(repr(part.where) for part in sets),
+        "filter": " + ".join(f"{part.where!r} {part.selection}".strip() for part in sets),
         "order": order,
         "sampler": repr(sampler),
         "augmentation": f"{DRAWS_VERSION} {spatial}",
@@ -51,6 +51,8 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, str], num_samples: i
         StateError: If this is not a loader state, if its version is not supported, or if it belongs to other data; the
             message names the part that differs.
     """
+    if not isinstance(state, Mapping):
+        raise StateError(f"not a loader state: {state!r}", hint="pass a ClipLoader's state_dict()")
     missing = [key for key in _KEYS if key not in state]
     if missing:
         raise StateError(f"not a loader state: it lacks {', '.join(missing)}", hint="pass a ClipLoader's state_dict()")

@@ -1,20 +1,22 @@
 """Cache whole remote files in a node-local folder that all processes of the node share.
 
     FOLDER/.used              bytes in use, as a decimal number; also the lock for changing it
-    FOLDER/ab/.lock           held by the one process that fetches a file of this subfolder; the others wait
+    FOLDER/ab/.lock           held by the one process that fetches a file of this subfolder; the others wait for a while
     FOLDER/ab/ab12...         a file; its name is a hash of its address and version, so its content never changes
 
 A file appears complete, by a rename. The kernel releases the locks of a killed process, and the next process deletes
-its temporary files. Eviction removes the least recently used files; a process that has mapped one keeps its bytes.
+its temporary files. A stopped process keeps its locks; the others give up waiting and fetch without the cache.
+Eviction removes the least recently used files. Files are read into memory, not mapped: other processes may cut them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
-import mmap
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
@@ -22,6 +24,9 @@ from typing import IO, Final
 _TEMPORARY: Final = ".tmp"
 _LOCK: Final = ".lock"
 _USED: Final = ".used"
+
+POLL_SECONDS: Final = 0.02
+"""Time between two attempts to take a lock: little compared with fetching a file, 50 system calls a second."""
 
 FREE_FRACTION: Final = 0.1
 """Fraction of the limit that an eviction frees, so that not every new file causes one."""
@@ -35,34 +40,36 @@ class NodeCache:
     Args:
         folder: On a local disk; created when missing.
         limit: Maximum total size of the files in bytes.
+        patience: Seconds to wait for another process that fetches into the same subfolder.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+    def __init__(self, folder: Path, limit: int, patience: float = 120.0) -> None:
+        self.folder, self.limit, self.patience = folder, limit, patience
+        self._stuck: set[Path] = set()  # locks that were not released in time: do not wait for them again
 
     def get(self, key: str, size: int, fetch: Callable[[], bytes]) -> memoryview:
-        """Return a file's bytes, mapped read-only from the folder, fetching them once per node.
+        """Return a file's bytes, fetching them once per node.
 
-        If the folder is full or not writable, log a warning and return the fetched bytes uncached.
+        If the folder is full, locked for too long or not writable, log a warning and return the fetched bytes uncached.
 
         Args:
             key: Identifies the file and its version, in hex.
             size: Size of the file in bytes; a cached file of another size is fetched again.
             fetch: Returns the bytes when they are not cached.
         """
-        path = self.folder / key[:2] / key
-        found = _mapped(path, size)
+        path = self._path(key)
+        found = _read(path, size)
         if found is not None:
             return found
         if size > self.limit:
             return memoryview(fetch())
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(_locked(path.parent / _LOCK))
+                held.enter_context(self._locked(path.parent / _LOCK))
             except OSError as error:
                 log.warning("cannot use the cache: %s [file=%s]", error.strerror, path)
                 return memoryview(fetch())
-            found = _mapped(path, size)
+            found = _read(path, size)
             if found is not None:
                 return found
             data = fetch()
@@ -70,8 +77,15 @@ class NodeCache:
                 self._store(path, data)
             except OSError as error:
                 log.warning("cannot store a file in the cache: %s [file=%s]", error.strerror, path)
-                return memoryview(data)
-        return _mapped(path, size) or memoryview(data)
+        return memoryview(data)
+
+    def discard(self, key: str) -> None:
+        """Delete a file whose content turned out to be wrong, so that it is fetched again."""
+        with contextlib.suppress(OSError):
+            self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / key
 
     def _store(self, path: Path, data: bytes) -> None:
         # Only the holder of the lock writes here, so any temporary file was left by a dead process.
@@ -91,7 +105,7 @@ class NodeCache:
 
     def _reserve(self, size: int) -> None:
         """Count `size` bytes as used, evicting files first if they exceed the limit."""
-        with _locked(self.folder / _USED) as book:
+        with self._locked(self.folder / _USED) as book:
             book.seek(0)
             text = book.read()
             # A process that died between counting and writing leaves too high a count; the next eviction corrects it.
@@ -118,8 +132,33 @@ class NodeCache:
                 used -= size
         return used
 
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[IO[bytes]]:
+        """Open a file and lock it.
 
-def _mapped(path: Path, size: int) -> memoryview | None:
+        Raises:
+            TimeoutError: If another process does not release the lock within the patience.
+        """
+        # Mode 0700: other users of the machine must not be able to plant files.
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+            deadline = time.monotonic() + (0 if path in self._stuck else self.patience)
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._stuck.discard(path)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        self._stuck.add(path)
+                        message = f"another process has held a lock for {self.patience:g} s"
+                        raise TimeoutError(errno.ETIMEDOUT, message) from None
+                    time.sleep(POLL_SECONDS)
+            yield file
+
+
+def _read(path: Path, size: int) -> memoryview | None:
+    """Return the bytes of a file of this size, or None if there is none."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size != size:
@@ -127,15 +166,7 @@ def _mapped(path: Path, size: int) -> memoryview | None:
             # Eviction goes by the modification time, so set it to the time of this use.
             with contextlib.suppress(OSError):
                 os.utime(file.fileno())
-            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) if size else memoryview(b"")
+            data = file.read()
+            return memoryview(data) if len(data) == size else None
     except OSError:
         return None
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
-    # Mode 0700: other users of the machine must not be able to plant files.
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file

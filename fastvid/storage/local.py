@@ -41,6 +41,7 @@ class LocalStorage:
     bytes; 32 kB reads twice the bytes and is no faster."""
 
     concurrency = 1
+    copies = False
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
@@ -113,6 +114,11 @@ class LocalStorage:
         except OSError as error:
             raise _translate(error, path) from error
 
+    def discard(self, name: str) -> bool:
+        # An open handle still refers to the old file after another process has replaced it.
+        with self._lock:
+            return self._open.pop(name, None) is not None
+
     def write(self, name: str, data: bytes) -> None:
         with self.create(name) as file:
             file.write(data)
@@ -148,12 +154,12 @@ class LocalStorage:
                 _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-        self._forget(name)
+        self.discard(name)
 
     def delete(self, name: str) -> None:
         with _translated(self.path(name)):
             self.path(name).unlink(missing_ok=True)
-        self._forget(name)
+        self.discard(name)
 
     def sweep(self) -> None:
         """Delete temporary files of interrupted writers. Call only while nobody writes to the folder."""
@@ -217,10 +223,6 @@ class LocalStorage:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            self._open.pop(name, None)
-
 
 class _NoHardLinks(Exception):
     """The file system does not support hard links, like FAT and some network file systems."""
@@ -260,7 +262,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 def _translate(error: OSError, path: str | Path) -> StorageError:
     if isinstance(error, FileNotFoundError):
-        return StorageError("file does not exist", file=path)
+        return StorageError("file does not exist", file=path, hint="restore the file, or correct the path")
     return StorageError(f"{error.strerror or error}", file=path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 from collections.abc import Sequence
 from typing import IO, Final, Protocol
 
@@ -20,11 +19,13 @@ class Storage(Protocol):
     Attributes:
         url: The folder.
         gap: Bytes that cost as much as one more range: ranges closer than this are better read as one.
+        copies: Whether `map` keeps a copy in memory, so that all later reads of the file are free.
         concurrency: Number of concurrent reads that pays off; 1 if sequential reads are as fast.
     """
 
     url: str
     gap: int
+    copies: bool
 
     @property
     def concurrency(self) -> int: ...
@@ -61,7 +62,16 @@ class Storage(Protocol):
         ...
 
     def map(self, name: str) -> memoryview:
-        """Map all of `name` read-only, paged in on use or fetched once. For files that do not change."""
+        """Return all of `name`, mapped read-only or fetched once. For files that do not change: a process that reads a
+        mapped local file dies of SIGBUS if the file is cut in the meantime."""
+        ...
+
+    def discard(self, name: str) -> bool:
+        """Forget everything known of a file: copies in memory and in the node cache, and open handles.
+
+        Returns:
+            Whether anything was known, so that reading the file again may return other bytes.
+        """
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -93,20 +103,6 @@ class Storage(Protocol):
     def close(self) -> None:
         """Release files, connections and threads; the storage reopens them when it is used again."""
         ...
-
-
-SPARSE_BYTES: Final = 2**20
-"""The kernel reads a map up to this size in one or two read-aheads, which is faster than page by page."""
-
-
-def advise_sparse(view: memoryview) -> None:
-    """Tell the kernel that a map will be read sparsely.
-
-    Without this, the first access to a page of a large file reads megabytes around it: 25 ms instead of 0.4 on a disk
-    with a read-ahead of 8 MB, the default of cloud images (measured).
-    """
-    if isinstance(view.obj, mmap.mmap) and len(view) > SPARSE_BYTES:
-        view.obj.madvise(mmap.MADV_RANDOM)
 
 
 def check_name(name: str, url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from fractions import Fraction
 
@@ -12,7 +13,7 @@ import fastvid
 from fastvid.decode.access import decode_frames
 from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.request import ClipRequest
-from fastvid.errors import ChecksumError, StorageError, UsageError
+from fastvid.errors import ChecksumError, StateError, StorageError, UsageError
 from tests.datasets import pack
 from tests.makers import read_numbers
 
@@ -132,3 +133,65 @@ def test_read_clip_reads_the_planned_packets(videos):
     assert bytes(clip.data) == bytes(expected.data)
     for name in ("starts", "sizes", "shows", "keys"):
         assert np.array_equal(getattr(clip, name), getattr(expected, name))
+
+
+def test_a_used_dataset_and_its_videos_pickle(folder):
+    videos = fastvid.open(folder)
+    expected = [video.frames([0]).data.tobytes() for video in videos]
+    again = pickle.loads(pickle.dumps(videos))
+    assert videos.is_open(0)
+    assert not again.is_open(0), "another process opens what it uses"
+    assert [video.frames([0]).data.tobytes() for video in again] == expected
+    assert pickle.loads(pickle.dumps(videos[0])).frames([0]).data.tobytes() == expected[0]
+
+
+def test_an_unknown_key_or_number_is_a_key_error_an_index_error_and_a_usage_error(folder):
+    videos = fastvid.open(folder)
+    for kind in (KeyError, IndexError, UsageError):
+        with pytest.raises(kind, match=r"^no sample has the key 'nope'") as caught:
+            videos["nope"]
+        assert caught.value.hint
+        for number in (len(videos), -1):
+            with pytest.raises(kind, match=f"sample {number} is outside the selection"):
+                videos[number]
+    with pytest.raises(UsageError, match=r"sample is 1\.5, expected an integer"):
+        videos[1.5]
+    with pytest.raises(IndexError, match="cannot select samples"):
+        videos[[0, 99]]
+    assert videos[np.int64(1)].key == videos[1].key
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error) == str(caught.value)
+
+
+@pytest.mark.parametrize("samples", [slice(1, 3), slice(None, None, 2), slice(-2, None), [0, 2], np.array([1, 2])])
+def test_slices_and_lists_select_a_dataset(folder, samples):
+    videos = fastvid.open(folder)
+    videos.keys, videos.labels, videos.shard_sizes  # noqa: B018 - cached values must not pass to the selection
+    chosen = videos[samples]
+    numbers = np.arange(len(videos))[samples].tolist()
+    assert [video.key for video in chosen] == [videos[number].key for number in numbers]
+    assert chosen.labels.tolist() == videos.labels[numbers].tolist()
+    assert chosen.shard_sizes.sum() == len(chosen) == len(numbers)
+    assert chosen.find(chosen[0].key) == 0
+    assert len(videos) > len(chosen)
+
+
+@pytest.mark.parametrize("samples", [[2, 1], [1, 1], [-1, 0], [], slice(0, 0), [0.5]])
+def test_samples_that_make_no_selection_are_refused(folder, samples):
+    with pytest.raises(UsageError) as caught:
+        fastvid.open(folder)[samples]
+    assert caught.value.hint
+
+
+def test_a_loader_state_belongs_to_its_selection(folder):
+    def loader(videos):
+        return fastvid.ClipLoader(
+            videos, frames=fastvid.Uniform(2), spatial=fastvid.CenterCrop(32), global_batch_size=1, decoder="pyav"
+        )
+
+    videos = fastvid.open(folder)
+    state = loader(videos[1:]).state_dict()
+    loader(fastvid.open(folder)[1:]).load_state_dict(state)
+    for other in (videos, videos[:-1]):
+        with pytest.raises(StateError, match="another filter"):
+            loader(other).load_state_dict(state)

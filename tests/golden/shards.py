@@ -70,7 +70,7 @@ def contents(folder: Path) -> dict[str, str]:
 def _generation(path: Path) -> dict[str, Any]:
     """Return a generation's record without its note and without values that depend on the build."""
     record: dict[str, Any] = json.loads(path.read_text())
-    del record["note"], record["annotations_sha256"]
+    del record["note"], record["annotations_sha256"], record["sha256"]
     for shard in record["shards"]:
         del shard["encoder"]
     return record

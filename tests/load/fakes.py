@@ -48,7 +48,7 @@ class MemoryStorage:
 class FakeShard:
     def __init__(self, storage, stem, first, lengths):
         self.storage, self.stem, self.tar = storage, stem, f"{stem}.tar"
-        self.lengths = lengths
+        self.lengths, self.tar_sha256 = lengths, ""
         data, self.members, self.tables = bytearray(), [], []
         for row, frames in enumerate(lengths):
             packets = [struct.pack("<II", first + row, frame) + bytes(frame % 5) for frame in range(frames)]
@@ -78,6 +78,7 @@ class FakeDataset:
     """`size` samples of 1 to 12 frames, in shards of 16."""
 
     streams = ("rgb",)
+    selection = ""
 
     def __init__(self, size, *, dataset_id="fake", generation=1, split=None, where=None, classes=("a", "b", "c")):
         self.classes = classes

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,8 @@ def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(
         if state is not None:
             for rank in ranks:
                 rank.load_state_dict(json.loads(state))
+        if ranks[0].epoch == 1:  # nothing of the epoch is left
+            break
         last_leg = number == len(legs) - 1
         iterators = [iter(rank) for rank in ranks]
         for step, batches in enumerate(zip(*iterators, strict=True)):
@@ -108,18 +111,91 @@ def test_set_epoch_keeps_the_position_of_a_resumed_epoch():
         loader.set_epoch(-1)
 
 
-def test_a_state_at_the_end_of_an_epoch_yields_nothing_then_the_next_epoch():
+@pytest.mark.parametrize("last", ["drop", "mask", "keep"])
+def test_a_state_taken_at_the_last_batch_resumes_with_the_next_epoch(last):
     dataset = FakeDataset(43)
-    loader = make(dataset)
+    loader = make(dataset, last=last)
     for _ in loader:
         state = loader.state_dict()
-    assert (state["epoch"], state["position"]) == (0, 40)
-    resumed = make(dataset)
+    assert (state["epoch"], state["position"]) == (0, 40 if last == "drop" else 43)
+    resumed = make(dataset, last=last)
     resumed.load_state_dict(state)
-    assert len(resumed) == 0
-    assert list(resumed) == []
-    assert resumed.state_dict() == loader.state_dict()
-    assert (resumed.epoch, resumed.position) == (1, 0)
+    assert (len(resumed), resumed.epoch, resumed.position) == (len(loader), 1, 0)
+    assert resumed.state_dict() == state
+    resumed.set_epoch(1)
+    assert [rows(batch) for batch in resumed] == [rows(batch) for batch in loader]
+    assert resumed.epoch == 2
+    resumed.load_state_dict(state)
+    resumed.set_epoch(0)
+    assert (next(iter(resumed)).epoch, resumed.epoch) == (0, 0)
+
+
+def test_a_loop_that_stops_at_the_last_batch_gets_every_epoch_whole():
+    """zip asks the range first, as Lightning counts batches: neither asks whether there is another batch."""
+    dataset = FakeDataset(32)
+    whole = make(dataset)
+    expected = [[rows(batch) for batch in whole] for _ in range(3)]
+    loader, found = make(dataset), []
+    for epoch in range(3):
+        found.append([rows(batch) for _, batch in zip(range(len(loader)), loader, strict=False)])
+        assert loader.epoch == epoch + 1
+    assert [len(batches) for batches in found] == [4, 4, 4]
+    assert found == expected
+
+
+def test_the_epoch_advances_only_after_the_body_of_the_last_batch():
+    loader, seen = make(FakeDataset(32)), []
+    for batch in loader:
+        seen.append((batch.epoch, loader.epoch, loader.position))
+        if batch.stop == 32:
+            break
+    assert seen == [(0, 0, stop) for stop in (8, 16, 24, 32)]
+    assert (loader.epoch, loader.position) == (1, 0)
+
+
+def test_a_smaller_batch_size_after_the_last_batch_delivers_the_rest_of_the_epoch():
+    loader = make(FakeDataset(43))
+    for batch in loader:
+        if batch.stop == 40:
+            break
+    loader.set_batch_size(3)
+    assert (len(loader), loader.epoch) == (1, 0)
+    assert [(batch.start, batch.stop, batch.epoch) for batch in loader] == [(40, 43, 0)]
+
+
+@pytest.mark.parametrize("value", [1.0, None, "3", [3]])
+def test_a_number_that_is_no_integer_is_refused_by_name(value):
+    loader = make(FakeDataset(40))
+    for name, call in (
+        ("seed", lambda: make(FakeDataset(40), seed=value)),
+        ("global_batch_size", lambda: make(FakeDataset(40), global_batch_size=value)),
+        ("global_batch_size", lambda: loader.set_batch_size(value)),
+        ("group_size", lambda: make(FakeDataset(40), group_size=value)),
+        ("epoch", lambda: loader.set_epoch(value)),
+    ):
+        with pytest.raises(UsageError, match=rf"{name} is .*, expected an integer") as caught:
+            call()
+        assert caught.value.hint
+    with pytest.raises(UsageError, match="prefetch is '3', expected at least 1"):
+        make(FakeDataset(40), prefetch="3")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_integers_of_other_libraries_are_accepted(kind):
+    loader = make(FakeDataset(40), seed=kind(3), global_batch_size=kind(8))
+    loader.set_epoch(kind(2))
+    same = make(FakeDataset(40), seed=3)
+    same.set_epoch(2)
+    assert loader.state_dict() == same.state_dict()
+    assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
+    assert [rows(batch) for batch in loader] == [rows(batch) for batch in same]
+
+
+@pytest.mark.parametrize("state", [None, 3, "state", []])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(StateError, match="not a loader state") as caught:
+        make(FakeDataset(40)).load_state_dict(state)
+    assert "state_dict()" in caught.value.hint
 
 
 def test_a_state_is_five_values_that_fit_into_json():

@@ -170,6 +170,35 @@ def test_killed_process_does_not_block_others(tmp_path, source):
         assert used(tmp_path) <= 2500
 
 
+@pytest.mark.parametrize("moment", ["fetch", "count"])
+def test_a_stopped_process_blocks_the_others_for_their_patience_only(tmp_path, source, caplog, moment):
+    """It holds the lock of its subfolder while it fetches, and that of the whole cache while it counts bytes."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; from fastvid.storage import cache\n"
+        "def stop(*_):\n"
+        "    print('stopped', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    return bytes([1]) * 1000\n"
+        "if sys.argv[3] == 'count': cache.NodeCache._evict = stop\n"
+        "fetch = stop if sys.argv[3] == 'fetch' else lambda: bytes([1]) * 1000\n"
+        "cache.NodeCache(Path(sys.argv[1]), 10_000).get(sys.argv[2], 1000, fetch)\n"
+    )
+    command = [sys.executable, "-c", code, tmp_path, key(1), moment]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stdout.readline() == "stopped\n"
+        cache = NodeCache(tmp_path, 10_000, patience=0.2)
+        wanted = 1 if moment == "fetch" else 2
+        try:
+            with caplog.at_level(logging.WARNING, "fastvid.storage"):
+                assert [source.get(cache, wanted) for _ in range(20)] == [content(wanted)] * 20
+            assert source.fetched == [wanted] * 20, "without the cache"
+            assert "another process has held a lock for 0.2 s" in caplog.text
+        finally:
+            stopped.kill()
+    assert source.get(cache, wanted) == source.get(cache, wanted) == content(wanted)
+    assert source.fetched == [wanted] * 21, "the lock was released: cached again"
+
+
 def test_unusable_folder_logs_a_warning_and_returns_the_bytes(tmp_path, source, caplog):
     (tmp_path / "file").write_bytes(b"")
     cache = NodeCache(tmp_path / "file" / "cache", 10_000)

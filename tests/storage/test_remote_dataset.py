@@ -79,7 +79,7 @@ def test_one_of_two_concurrent_commits_to_an_object_store_fails(s3, local):
     rivals = [open_storage(url) for _ in range(2)]
     heads = [read_head(rival) for rival in rivals]
     dataset_id, first = read_generation(rivals[0])
-    annotations = read_annotations(rivals[0], 1)
+    annotations = read_annotations(rivals[0], first)
 
     def commit(number):
         change = type(first)(2, first.shards, classes=("left", "right", f"rival {number}"))
@@ -96,9 +96,10 @@ def test_loader_requests_only_the_planned_ranges(web, local):
     dataset = Dataset(f"{web.url}/counted")
     for shard in range(2):
         dataset.shard(shard)
-    # A look-up and a read each of the commit record and the generation; reads of the annotations and two sidecars.
-    opened = web.requests("counted", 7)
-    assert [method for method, *_ in opened] == ["HEAD", "GET", "HEAD", "GET", "GET", "GET", "GET"]
+    # A look-up and a read each of the commit record and the generation; a read of the annotations; for each shard a
+    # read of its sidecar and a look-up of the size of its tar.
+    opened = web.requests("counted", 9)
+    assert [method for method, *_ in opened] == ["HEAD", "GET", "HEAD", "GET", "GET", "GET", "HEAD", "GET", "HEAD"]
     total = len(opened)
     for gap in (0, 1000, dataset.storage.gap):
         fetched = fetch_all(dataset, gap)

@@ -14,7 +14,7 @@ from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.clip import BatchRow, Clip
-from fastvid.load.clips.sampling import Sampler
+from fastvid.load.clips.sampling import Sampler, check_frames
 from fastvid.load.clips.streams import check_flow, flow_request, stack_frames
 from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.order.random_draws import Draws
@@ -74,7 +74,10 @@ class ClipPlanner:
         height = info.height // 2 if picture is None else picture.height
         draws = Draws(self.seed, self.epoch, row.position)
         cuts = self.views.cuts(self.spatial, height, info.width, draws)
-        shown = self.views.clips(self.sampler, info.num_frames, draws)
+        shown = [
+            check_frames(self.sampler, frames, info.num_frames)
+            for frames in self.views.clips(self.sampler, info.num_frames, draws)
+        ]
         clips = []
         for number, (stream, found) in enumerate(infos.items()):
             at = (number * rows + row.row) * self.views.num_views

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
+import numpy.typing as npt
 
+from fastvid.errors import UsageError
 from fastvid.load.order.random_draws import Draws, Purpose
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_choice, check_least
@@ -27,8 +29,38 @@ class Sampler(Protocol):
         ...
 
     def draw(self, num_frames: int, draws: Draws, /) -> IntArray:
-        """Return the frame indices of a clip, int64 [T], each 0 <= i < num_frames; the video has num_frames >= 1."""
+        """Return the frame indices of a clip, int64 [T], each 0 <= i < num_frames; the video has num_frames >= 1.
+
+        A list, a tensor or an array of another integer type is accepted too.
+        """
         ...
+
+
+def check_frames(sampler: Sampler, frames: npt.ArrayLike, num_frames: int) -> IntArray:
+    """Return the frame indices that a sampler chose as int64 [T].
+
+    Args:
+        sampler: The sampler, for messages and T.
+        frames: What it returned.
+        num_frames: Frames of the video.
+
+    Raises:
+        UsageError: If they are not T integers from 0 to num_frames - 1.
+    """
+    expected = f"expected integers [{sampler.num_frames}] from 0 to {num_frames - 1}"
+    found = np.asarray(frames)
+    if found.dtype.kind not in "iu" or found.shape != (sampler.num_frames,):
+        raise UsageError(
+            f"sampler {sampler!r} returned {found.dtype} {list(found.shape)}, {expected}",
+            hint="return one frame index for each frame of the clip",
+        )
+    indices: IntArray = found.astype(np.int64, copy=False)
+    if len(indices) and not (indices.min() >= 0 and indices.max() < num_frames):
+        outside = indices[(indices < 0) | (indices >= num_frames)][0]
+        raise UsageError(
+            f"sampler {sampler!r} returned frame {outside}, {expected}", hint="keep indices inside the video"
+        )
+    return indices
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastvid.errors import UsageError
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.checks import check_choice
+from fastvid.runtime.checks import check_choice, check_integer
 from fastvid.runtime.world import World
 
 Last = Literal["drop", "mask", "keep"]
@@ -73,7 +73,9 @@ class Batches:
 
     def __post_init__(self) -> None:
         check_choice("last", self.last, get_args(Last))
-        if self.group < 1 or self.size % self.group or (self.group > 1 and self.last != "drop"):
+        for name, field in (("global_batch_size", "size"), ("group_size", "group")):
+            object.__setattr__(self, field, check_integer(name, getattr(self, field), 1))
+        if self.size % self.group or (self.group > 1 and self.last != "drop"):
             raise UsageError(
                 f"group_size is {self.group} with global_batch_size {self.size} and last={self.last!r}",
                 hint="choose a group_size that divides global_batch_size, and last='drop' if it is above 1",

@@ -250,7 +250,8 @@ class _WorkerProcess:
         if isinstance(source, EncodedClip):
             return ClipOrder(spot.offset, layout, request=source.request, packets=source)
         storage = self._number(source.shard.storage)
-        row = (source.shard.stem, source.shard_row, source.key, source.sample, source.position, storage)
+        shard, sample = source.shard, (source.key, source.sample, source.position)
+        row = (shard.stem, source.shard_row, *sample, storage, shard.tar_sha256)
         decided = (source.request, source.info) if isinstance(source, Clip) else ()
         return ClipOrder(spot.offset, layout, *row, *decided)
 

@@ -64,6 +64,7 @@ class ClipOrder(NamedTuple):
         sample: The sample's number.
         position: Position in the epoch's order.
         storage: Number of the shard's storage.
+        tar_sha256: SHA-256 of the shard's tar: the worker opens the shard that the parent has checked.
         request: Frames and crop to decode; None if the worker plans the clip.
         info: The stream, if the clip is planned.
         packets: The clip's packets, if the parent has read them; None if the worker reads them.
@@ -77,6 +78,7 @@ class ClipOrder(NamedTuple):
     sample: int = 0
     position: int = 0
     storage: int = 0
+    tar_sha256: str = ""
     request: ClipRequest | None = None
     info: StreamInfo | None = None
     packets: EncodedClip | None = None
@@ -209,7 +211,8 @@ class WorkerState:
         shard = self._shards.get((order.storage, order.stem))
         if shard is None:
             self._begin(number)
-            shard = self._shards[order.storage, order.stem] = Shard(self._known[order.storage], order.stem)
+            shard = Shard(self._known[order.storage], order.stem, order.tar_sha256)
+            self._shards[order.storage, order.stem] = shard
         row = (0, order.key, shard, order.row, order.sample, order.position)
         if order.request is None or order.info is None:
             return BatchRow(*row)

@@ -212,7 +212,7 @@ def _free_keys(
     storage: Storage, generation: Generation, sources: Sequence[Source], known: Mapping[str, KnownSource]
 ) -> tuple[Source, ...]:
     """Change the keys of sources whose key is or was in use, or conflicts with a folder of such a key."""
-    table = read_annotations(storage, generation.number)
+    table = read_annotations(storage, generation)
     new = {encode_name(source.id) for source in sources}
     rows = zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True)
     # An interrupted addition may have committed these sources already.

@@ -100,7 +100,7 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
     """
     head = read_head(storage)
     generation = next(history(storage, head))
-    table = read_annotations(storage, generation.number)
+    table = read_annotations(storage, generation)
     removed = table["removed"].to_numpy()
     ends = np.cumsum([shard.samples for shard in generation.shards])
     parts = np.split(removed, ends[:-1]) if len(ends) else []

@@ -166,7 +166,7 @@ def change(storage: Storage, edit: Edit) -> Generation:
     for attempt in range(_ATTEMPTS):
         head = read_head(storage)
         generation = next(history(storage, head))
-        made = edit(generation, read_annotations(storage, generation.number))
+        made = edit(generation, read_annotations(storage, generation))
         if made is None:
             return generation
         try:

@@ -75,7 +75,7 @@ def merge_parts(
     """
     _, generation = read_generation(storage)
     samples = [sample for part in parts for sample in part.samples]
-    present = set(read_annotations(storage, generation.number)["key"].to_pylist())
+    present = set(read_annotations(storage, generation)["key"].to_pylist())
     if any(sample.key not in present for sample in samples):
         records = _copy_all(storage, scratch, parts, generation, profile)
         faults.reach("copied")
@@ -85,7 +85,7 @@ def merge_parts(
 
 def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
     """Return ledger rows for a dataset without a ledger, as far as its samples show."""
-    table = read_annotations(storage, generation.number)
+    table = read_annotations(storage, generation)
     stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
     rows: dict[str, Row] = {}
     columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastvid.errors import FormatError, StorageError, UsageError
-from fastvid.format.generations import read_annotations, read_generation
+from fastvid.format.generations import ShardRecord, history, read_generation, read_head, upgrade_records
 from fastvid.format.indexed import IndexedSample, IndexedStream
 from fastvid.format.parquet import from_parquet
-from fastvid.format.schema import DATASET_JSON, FOREIGN, shard_stem
+from fastvid.format.schema import DATASET_JSON, FOREIGN, FORMAT_VERSION, annotations_file, shard_stem
 from fastvid.format.shard import index_shard
 from fastvid.format.tar import TarDigest, TarMember
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -113,33 +113,44 @@ def rebuild(
     workers: int | None = None,
     limits: Limits | None = None,
 ) -> tuple[str, ...]:
-    """Recompute the sidecars of shards of a dataset from their tars, and return the shards.
+    """Recompute the sidecars of shards of a dataset from their tars, and upgrade a dataset of fastvid 0.1.
 
     Args:
         url: The dataset's folder.
-        shards: The shards; all by default.
+        shards: The shards; by default all of the current generation. An upgrade ignores it and includes those of older
+            generations.
         workers: Worker processes for tars of other tools; by default one per core.
         limits: Limits per video of those tars.
 
+    Returns:
+        The names of the shards.
+
     Raises:
         StorageError: If there is no dataset, or it cannot be written.
-        FormatError: If a tar is damaged, or no longer contains the samples that the dataset lists.
+        FormatError: If a tar is not the one that was committed, or no longer contains the samples that the dataset
+            lists.
     """
     storage = open_storage(url)
-    _, generation = read_generation(storage)
-    foreign = [record.name for record in generation.shards if record.profile.get("name") == FOREIGN]
-    chosen = [record.name for record in generation.shards if shards is None or record.name in shards]
+    head = read_head(storage, oldest=1)
+    is_old = head.major < FORMAT_VERSION[0]
+    generations = list(history(storage, head)) if is_old else [read_generation(storage)[1]]
+    records = {record.name: record for generation in generations for record in generation.shards}
+    foreign = [record.name for record in records.values() if record.profile.get("name") == FOREIGN]
+    chosen = [name for name in records if is_old or shards is None or name in shards]
     for stem in chosen:
+        _check_tar(storage, records[stem])
         if stem not in foreign:
-            index_shard(storage, stem, streams=generation.streams)
+            index_shard(storage, stem, streams=generations[0].streams, tar_sha256=records[stem].sha256)
     if set(foreign) & set(chosen):
         if not isinstance(storage, LocalStorage):
             raise UsageError("tars are indexed on a local disk", file=storage.url)
-        keys = read_annotations(storage, generation.number)["key"].to_pylist()
-        wanted, start = {}, 0
-        for record in generation.shards:
-            wanted[record.name] = keys[start : start + record.samples]
-            start += record.samples
+        wanted: dict[str, list[str]] = {}
+        for generation in generations:
+            name = annotations_file(generation.number)
+            keys, start = from_parquet(storage.read(name), file=name, columns=["key"])["key"].to_pylist(), 0
+            for record in generation.shards:
+                wanted[record.name] = keys[start : start + record.samples]
+                start += record.samples
         tars = [_open_tar(storage, stem, str(storage.path(f"{stem}.tar"))) for stem in foreign]
         # Keys must be unique among the samples of all tars, also of those that are not indexed now.
         work = _Work(storage, tars)
@@ -151,7 +162,20 @@ def rebuild(
                     raise FormatError(tar.problem, shard=tar.stem)
                 work.index(tar, engine, wanted[tar.stem])
             work.progress.finish()
+    if is_old:
+        upgrade_records(storage, head)
     return tuple(chosen)
+
+
+def _check_tar(storage: Storage, record: ShardRecord) -> None:
+    """Raise FormatError if a tar is not the one that was committed: new sidecars would make the damage look right."""
+    view = storage.map(f"{record.name}.tar")
+    if len(view) != record.bytes or sha256(view) != record.sha256:
+        raise FormatError(
+            f"tar of {len(view)} bytes is not the one of {record.bytes} bytes that the generation lists",
+            shard=record.name,
+            hint="restore the tar from a copy of the dataset",
+        )
 
 
 class _Work:
@@ -205,9 +229,10 @@ class _Work:
         ) -> IndexedSample | None:
             return found.get(members[0].offset)
 
-        samples = index_shard(self.storage, tar.stem, indexer=indexer)
         view = self.storage.map(f"{tar.stem}.tar")
-        return Part(tar.stem, rows, packed, TarDigest(len(view), sha256(view), len(samples)))
+        digest = sha256(view)
+        samples = index_shard(self.storage, tar.stem, indexer=indexer, tar_sha256=digest)
+        return Part(tar.stem, rows, packed, TarDigest(len(view), digest, len(samples)))
 
     def _outcomes(self, tar: _Tar, engine: Engine) -> dict[int, Outcome]:
         """Return the outcome of each sample, by its number in the tar."""

@@ -21,6 +21,7 @@ from fastvid.decode.clips import read_clip
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Rgb
 from fastvid.errors import DecodeError, FastvidError
+from fastvid.format.dataset import open_shard
 from fastvid.format.schema import PacketFlag
 from fastvid.format.shard import Shard
 from fastvid.runtime.cores import available_cores
@@ -186,7 +187,7 @@ class _Maker:
     def _shard(self, index: int) -> Shard:
         with self._lock:
             if index not in self._shards:
-                self._shards[index] = Shard(self._storage, self._summary.generation.shards[index].name)
+                self._shards[index] = open_shard(self._storage, self._summary.generation, index)
             return self._shards[index]
 
     def _decoder(self) -> PyAvDecoder:

@@ -237,7 +237,7 @@ def summarize(url: str, *, generation: int | None = None) -> Summary:
     """
     storage = open_storage(url)
     dataset_id, record = read_generation(storage, generation)
-    annotations = read_annotations(storage, record.number)
+    annotations = read_annotations(storage, record)
     facts = _read_facts(storage, record)
     if facts.num_rows != annotations.num_rows:
         raise FormatError(

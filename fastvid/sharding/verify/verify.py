@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
-from fastvid.format.schema import FOREIGN, annotations_file
+from fastvid.format.schema import FOREIGN
 from fastvid.format.shard import index_shard
 from fastvid.runtime.cores import available_cores
-from fastvid.runtime.hashing import sha256
 from fastvid.sharding.verify.check_processes import check, check_all
 from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask
 from fastvid.storage import Storage, open_storage
@@ -236,12 +235,8 @@ def _annotation_problems(
     storage: Storage, generation: Generation, facts: dict[str, dict[int, tuple[str, str, int]]]
 ) -> Iterator[Problem]:
     """Compare annotations with their checksum and with the tars."""
-    name = annotations_file(generation.number)
     try:
-        content = storage.read(name)
-        if generation.annotations_sha256 and sha256(content) != generation.annotations_sha256:
-            yield Problem("annotations", f"{name} differs from its SHA-256")
-        table = read_annotations(storage, generation.number)
+        table = read_annotations(storage, generation)
         check_annotations(generation, table)
     except FastvidError as error:
         yield Problem("annotations", error.message)

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.demux import index_mp4, read_track
+from fastvid.format.indexed import proved_info
 from fastvid.format.schema import StreamFlag
-from fastvid.format.shard import proved_info
 from fastvid.media.limits import Limits
 from fastvid.media.playback import ENCODE_HINT, play
 from fastvid.media.probe import OpenSource

@@ -129,7 +129,7 @@ class Labelled:
     @property
     def epoch(self) -> int:
         """See `fastvid.train.parts.loader_protocol.Loader`."""
-        return self.clips.epoch
+        return int(self.clips.state_dict()["epoch"])
 
     @property
     def global_batch_size(self) -> int:
@@ -137,6 +137,11 @@ class Labelled:
         return self.clips.global_batch_size
 
     def __iter__(self) -> Iterator[Batch]:
+        epoch, state = self.clips.epoch, self.clips.state_dict()
+        if state["epoch"] != epoch:
+            # The state was saved at the epoch's last batch: the epoch has no more batches, but is still evaluated.
+            self.clips.load_state_dict(state | {"epoch": epoch, "position": 0})
+            return
         if self.column == _LABEL:
             yield from self.clips
             return
@@ -146,7 +151,7 @@ class Labelled:
             yield replace(batch, label=label.to(batch.video.device).where(batch.valid, IGNORED_LABEL))
 
     def __len__(self) -> int:
-        return len(self.clips)
+        return len(self.clips) if self.epoch == self.clips.epoch else 0
 
     def set_batch_size(self, global_batch_size: int) -> None:
         """See `fastvid.train.parts.loader_protocol.Loader`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from fastvid.errors import UsageError
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.order.random_draws import Draws, Purpose
 from tests.load.clips.sampler_contract import SamplerContract
+from tests.load.fakes import FakeDataset
+from tests.load.tools import make
 
 DRAWS = st.builds(Draws, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6))
 LENGTHS = st.integers(1, 400)
@@ -184,3 +187,42 @@ def test_lengths_below_one_are_refused(make):
 def test_an_unknown_rule_for_short_videos_is_refused():
     with pytest.raises(UsageError, match=r"short is 'wrap'\n.*use one of loop, clamp"):
         Dense(8, 2, short="wrap")
+
+
+class Own:
+    """A sampler of a user that returns whatever it was given."""
+
+    num_frames = 3
+
+    def __init__(self, returns):
+        self.returns = returns
+
+    def __repr__(self):
+        return "Own()"
+
+    def draw(self, num_frames, draws):
+        return self.returns
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda frames: np.array(frames, dtype=np.int32)])
+def test_frames_of_an_own_sampler_may_be_of_any_integer_type(kind):
+    (batch,) = make(FakeDataset(8, classes=()), frames=Own(kind([0, 0, 0])))
+    assert batch.frame_index.tolist() == [[0, 0, 0]] * 8
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        ([0.0, 1.0, 2.0], r"returned float64 \[3\], expected integers \[3\] from 0 to"),
+        ([0, 1], r"returned int64 \[2\], expected integers \[3\]"),
+        ([[0, 0, 0]], r"returned int64 \[1, 3\]"),
+        (None, "returned object"),
+        ([0, 0, 99], "returned frame 99"),
+        ([0, 0, -1], "returned frame -1"),
+    ],
+)
+def test_a_mistake_of_an_own_sampler_is_named(returns, message):
+    with pytest.raises(UsageError, match=rf"sampler Own\(\) {message}") as caught:
+        list(make(FakeDataset(8), frames=Own(returns)))
+    assert caught.value.hint
+    assert caught.value.where["key"]

@@ -312,7 +312,7 @@ class TestConflicts:
             "store = LocalStorage(sys.argv[1])\n"
             "head = read_head(store)\n"
             "name, generation = read_generation(store)\n"
-            "table = read_annotations(store, 1)\n"
+            "table = read_annotations(store, read_generation(store)[1])\n"
             "print('ready', flush=True)\n"
             "sys.stdin.readline()\n"
             "made = replace(generation, number=2, note=sys.argv[2])\n"

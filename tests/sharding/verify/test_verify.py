@@ -18,7 +18,7 @@ import pytest
 from fastvid.cli.main import main
 from fastvid.errors import FormatError, UsageError, error_to_json
 from fastvid.format.dataset import Dataset
-from fastvid.format.schema import PACKET_DTYPE, PKT_HEADER_DTYPE, STREAM_DTYPE, PacketFlag
+from fastvid.format.schema import PKT_HEADER_DTYPE, PacketFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
 from fastvid.runtime import faults
@@ -26,7 +26,7 @@ from fastvid.runtime.messages import pack as pack_message
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.verify import verify
 from fastvid.sharding.verify.verify import CHECKS, repair_sidecars, verify_dataset
-from tests.datasets import COMPACT, make_clip, pack, recommit
+from tests.datasets import COMPACT, edit_pkt, make_clip, pack, recommit
 from tests.makers import TAGS
 from tests.sharding.shardtools import turn
 
@@ -61,19 +61,6 @@ def flip(store, name, position):
 
 def member(store, stem, key, suffix="mp4"):
     return next(m for m in read_members(store.map(f"{stem}.tar")) if (m.key, m.suffix) == (key, suffix))
-
-
-def edit_pkt(store, stem, change):
-    """Change streams and packets of a packet sidecar and update its checksum."""
-    data = bytearray(store.read(f"{stem}.pkt"))
-    header = np.frombuffer(data, PKT_HEADER_DTYPE, count=1)
-    at = PKT_HEADER_DTYPE.itemsize
-    rows = int(header["num_samples"][0] * header["num_streams"][0])
-    streams = np.frombuffer(data, STREAM_DTYPE, count=rows, offset=at)
-    at += rows * STREAM_DTYPE.itemsize + int(header["extradata_bytes"][0])
-    change(streams, np.frombuffer(data, PACKET_DTYPE, offset=at))
-    header["body_crc32"] = zlib.crc32(data[PKT_HEADER_DTYPE.itemsize :])
-    store.write(f"{stem}.pkt", bytes(data))
 
 
 def edit_parquet(store, name, change):

@@ -21,6 +21,8 @@ class ResidentStorage:
         bytes_moved: Bytes read from `inner` so far.
     """
 
+    copies = True
+
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
         self.url, self.gap, self.concurrency = inner.url, inner.gap, inner.concurrency
@@ -62,6 +64,13 @@ class ResidentStorage:
         """Drop all other files from memory."""
         with self._lock:
             self._files = {name: data for name, data in self._files.items() if name in names}
+
+    def discard(self, name: str) -> bool:
+        """See `Storage`."""
+        with self._lock:
+            self._files.pop(name, None)
+        self.inner.discard(name)
+        return True
 
     def exists(self, name: str) -> bool:
         """See `Storage`."""
