@@ -185,7 +185,7 @@ def _rebuild(
 def error_to_json(error: Exception) -> dict[str, Any]:
     """An error as plain data, for a process that does not unpickle what this one sends.
 
-    Of an error of another library only its nearest built-in base crosses.
+    An error class of another library is sent as its nearest built-in base class.
     """
     home = {FastvidError.__module__, builtins.__name__}
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in home)

@@ -141,7 +141,7 @@ class RgbConverter:
         )
 
     def _copy_out(self, planes: Any) -> None:
-        """Copy the crop into wider rows: the frame's rows end too soon after it for the padded width."""
+        """Copy the crop into wider rows, because the frame has too few bytes after it for the padded width."""
         box, width = self._box, self._width
         size = box.height * width
         if len(self._stage) < size * 3 // 2 + _SLACK:

@@ -26,7 +26,7 @@ from fastvid.models.tsn import FrameAverage
 # Keys under which checkpoints store their state dict, outermost first.
 _STATE_KEYS = ("replica", "state_dict", "model")
 
-# Most names that a report lists in each category.
+# Maximum number of names that a report lists per category.
 _NAMES_SHOWN = 6
 
 

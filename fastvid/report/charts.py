@@ -24,7 +24,7 @@ COLOURS: Final = 8
 _BINS: Final = 28
 # Values above this quantile share the last bar, so that one long video does not compress the others.
 _TAIL: Final = 0.99
-_MARKED: Final = 15  # maximum points of a line for which each has a mark
+_MARKED: Final = 15  # draw a mark at each point only if a line has at most this many points
 _DRAWN: Final = 1000  # maximum points drawn of a line
 _LISTED: Final = 50  # maximum rows of numbers below a chart
 _LETTER: Final = 6.7  # width of a letter of an axis in pixels

@@ -59,7 +59,7 @@ class Canvas:
         self._taken: dict[int, Sink] = {}
 
     def output(self, row: int, kinds: Set[type]) -> Output | SharedRow:
-        """Return the memory for a clip, for a decoder that writes some of `kinds`, or the whole row for a process."""
+        """Return where to write a clip: memory for a decoder that writes some of `kinds`, or a process's whole row."""
         read = self._reads.get(row)
         if read is None:
             return self._part(row, kinds)

@@ -53,7 +53,7 @@ class Sink(Protocol):
     """The memory of one stream of a batch in the making."""
 
     def output(self, row: int, kinds: Set[type], /) -> Output | SharedRow:
-        """Return the memory for a clip, for a decoder that writes some of `kinds`, or the whole row for a process."""
+        """Return where to write a clip: memory for a decoder that writes some of `kinds`, or a process's whole row."""
         ...
 
     def done(self, row: int, *, good: bool) -> None:

@@ -104,7 +104,9 @@ def copy_video(
         video = muxer.part(first, last)
         found = index_video(video, limits)
         if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
-            raise SourceError("its frames change in an MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+            raise SourceError(
+                "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+            )
         begins = None if last - first == len(seconds) else float(seconds[first])
         made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
     return made

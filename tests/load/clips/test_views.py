@@ -183,7 +183,7 @@ def test_a_damaged_video_is_skipped_with_all_its_views():
         ({"frames": Uniform(4)}, "makes one clip of a video"),
         ({"frames": Segments(4)}, "jitter=False"),
         ({"frames": Dense(4, 2, jitter=False), "views": Views(2, places=(0.5, 0.0))}, "no segments"),
-        ({"repeats": 2}, "once a video"),
+        ({"repeats": 2}, "views require repeats=1"),
     ],
 )
 def test_invalid_views_are_refused(options, message):

@@ -115,7 +115,7 @@ def test_codecs_without_a_header_parser_are_decoded_whole(name, tmp_path):
     path = make(tmp_path / name, "-pix_fmt", "yuv420p", "-c:v", "mpeg4", size="80x48", frames=20)
     found = check(path.read_bytes())
     assert is_whole(found)
-    assert found.notes[-1].startswith("whole: packets of ")
+    assert found.notes[-1].startswith("whole: packet headers of ")
 
 
 def test_packets_hidden_by_an_edit_list_stay_in_the_plan(tmp_path):
@@ -167,7 +167,7 @@ def test_wrong_droppable_flag_is_detected(tmp_path, monkeypatch):
     monkeypatch.setattr(prove, "packet_flags", lying)
     found = index_video(data, Limits())
     assert is_whole(found)
-    assert "alone" in found.notes[-1]
+    assert "decoded on their own" in found.notes[-1]
 
 
 @pytest.fixture(scope="module")
