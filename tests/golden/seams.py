@@ -7,6 +7,7 @@ import hashlib
 import io
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import fastvid
 from fastvid.cli.main import main
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, Rgb
+from fastvid.format.generations import read_generation
 from fastvid.format.schema import Codec
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.load.clips.augment import Spatial
@@ -70,8 +72,10 @@ def pack_flow(folder: Path, samples: list[tuple[str, bytes, bytes]]) -> fastvid.
         (key, sample_members({"source_id": key, **meta}, {"rgb": picture, "flow": flow}))
         for key, picture, flow in samples
     ]
-    write_shard(storage, "data-000000", both, streams=("rgb", "flow"))
-    datasets.recommit(storage, streams=("rgb", "flow"))
+    tar = write_shard(storage, "data-000000", both, streams=("rgb", "flow"))
+    (record,) = read_generation(storage)[1].shards
+    record = replace(record, bytes=tar.bytes, sha256=tar.sha256)
+    datasets.recommit(storage, streams=("rgb", "flow"), shards=(record,))
     return fastvid.open(folder)
 
 

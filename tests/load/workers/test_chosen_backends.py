@@ -183,9 +183,7 @@ def test_auto_resumes_at_the_end_of_an_epoch(dataset, monkeypatch):
             monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("tried again"))
         resumed = make(dataset)
         resumed.load_state_dict(saved)
-        # The loop over the finished epoch has no batch to measure a decoder on.
-        assert len(resumed) == 0
-        assert list(resumed) == []
+        # A state of the last batch begins the next epoch, which has batches to measure a decoder on.
         assert (resumed.epoch, resumed.position, resumed.backend.name) == (1, 0, at_first)
         assert frames_of(resumed) == following
         assert resumed.backend.name == "dali-cpu"

@@ -217,23 +217,23 @@ class ResizingLoader:
         return self._loader.global_batch_size
 
     def __iter__(self) -> Iterator[Batch]:
-        while True:
-            self._loader.set_batch_size(self._first)
-            fit = len(self._loader)  # remaining batches of the first size
-            if fit == 0:
-                break
+        epoch = self._loader.epoch
+        self._loader.set_batch_size(self._first)
+        fit = len(self._loader)  # remaining batches of the first size
+        while fit > 0:
             size = self._size()
-            self._loader.set_batch_size(min(size, fit * self._first))
+            many = min(size // self._first, fit)
+            self._loader.set_batch_size(many * self._first)
             left = len(self._loader)
             for batch in self._loader:
                 self._on_batch(batch)
                 yield batch
-                left -= 1
+                fit, left = fit - many, left - 1
                 if left == 0 or self._size() != size:
                     break
-        # No batches remain; iterating ends the epoch.
-        for _ in self._loader:
-            raise AssertionError
+        if self._loader.epoch == epoch:  # no batches remain: iterating ends the epoch
+            for _ in self._loader:
+                raise AssertionError
 
     def __len__(self) -> int:
         return len(self._loader)
