@@ -21,8 +21,9 @@ check: $(DEV_STAMP)
 	$(BIN)/mypy
 
 # The core tests with Debian's ffmpeg, the newest and the lowest versions, in throw-away environments (noxfile.py).
+# SESSIONS names some of them: make matrix SESSIONS="lowest newest-3.13".
 matrix: $(DEV_STAMP)
-	$(BIN)/nox
+	$(BIN)/nox $(if $(SESSIONS),--session $(SESSIONS))
 
 docs: $(DEV_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
