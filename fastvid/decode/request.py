@@ -178,15 +178,42 @@ class DeviceRgb:
 
     Attributes:
         data: torch uint8 [3, T, H, W] on the decoder's device; visible to every CUDA stream when `decode` returns.
+        writable: CUDA event that the decoder's stream waits for before it writes, because the memory may still be in
+            use; None if it may write at once.
     """
 
     data: Any
+    writable: Any = None
 
     def __repr__(self) -> str:
         return f"DeviceRgb({tuple(self.data.shape)} on {self.data.device})"
 
 
-Output = Planes | Rgb | DeviceRgb
+@dataclass(frozen=True, slots=True, eq=False)
+class DevicePlanes:
+    """Output for cropped NV12 frames on the decoder's device, neither resized nor flipped.
+
+    Attributes:
+        y: torch uint8 [T, h, w] on the decoder's device; visible to every CUDA stream when `decode` returns.
+        uv: torch uint8 [T, h/2, w/2, 2], U and V of each chroma sample.
+        writable: CUDA event that the decoder's stream waits for before it writes, because the memory may still be in
+            use; None if it may write at once.
+    """
+
+    y: Any
+    uv: Any
+    writable: Any = None
+
+    def __post_init__(self) -> None:
+        t, h, w = self.y.shape
+        if tuple(self.uv.shape) != (t, h // 2, w // 2, 2):
+            raise UsageError(f"chroma {tuple(self.uv.shape)} does not match luma {tuple(self.y.shape)}")
+
+    def __repr__(self) -> str:
+        return f"DevicePlanes({tuple(self.y.shape)} on {self.y.device})"
+
+
+Output = Planes | Rgb | DeviceRgb | DevicePlanes
 
 
 @runtime_checkable
@@ -200,7 +227,7 @@ class Decoder(Protocol):
     """Maximum number of clips per call: many for batch decoders, one for packet decoders."""
 
     outputs: frozenset[type]
-    """The types among `Planes`, `Rgb` and `DeviceRgb` that it can write."""
+    """The types among `Planes`, `Rgb`, `DeviceRgb` and `DevicePlanes` that it can write."""
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
         """Decode each clip into the output with the same index.
