@@ -182,13 +182,14 @@ def open(  # noqa: A001 - users type fastvid.open
     Args:
         path: Folder or URL of the dataset.
         split: Value of the column ``split``, or ``column:value`` for another split column; all samples by default.
-        where: Filter over the annotations' columns, for example ``"num_frames >= 64"``.
+        where: Condition in DuckDB's SQL over the annotations' columns and ``class``, for example
+            ``"duration > 2 and class = 'archery'"``.
         generation: Number of the generation; the current one by default.
 
     Raises:
         StorageError: If there is no dataset.
         VersionError: If its major version is newer.
-        UsageError: If the split or the filter is wrong, or no sample matches.
+        UsageError: If the split or the condition is wrong, or no sample matches.
     """
     return VideoDataset(os.fspath(path), split=split, where=where, generation=generation)
 

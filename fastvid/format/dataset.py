@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import FormatError, SampleNotFoundError, UsageError
-from fastvid.format.filters import parse_filter
+from fastvid.format.filters import matching_rows
 from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
 from fastvid.format.generations import read_annotations, read_generation
-from fastvid.format.schema import ANNOTATION_FIELDS
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.format.shard import Shard
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.hashing import sha256
@@ -42,7 +42,8 @@ class Dataset:
     Args:
         url: Folder of the dataset.
         split: Value of the column ``split``, or ``column:value`` for another split column such as ``split2:test``.
-        where: Filter over the annotations' columns, see `parse_filter`.
+        where: Condition in SQL over the annotations' columns and ``class``, the name of the label; see
+            `fastvid.format.filters`.
         generation: Number of the generation; the current one by default. A job that pins it sees no later change.
 
     Raises:
@@ -209,22 +210,24 @@ class Dataset:
             raise FormatError(
                 f"{table.num_rows} annotations for {self.generation.num_samples} samples", file=self.storage.url
             )
-        keep = ~pc.field("removed")
+        keep = pc.invert(table["removed"])
         if self.split is not None:
-            keep &= self._split_expression(self.split)
+            keep = pc.and_(keep, self._in_split(self.split))
+        rows = np.flatnonzero(keep.fill_null(False).to_numpy())
         if self.where is not None:
-            keep &= parse_filter(self.where, table.column_names)
-        numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
-        try:
-            selected = numbered.filter(keep)["__row"]
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise UsageError(f"filter {self.where!r} does not match the column types: {error}") from error
-        rows = np.asarray(selected.to_numpy(), dtype=np.int64)
+            rows = np.intersect1d(rows, matching_rows(self._with_class(table), self.where), assume_unique=True)
         if not len(rows):
             raise UsageError("no sample matches", split=self.split, where=self.where, file=self.storage.url)
         return rows
 
-    def _split_expression(self, split: str) -> pc.Expression:
+    def _with_class(self, table: pa.Table) -> pa.Table:
+        """Add the column ``class``, the name of each label, unless the annotations have one of their own."""
+        if "class" in table.column_names or not self.classes:
+            return table
+        names = pa.DictionaryArray.from_arrays(table["label"].combine_chunks(), pa.array(self.classes, pa.string()))
+        return table.append_column("class", names)
+
+    def _in_split(self, split: str) -> pa.ChunkedArray:
         column, colon, value = split.rpartition(":")
         column = column if colon else _SPLIT
         names = self.annotations.column_names
@@ -236,7 +239,7 @@ class Dataset:
         if value not in values:
             present = ", ".join(sorted(str(v) for v in values if v is not None))
             raise UsageError(f"no sample has {column} {value!r}", file=self.storage.url, hint=f"use one of {present}")
-        return pc.field(column) == value
+        return pc.equal(self.annotations[column], value)
 
 
 def open_shard(storage: Storage, generation: Generation, index: int) -> Shard:
@@ -266,9 +269,10 @@ def open_shard(storage: Storage, generation: Generation, index: int) -> Shard:
 
 
 def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Build annotations: the fixed columns with their types, then all others as first encountered."""
-    extra = list(dict.fromkeys(name for row in rows for name in row if name not in ANNOTATION_FIELDS))
-    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in ANNOTATION_FIELDS.items()}
+    """Build annotations: the columns of fastvid with their types, then all others as first encountered."""
+    fixed = ANNOTATION_FIELDS | FACT_FIELDS
+    extra = list(dict.fromkeys(name for row in rows for name in row if name not in fixed))
+    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in fixed.items()}
     for name in extra:
         values = [row.get(name) for row in rows]
         try:

@@ -185,6 +185,14 @@ ANNOTATION_FIELDS: Final = {
     "removed": pa.bool_(),
 }
 
+# Annotation columns that fastvid computes from a sample's first video stream, for selecting; 0.1 did not have them.
+FACT_FIELDS: Final = {
+    "fps": pa.float64(),  # frames per second
+    "width": pa.int32(),  # of the stored frames, in pixels
+    "height": pa.int32(),
+    "duration": pa.float64(),  # seconds
+}
+
 LEDGER_SCHEMA: Final = pa.schema(
     [
         pa.field("source_id", pa.string(), nullable=False),

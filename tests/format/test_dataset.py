@@ -172,7 +172,7 @@ def test_dataset_selects_by_split_filter_and_removal(dataset):
     train = Dataset(str(dataset), split="train")
     assert train.keys.to_pylist() == [f"c/{n:03d}" for n in range(12) if n % 4 and n != 5]
     assert Dataset(str(dataset), split="split2:test").keys.to_pylist() == [f"c/{n:03d}" for n in range(5)]
-    long = Dataset(str(dataset), split="train", where='num_frames >= 20 and caption != "clip 9"')
+    long = Dataset(str(dataset), split="train", where="num_frames >= 20 and caption != 'clip 9'")
     assert long.keys.to_pylist() == ["c/003", "c/006"]
     assert long.labels.tolist() == [1, 0]
     shards, rows = long.locate([0, 1])

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, UsageError
 from fastvid.format.generations import Generation, commit_generation, history, read_annotations, read_head
-from fastvid.format.schema import ANNOTATION_FIELDS
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.units import things
 from fastvid.storage import Storage
 
@@ -112,7 +112,7 @@ def relabel_samples(
     if not rows:
         raise UsageError("no samples given")
     columns = tuple(dict.fromkeys(name for values in rows.values() for name in values))
-    fixed = [name for name in columns if name in ANNOTATION_FIELDS and name != "label"]
+    fixed = [name for name in columns if name in ANNOTATION_FIELDS | FACT_FIELDS and name != "label"]
     if fixed or not columns:
         raise UsageError(
             f"column {fixed[0]!r} cannot be changed" if fixed else "no columns given",

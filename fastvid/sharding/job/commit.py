@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -84,12 +85,17 @@ def annotation_rows(parts: Sequence[Part], found: SourceList, labels: Mapping[st
 
 
 def _row(sample: PackedSample, source: Source, labels: Mapping[str, int]) -> dict[str, Any]:
+    rate = Fraction(sample.fps)
     row: dict[str, Any] = {
         "key": sample.key,
         "source_id": sample.source_id,
         "label": None if source.label is None else labels[source.label],
         "num_frames": sample.num_frames,
         "removed": False,
+        "fps": float(rate),
+        "width": sample.width,
+        "height": sample.height,
+        "duration": float(sample.num_frames / rate),
     }
     # A table may have a column of our names for something else, such as its own count of frames.
     row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}

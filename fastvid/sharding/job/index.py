@@ -9,14 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fastvid.errors import FormatError, StorageError, UsageError
-from fastvid.format.generations import ShardRecord, history, read_generation, read_head, upgrade_records
+from fastvid.format.facts import with_facts
+from fastvid.format.generations import (
+    ShardRecord,
+    commit_generation,
+    history,
+    read_annotations,
+    read_generation,
+    read_head,
+    upgrade_records,
+)
 from fastvid.format.indexed import IndexedSample, IndexedStream
 from fastvid.format.parquet import from_parquet
-from fastvid.format.schema import DATASET_JSON, FOREIGN, FORMAT_VERSION, annotations_file, shard_stem
+from fastvid.format.schema import DATASET_JSON, FACT_FIELDS, FOREIGN, FORMAT_VERSION, annotations_file, shard_stem
 from fastvid.format.shard import index_shard
 from fastvid.format.tar import TarDigest, TarMember
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -164,7 +173,20 @@ def rebuild(
             work.progress.finish()
     if is_old:
         upgrade_records(storage, head)
+    _add_facts(storage)
     return tuple(chosen)
+
+
+def _add_facts(storage: Storage) -> None:
+    """Add frame rate, size and duration to the annotations of a dataset that 0.1 made, in a new generation."""
+    head = read_head(storage)
+    dataset_id, generation = read_generation(storage)
+    table = read_annotations(storage, generation)
+    if set(FACT_FIELDS) <= set(table.column_names):
+        return
+    names = [shard.name for shard in generation.shards]
+    new = replace(generation, number=generation.number + 1, note=f"add {', '.join(FACT_FIELDS)} to the annotations")
+    commit_generation(storage, dataset_id, new, with_facts(storage, names, generation.streams[0], table), head=head)
 
 
 def _check_tar(storage: Storage, record: ShardRecord) -> None:
@@ -217,8 +239,9 @@ class _Work:
             rows.append(row)
             if outcome.reason is None:
                 indexed = found[sample.first] = _indexed(sample, source, outcome)
-                frames = indexed.streams[0].info.num_frames
-                packed.append(PackedSample(encode_name(source.id), source.key, frames))
+                info = indexed.streams[0].info
+                facts = (info.num_frames, str(info.fps), info.width, info.height)
+                packed.append(PackedSample(encode_name(source.id), source.key, *facts))
         if wanted is not None:
             _check_keys(tar, [sample.key for sample in packed], wanted)
         if not found:

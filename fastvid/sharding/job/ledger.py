@@ -31,6 +31,9 @@ class PackedSample:
         source_id: Its source.
         key: Its key.
         num_frames: Frames of its first video stream.
+        fps: Frames per second of that stream, as a fraction such as ``30000/1001``.
+        width: Width of its frames in pixels.
+        height: Height of its frames in pixels.
         parent: The source that it is a segment of; None if it is a whole source.
         start_seconds: Start time of the segment in the parent.
         end_seconds: End time of the segment in the parent.
@@ -39,6 +42,9 @@ class PackedSample:
     source_id: str
     key: str
     num_frames: int
+    fps: str
+    width: int
+    height: int
     parent: str | None = None
     start_seconds: float | None = None
     end_seconds: float | None = None

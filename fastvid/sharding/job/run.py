@@ -281,5 +281,6 @@ class Job:
             for sample in outcome.samples:
                 meta = sample.meta
                 place = (meta.get("parent"), meta.get("start_seconds"), meta.get("end_seconds"))
-                packed.append(PackedSample(encode_name(source.id), sample.key, sample.num_frames, *place))
+                facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
+                packed.append(PackedSample(encode_name(source.id), sample.key, *facts, *place))
                 yield sample.key, sample_members(meta, sample.streams)

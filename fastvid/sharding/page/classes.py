@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastvid.format.schema import ANNOTATION_FIELDS
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.report.charts import COLOURS
 from fastvid.report.markup import definitions, text
 from fastvid.report.page import Section
@@ -134,7 +134,8 @@ def _tile(summary: Summary, strip: FrameStrip) -> str:
         "length": f"{duration(length)}, {count(fact['num_frames'])} frames at {rate:.4g} per second",
         "bytes": size(int(summary.bytes[strip.sample])),
     }
-    rows |= {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS and value is not None}
+    ours = ANNOTATION_FIELDS | FACT_FIELDS
+    rows |= {name: value for name, value in row.items() if name not in ours and value is not None}
     return (
         f'<div class="tile" role="button" tabindex="0" aria-label="{key}" data-key="{key}"'
         f' data-packets="{strip.packets}" style="--n:{strip.frames};--w:{strip.width};--p:{strip.frames // 2}">'

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastvid.format.dataset import Dataset
-from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON
+from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS
 from fastvid.sharding.sources.tars import TarSample
 from fastvid.storage import open_storage
 
@@ -31,7 +31,7 @@ class SourceDataset:
         return [self._annotated(sample, self.rows[sample.name]) for sample in samples if sample.name in self.rows]
 
     def _annotated(self, sample: TarSample, row: dict[str, Any]) -> TarSample:
-        columns = {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS}
+        columns = {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS | FACT_FIELDS}
         # Samples of one video stay together, although each is now a source.
         columns["parent"] = row.get("parent") or row["source_id"]
         label = None if row["label"] is None else self.classes[row["label"]]

@@ -12,7 +12,7 @@ import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import FormatError, VersionError
 from fastvid.format.dataset import Dataset
-from fastvid.format.schema import PACKET_DTYPE
+from fastvid.format.schema import FACT_FIELDS, PACKET_DTYPE
 from fastvid.format.shard import Shard
 from fastvid.format.tar import write_tar
 from fastvid.sharding.job.index import index_tars, rebuild
@@ -125,6 +125,30 @@ def test_an_interrupted_upgrade_is_refused_and_resumes(store):
     store.write("data-000001.tar", good)
     rebuild(store.url, workers=1)
     assert show(store.url) == before
+
+
+def test_an_upgrade_adds_the_facts_to_select_by(store):
+    """Annotations of 0.1 had no frame rate, size or duration, but could have columns of these names."""
+    table = Dataset(store.url).annotations.drop_columns(list(FACT_FIELDS))
+    old = table.append_column("duration", [["4 s"] * len(table)]).append_column("size", [["big"] * len(table)])
+    recommit(store, annotations=old)
+    before, pinned = Dataset(store.url), show(store.url)
+    downgrade(store)
+    for _ in range(2):
+        rebuild(store.url, workers=1)
+    after = fastvid.open(store.url)
+    assert after.generation.number == before.generation.number + 1, "the second call has nothing to add"
+    assert after.column("source_duration").to_pylist() == ["4 s"] * 3
+    for video in after:
+        row = {name: after.column(name)[after.find(video.key)].as_py() for name in FACT_FIELDS}
+        assert row == {
+            "fps": float(video.fps), "width": video.width, "height": video.height,
+            "duration": video.num_frames / float(video.fps),
+        }  # fmt: skip
+    assert fastvid.open(store.url, where="duration > 0.4").keys.to_pylist() == ["c/2", "c/3"]
+    assert show(store.url, generation=before.generation.number) == pinned, "older generations stay as they were"
+    kept = [name for name in old.column_names if name != "duration"]
+    assert after.annotations.select(kept).equals(old.select(kept))
 
 
 def test_a_packet_sidecar_of_0_1_is_refused_by_name(store):
