@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fastvid
+from fastvid.errors import UsageError
 from tests.makers import encode, read_numbers
 from tests.makers import paint as paint_numbers
 
@@ -77,6 +78,21 @@ def test_indexing_the_tars_alone_gives_an_equal_dataset(sharded: Path, tmp_path:
     assert first.keys == second.keys
     for key in first.keys.to_pylist():
         assert np.array_equal(first[key].frames([3, 30]).data, second[key].frames([3, 30]).data)
+    for name in ("fps", "width", "height", "duration"):
+        assert first.column(name) == second.column(name), name
+
+
+def test_samples_are_selected_by_class_and_by_the_facts_of_their_videos(sharded: Path):
+    first = fastvid.open(str(sharded))
+    rate, seconds = float(first[0].fps), FRAMES / float(first[0].fps)
+    chosen = fastvid.open(
+        str(sharded),
+        where=f"class = '{CLASSES[1]}' and fps = {rate} and duration between {seconds - 0.01} and {seconds + 0.01}"
+        f" and width = {first[0].width} and height = {first[0].height}",
+    )
+    assert chosen.keys.to_pylist() == [key for key in first.keys.to_pylist() if key.startswith(CLASSES[1])]
+    with pytest.raises(UsageError, match="no sample matches"):
+        fastvid.open(str(sharded), where=f"duration > {seconds + 0.01}")
 
 
 def test_the_loader_delivers_the_frames_and_labels_of_a_sharded_folder(sharded: Path):
