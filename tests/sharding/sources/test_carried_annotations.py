@@ -50,9 +50,11 @@ def test_encoding_a_dataset_again_keeps_its_annotations(tmp_path):
     for key, row in before.items():
         assert [after[key][name] for name in kept] == [row[name] for name in kept]
         assert after[key]["parent"] == (row["parent"] or row["source_id"])
-    # The facts in the tar's JSON are no annotations.
-    assert not {"conforms", "fps", "height", "width", "pix_fmt", "source", "source_source_id"} & set(after[key])
+    # The facts in the tar's JSON are no annotations, and the facts among the annotations are those of the new videos.
+    extra = {"conforms", "pix_fmt", "source", "source_source_id", "source_fps", "source_height", "source_width"}
+    assert not extra & set(after[key])
     assert {fastvid.open(tmp_path / "new")[key].info.height for key in after} == {32}
+    assert {row["height"] for row in after.values()} == {32} != {row["height"] for row in before.values()}
 
 
 def test_removed_samples_are_not_encoded_again(tmp_path):
