@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from fastvid.errors import FastvidError, naming_extras
+from fastvid.runtime.children import SAFE_PATH
 from fastvid.runtime.command_line import parse
 
 BENCHES: Final = {
@@ -69,4 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # Children import this copy of the benchmarks, and nothing from the current folder.
+    search_path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ.update(SAFE_PATH | {"PYTHONPATH": os.pathsep.join(search_path)})
     sys.exit(main())

@@ -21,7 +21,8 @@ from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
-from fastvid.media.probe import open_source, probe
+from fastvid.media.probe import probe
+from fastvid.media.source_file import open_source
 from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, input_options, picture_filters

@@ -28,7 +28,8 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
-from fastvid.media.probe import open_source, probe
+from fastvid.media.probe import probe
+from fastvid.media.source_file import open_source
 from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.check_encoded import verify
 from fastvid.sharding.encode.profiles import build_command, get_profile

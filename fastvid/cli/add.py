@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         follow_links=args.follow_links,
         allow_encoder_change=args.allow_encoder_change,
+        reject_unreadable=args.reject_unreadable,
     )
     print(f"{done.known:8} already known")
     if done.report.ledger.num_rows:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import fastvid
+from fastvid.runtime.children import SAFE_PATH
 
 RAW_ARGUMENTS: Final = True
 
@@ -25,9 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark in a separate process, so that the state of this one is not measured."""
     search_path = [str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # -P: do not import a folder named bench in the current directory.
-    command = [sys.executable, "-P", "-m", "bench", *args.words]
-    return subprocess.call(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path)})
+    command = [sys.executable, "-m", "bench", *args.words]
+    return subprocess.call(command, env=os.environ | SAFE_PATH | {"PYTHONPATH": os.pathsep.join(search_path)})
 
 
 def folder() -> Path:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from fastvid import __version__
 from fastvid.decode.backends import Backend, backends
 from fastvid.decode.parity import REFERENCE, SampleClip, compare
-from fastvid.errors import FastvidError, MissingDependency
+from fastvid.errors import FastvidError, MissingDependency, WorkerError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.cores import available_cores
 from fastvid.sharding.verify.self_test import self_test
@@ -146,7 +146,7 @@ def _loads(library: str) -> bool:
 def _ffmpeg() -> dict[str, Any]:
     try:
         build = find_ffmpeg()
-    except MissingDependency as error:
+    except (MissingDependency, WorkerError) as error:
         return {"missing": str(error)}
     return {"missing": None, "program": str(build), "encoders": list(build.encoders), "tone_mapping": build.zscale}
 

@@ -94,6 +94,11 @@ def add_packing_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="seed of the order in the new shards (default: %(default)s)"
     )
     add_allow_rejected(parser)
+    parser.add_argument(
+        "--reject-unreadable",
+        action="store_true",
+        help="reject sources that the disk does not deliver; without it the job stops at its end, to be resumed",
+    )
     parser.add_argument("--follow-links", action="store_true", help="accept links that point outside their folder")
 
 
@@ -124,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         follow_links=args.follow_links,
         allow_encoder_change=args.allow_encoder_change,
+        reject_unreadable=args.reject_unreadable,
         part=args.part,
         scratch=args.scratch,
     )

@@ -20,6 +20,7 @@ from fastvid.decode.backends import backend
 from fastvid.demo import evaluate, motion, report
 from fastvid.errors import JobError
 from fastvid.load.loader import ClipLoader
+from fastvid.runtime.children import SAFE_PATH
 from fastvid.train.config import recipes
 from fastvid.train.records import metrics
 
@@ -163,7 +164,7 @@ def _command(words: Sequence[str]) -> None:
     shown = shlex.join(words).replace(f"{sys.executable} -m torch.distributed.run", "torchrun")
     log.info("$ %s", shown.replace(f"{sys.executable} -m fastvid", "fastvid"))
     # Avoids torchrun's warning about OMP_NUM_THREADS; the trainer sets the threads from the cores of its node.
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ | SAFE_PATH
     result = subprocess.run(words, stdout=subprocess.DEVNULL, env=environment, check=False)
     if result.returncode:
         raise JobError(f"command failed with exit code {result.returncode}: {shown}")

@@ -16,6 +16,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from fastvid.runtime.children import safe_path
+
 
 class TaskRunner(Protocol):
     """Runs task number n; each worker creates its own."""
@@ -116,15 +118,17 @@ class ProcessWorkers:
 
     def __init__(self, contender: Contender) -> None:
         context = get_context("spawn")
-        self._counter = context.Value("q", 0)
         self._pipes: list[Connection] = []
         self._processes = []
-        for _ in range(contender.workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._counter, contender.open_runner), daemon=True)
-            process.start()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        with safe_path():
+            self._counter = context.Value("q", 0)  # starts a process, too: the resource tracker
+            for _ in range(contender.workers):
+                ours, theirs = context.Pipe()
+                target = (theirs, self._counter, contender.open_runner)
+                process = context.Process(target=_serve, args=target, daemon=True)
+                process.start()
+                self._pipes.append(ours)
+                self._processes.append(process)
         for pipe in self._pipes:
             pipe.recv_bytes()
 

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from fastvid.errors import MissingDependency
+from fastvid.errors import MissingDependency, WorkerError
 from fastvid.media.colour_tags import tagged
+from fastvid.runtime.children import how_it_ended
 from fastvid.runtime.hashing import sha256
 
 VARIABLE: Final = "FASTVID_FFMPEG"
@@ -20,6 +21,7 @@ VARIABLE: Final = "FASTVID_FFMPEG"
 _SECONDS: Final = 60
 _QUERIES: Final = ("-version", "-encoders", "-filters")
 _HINT: Final = f"install ffmpeg, or `pip install imageio-ffmpeg`, or set {VARIABLE} to a program"
+_AGAIN: Final = f"run the command again; if that does not help, set {VARIABLE} to another program"
 _OTHER: Final = f"set {VARIABLE} to a newer or more complete program, such as that of imageio-ffmpeg"
 
 _ENCODERS: Final = ("libvpx-vp9", "libx264", "libx265", "mjpeg")
@@ -73,6 +75,7 @@ def find_ffmpeg() -> FfmpegBuild:
 
     Raises:
         MissingDependency: If there is no ffmpeg, it does not run, or it lacks a feature that fastvid needs.
+        WorkerError: If it was killed or stopped responding, which does not mean that it is missing.
     """
     return _inspect(*_locate())
 
@@ -179,7 +182,7 @@ def _stdout(done: subprocess.CompletedProcess[bytes]) -> str:
 
 def _run(path: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(
+        done = subprocess.run(
             [path, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -187,5 +190,10 @@ def _run(path: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
             env=environment(),
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise MissingDependency(f"cannot run ffmpeg: {error}", file=path, hint=_HINT) from error
+    except subprocess.TimeoutExpired as error:
+        raise WorkerError(f"ffmpeg did not answer within {_SECONDS} s", file=path, hint=_AGAIN) from error
+    if done.returncode < 0:
+        raise WorkerError(f"ffmpeg {how_it_ended(done.returncode)} on startup", file=path, hint=_AGAIN)
+    return done

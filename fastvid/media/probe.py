@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -29,11 +27,10 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError
 from fastvid.format.fields import FieldPairs
 from fastvid.media.boxes import check_fragments
-from fastvid.media.containers import HEAD_BYTES, sniff
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
-from fastvid.media.temporary import is_full, no_space, temporary_file
+from fastvid.media.source_file import OpenSource
 from fastvid.media.timing import FrameTiming, choose_timing
 from fastvid.runtime.arrays import IntArray
 
@@ -55,29 +52,6 @@ _SLACK_PART: Final = 0.1
 _PLACEHOLDER_BYTES: Final = 2
 # A larger sample aspect ratio is damage, not anamorphic video: DV and DVD stay below 1.5, scope below 2.
 _MAX_ASPECT: Final = 8
-_CHUNK: Final = 1 << 20
-# Smaller files may be sparse: reading their zeros costs little.
-_HOLES_FROM: Final = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSource:
-    """An open source file; hostile file names and a replacement of the file cannot affect it.
-
-    Attributes:
-        descriptor: Its file descriptor.
-        size: Size in bytes.
-        container: The FFmpeg demuxer to force.
-    """
-
-    descriptor: int
-    size: int
-    container: str
-
-    @property
-    def url(self) -> str:
-        """A URL for FFmpeg, valid in this process and in children that inherit the descriptor."""
-        return f"file:/dev/fd/{self.descriptor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,70 +105,6 @@ class SourceInfo:
     def hdr(self) -> bool:
         """Whether the picture must be tone-mapped."""
         return self.transfer in HDR_TRANSFERS
-
-
-@contextmanager
-def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[OpenSource]:
-    """Open a source and recognise its container.
-
-    Args:
-        path: The file.
-        member: Offset and size in bytes of the source inside a tar; it is copied to a temporary file, because FFmpeg
-            reads whole files.
-
-    Raises:
-        SourceError: If the file cannot be read, or is not an accepted container.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError as error:
-        raise SourceError("file does not exist", reason=Reason.MISSING) from error
-    except OSError as error:
-        raise SourceError(f"cannot open the file: {error.strerror}", reason=Reason.UNREADABLE) from error
-    try:
-        if member is not None:
-            descriptor = _copied_out(descriptor, *member)
-        size = os.fstat(descriptor).st_size
-        if member is None:
-            _check_holes(descriptor)
-        head = os.pread(descriptor, HEAD_BYTES, 0)
-        yield OpenSource(descriptor, size, sniff(head))
-    except OSError as error:
-        if is_full(error):  # while the block wrote a file
-            raise no_space(error) from error
-        raise SourceError(f"cannot read the file: {error.strerror}", reason=Reason.UNREADABLE) from error
-    finally:
-        os.close(descriptor)
-
-
-def _check_holes(descriptor: int) -> None:
-    """Raise a SourceError for a large file most of which was never written, such as an unfinished download."""
-    found = os.fstat(descriptor)
-    allocated = found.st_blocks * 512
-    if found.st_size < _HOLES_FROM or 2 * allocated >= found.st_size:
-        return
-    # File systems that compress need fewer blocks, too, but have no holes.
-    if os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
-        raise SourceError(
-            f"file is sparse: {allocated} of its {found.st_size} bytes were written",
-            reason=Reason.TRUNCATED,
-            hint="download it again",
-        )
-
-
-def _copied_out(tar: int, offset: int, size: int) -> int:
-    """Copy a member of a tar to an unlinked file; close the tar and return the copy's descriptor."""
-    with temporary_file() as file:
-        position = 0
-        while position < size and (data := os.pread(tar, min(_CHUNK, size - position), offset + position)):
-            file.write(data)
-            position += len(data)
-        if position < size:
-            raise SourceError("tar ends inside the video", reason=Reason.TRUNCATED)
-        file.flush()
-        copy = os.dup(file.fileno())
-    os.close(tar)
-    return copy
 
 
 def probe(source: OpenSource, limits: Limits) -> SourceInfo:

@@ -44,9 +44,9 @@ class Reason(StrEnum):
 
 
 MEANING: dict[Reason, str] = {
-    Reason.MISSING: "the annotations name a file that does not exist",
+    Reason.MISSING: "a link or the annotations name a file that does not exist",
     Reason.OUTSIDE: "a symbolic link that leads outside the source folder",
-    Reason.UNREADABLE: "the file cannot be opened or read",
+    Reason.UNREADABLE: "the disk does not deliver the file, even in a retry at the end",
     Reason.UNREACHABLE: "its server does not deliver the file, even in a retry at the end",
     Reason.CHANGED: "the file changed after the sources were listed, or while it was read",
     Reason.EMPTY: "the file is empty",

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import mmap
 import os
 import secrets
-import socket
 import threading
-import zlib
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fastvid.errors import StorageError
+from fastvid.runtime import faults
+from fastvid.runtime.file_lock import lock_file
+from fastvid.runtime.liveness import is_dead, namespace
 from fastvid.storage.protocol import check_name, truncated_error
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ MAX_OPEN_FILES = 256
 
 BUFFER_BYTES = 2**20
 """Size of the write buffer."""
+
+ABANDONED_SECONDS = 24 * 3600
+"""A temporary file that nobody has written to for a day has no writer: every writer writes at the speed of its disk."""
 
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
@@ -138,10 +142,11 @@ class LocalStorage:
     def create(self, name: str) -> Iterator[IO[bytes]]:
         path = self.path(name)
         # A unique name keeps writers, also on other machines, from mixing their bytes; the last rename wins.
-        temporary = path.with_name(f"{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
+        temporary = path.with_name(f"{path.name}.{namespace()}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
         try:
             with _translated(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
+                faults.reach("write")
                 raw = _Raw(temporary, "wb")
             # `_Raw` translates write errors, because errors raised by the block itself must pass unchanged.
             with io.BufferedWriter(raw, BUFFER_BYTES) as file:
@@ -167,11 +172,23 @@ class LocalStorage:
             leftover.unlink(missing_ok=True)
 
     def sweep_dead(self) -> None:
-        """Delete temporary files of dead processes of this machine; safe while others write."""
-        for leftover in self.root.rglob(f"*.{_machine()}-*{_TEMPORARY}"):
-            pid = leftover.name.removesuffix(_TEMPORARY).split("-")[-2]
-            if not os.path.exists(f"/proc/{pid}"):
-                leftover.unlink(missing_ok=True)
+        """Delete temporary files of dead processes; safe while others write, also from other PID namespaces.
+
+        A file of another namespace, or of another machine, is deleted after `ABANDONED_SECONDS`.
+        """
+        oldest = time.time() - ABANDONED_SECONDS
+        for leftover in self.root.rglob(f"*{_TEMPORARY}"):
+            _, _, writer = leftover.name.removesuffix(_TEMPORARY).rpartition(".")
+            space, _, rest = writer.partition("-")
+            with contextlib.suppress(FileNotFoundError):
+                if is_dead(space, rest.partition("-")[0]) or leftover.stat().st_mtime < oldest:
+                    leftover.unlink()
+
+    def prune(self, folder: str) -> None:
+        """Remove a folder and those below it that are empty."""
+        for path, _, _ in os.walk(self.path(folder), topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
 
     def close(self) -> None:
         """Close all file handles."""
@@ -187,6 +204,7 @@ class LocalStorage:
             handle = self._open.get(name)
             if handle is None:
                 with _translated(self.path(name)):
+                    faults.reach("open")
                     handle = _Handle(self.path(name))
                 self._open[name] = handle
             self._open.move_to_end(name)
@@ -216,12 +234,12 @@ class LocalStorage:
         # A separate lock file: a lock belongs to the inode, and a swap replaces the file's inode.
         lock = path.with_name(f".{path.name}{_LOCK}")
         with _translated(lock):
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            file = lock.open("ab")
-        with file:
-            with _translated(lock):
-                fcntl.flock(file, fcntl.LOCK_EX)
+            descriptor = lock_file(lock)
+        try:
             yield
+        finally:
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 class _NoHardLinks(Exception):
@@ -264,11 +282,6 @@ def _translate(error: OSError, path: str | Path) -> StorageError:
     if isinstance(error, FileNotFoundError):
         return StorageError("file does not exist", file=path, hint="restore the file, or correct the path")
     return StorageError(f"{error.strerror or error}", file=path)
-
-
-def _machine() -> str:
-    """Return a short id of this machine, in hex."""
-    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def _sync_folder(path: Path) -> None:

@@ -14,8 +14,9 @@ import ffmpeg
 from fastvid.errors import SourceError
 from fastvid.media.ffmpeg import FfmpegBuild, environment
 from fastvid.media.limits import Limits
-from fastvid.media.probe import SourceInfo, open_source, probe
+from fastvid.media.probe import SourceInfo, probe
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import open_source
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import SWS_FLAGS, input_options, picture_filters
 

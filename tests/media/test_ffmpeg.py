@@ -7,7 +7,7 @@ import sys
 import imageio_ffmpeg
 import pytest
 
-from fastvid.errors import MissingDependency
+from fastvid.errors import MissingDependency, WorkerError
 from fastvid.media import ffmpeg as module
 from fastvid.media.ffmpeg import environment, find_ffmpeg
 from tests.sharding.shardtools import other_build, stub
@@ -43,6 +43,13 @@ def test_program_that_is_not_ffmpeg_is_rejected(body, message, tmp_path, monkeyp
     monkeypatch.setenv(module.VARIABLE, stub(tmp_path / "ffmpeg", body))
     with pytest.raises(MissingDependency, match=message):
         find_ffmpeg()
+
+
+def test_program_that_is_killed_is_not_reported_as_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv(module.VARIABLE, stub(tmp_path / "ffmpeg", "kill -9 $$"))
+    with pytest.raises(WorkerError, match="ffmpeg was killed by SIGKILL on startup") as caught:
+        find_ffmpeg()
+    assert "run the command again" in caught.value.hint
 
 
 @pytest.mark.parametrize(

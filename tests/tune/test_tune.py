@@ -15,7 +15,8 @@ from fastvid.errors import UsageError
 from fastvid.measure.clips import parse_sampling
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
-from fastvid.media.probe import open_source, probe
+from fastvid.media.probe import probe
+from fastvid.media.source_file import open_source
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import transcode
 from fastvid.tune.advice import recommend

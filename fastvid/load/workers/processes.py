@@ -42,7 +42,7 @@ from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, KeepGoing
 from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder, Status
 from fastvid.runtime.arrays import UInt8Array
-from fastvid.runtime.children import how_it_ended
+from fastvid.runtime.children import SAFE_PATH, how_it_ended
 from fastvid.runtime.messages import Inbox
 from fastvid.storage import Storage
 
@@ -224,7 +224,7 @@ class _WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), words[0]),
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                env=os.environ | SAFE_PATH | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             )
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)

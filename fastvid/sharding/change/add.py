@@ -71,6 +71,7 @@ def add_sources(
     prefix: str | None = None,
     retry_rejected: bool = False,
     allow_encoder_change: bool = False,
+    reject_unreadable: bool = False,
     limits: Limits | None = None,
 ) -> Added:
     """Encode the sources that a dataset does not know yet, with its own profile, and add them.
@@ -92,13 +93,16 @@ def add_sources(
         retry_rejected: Whether to retry sources that were rejected before.
         allow_encoder_change: Whether to encode although the dataset, or the unfinished addition, was encoded by another
             build of ffmpeg; each shard records its build.
+        reject_unreadable: Whether to reject sources that their disk does not deliver; see
+            `fastvid.sharding.job.job.run_job`.
         limits: Limits per source.
 
     Raises:
         UsageError: If an argument is wrong, or a new source has the name of a known one.
         MissingDependency: If no ffmpeg can encode the dataset's profile.
         JobError: If another job is running here, the unfinished one differs, or ffmpeg is another build.
-        StorageError: If there is no dataset, or it cannot be written; run again to resume.
+        StorageError: If there is no dataset, it cannot be written, or a disk does not deliver sources; run again to
+            resume.
         WorkerError: If workers cannot be started.
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
@@ -115,7 +119,15 @@ def add_sources(
         known = len(every.sources) - len(found.sources)
         if not found.sources:
             return Added(JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored), generation.number, known)
-        job = Job(scratch, found, settings, seed=seed, samples_per_shard=samples_per_shard, added_to=storage)
+        job = Job(
+            scratch,
+            found,
+            settings,
+            seed=seed,
+            samples_per_shard=samples_per_shard,
+            reject_unreadable=reject_unreadable,
+            added_to=storage,
+        )
         parts = job.run(LocalEngine(settings, workers), check, allow_encoder_change=allow_encoder_change)
         faults.reach("encoded")
         number, ledger = merge_parts(storage, scratch, parts, found, settings.profile)

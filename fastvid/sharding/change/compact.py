@@ -38,7 +38,7 @@ from fastvid.runtime import faults
 from fastvid.runtime.hashing import sha256
 from fastvid.runtime.units import things
 from fastvid.sharding.job.scratch import short_scratch
-from fastvid.storage import Storage
+from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
         ConflictError: If the dataset has been changed in the meantime; nothing is changed.
         StorageError: If there is no dataset, or a file cannot be read or written.
     """
+    _sweep(storage)
     head = read_head(storage)
     generation = next(history(storage, head))
     table = read_annotations(storage, generation)
@@ -129,6 +130,12 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
     committed = commit_generation(storage, head.dataset_id, made, table.filter(pa.array(~removed)), head=head)
     saved = sum(shard.bytes for shard in generation.shards) - sum(shard.bytes for shard in shards)
     return Compacted(committed.number, rewritten, int(removed.sum()), saved)
+
+
+def _sweep(storage: Storage) -> None:
+    """Delete what killed commands left half written; others may be writing."""
+    if isinstance(storage, LocalStorage):
+        storage.sweep_dead()
 
 
 def _check_ours(shards: Sequence[ShardRecord], removed: Sequence[npt.NDArray[np.bool_]]) -> None:
@@ -173,6 +180,7 @@ def collect_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
             file=storage.url,
             hint="run the job again until it is complete",
         )
+    _sweep(storage)
     head = read_head(storage)
     garbage = _find(storage, head, keep_generations)
     if not garbage.files:

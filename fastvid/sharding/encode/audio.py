@@ -27,8 +27,8 @@ from fastvid.format.audio import AudioInfo, index_m4a
 from fastvid.media.demuxer import fraction, open_demuxer
 from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
-from fastvid.media.probe import OpenSource
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import OpenSource
 from fastvid.sharding.encode.streams import Audio
 from fastvid.sharding.encode.transcode import FfmpegLog, read_back, run_ffmpeg
 
@@ -111,7 +111,7 @@ def extract_audio(
         data = _write(build, source, found, spans, limits, patience, copied=copied)
         checked = [_check(member, float(end - start)) for member, (start, end) in zip(data, spans, strict=True)]
     except SourceError as error:
-        if error.transient:
+        if error.transient or not source.private:  # the disk may be at fault; a private copy tells
             raise
         return SampleAudio.none(len(spans), DAMAGED)
     members = tuple(member if info is not None else None for member, info in zip(data, checked, strict=True))

@@ -18,8 +18,9 @@ from av.video.reformatter import ColorRange, Colorspace
 
 from fastvid.errors import SourceError
 from fastvid.media.demuxer import open_demuxer, side_data, video_stream
-from fastvid.media.probe import OpenSource, SourceInfo
+from fastvid.media.probe import SourceInfo
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import OpenSource
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import Geometry, source_matrix, upright_geometry
 

@@ -24,8 +24,9 @@ from typing import IO, Final
 from fastvid.errors import SourceError
 from fastvid.media.ffmpeg import STATISTICS, FfmpegBuild, environment
 from fastvid.media.limits import Limits, confine_child
-from fastvid.media.probe import OpenSource, SourceInfo
+from fastvid.media.probe import SourceInfo
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import OpenSource
 from fastvid.media.temporary import no_space, temporary_file
 from fastvid.runtime.children import how_it_ended
 from fastvid.sharding.encode.profile import Profile

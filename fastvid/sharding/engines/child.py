@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import fastvid
+from fastvid.runtime.children import SAFE_PATH
 from fastvid.runtime.messages import HEADER_BYTES, Inbox, pack, piece_size, unpack
 
 _READ_BYTES: Final = 1 << 20
@@ -44,7 +45,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=os.environ | {"PYTHONPATH": _search_path()} | dict(environment or {}),
+            env=os.environ | SAFE_PATH | {"PYTHONPATH": _search_path()} | dict(environment or {}),
             # A separate process group: killing it also kills what the child has started, and Ctrl-C reaches only the
             # job.
             start_new_session=True,

@@ -35,6 +35,8 @@ _SAME_VERSION_HINT: Final = "install the same fastvid on every node"
 
 def main() -> None:
     """Serve the job until it sends "stop" or closes the input."""
+    # Ray adds the current folder of this process to the search path of its workers.
+    os.chdir("/")
     parent = Parent()
     start = parent.messages.get()
     try:

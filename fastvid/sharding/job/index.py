@@ -39,6 +39,7 @@ from fastvid.sharding.engines.local_engine import LocalEngine
 from fastvid.sharding.job.commit import commit_job, shard_records
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, problem_row
+from fastvid.sharding.job.outages import OutageDetector
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.sources.sources import Source, SourceList, encode_name
 from fastvid.sharding.sources.tars import TarSample, find_tars, missing_video, read_tar, sample_keys
@@ -274,14 +275,18 @@ class _Work:
                 continue
             name, place = encode_name(source.id), source.member
             tasks[number] = Task(number, name, path, source.key, size=source.size, member=place, indexes=True)
-        again = []
+        again, outages = [], OutageDetector()
         for outcome in engine.run(tasks.values()):
+            outages.add_outcome(Source(tasks[outcome.index].source_id, path), outcome)
             if outcome.transient:
                 again.append(outcome.index)
             else:
                 keep(outcome)
         for number in again:
-            keep(retry_alone(engine, tasks[number]))
+            outcome = retry_alone(engine, tasks[number])
+            if outages.add_final_outcome(Source(tasks[number].source_id, path), outcome):
+                keep(outcome)
+        outages.finish()
         return outcomes
 
 

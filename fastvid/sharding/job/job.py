@@ -88,6 +88,7 @@ def run_job(
     allow_encoder_change: bool = False,
     part: JobPart | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
+    reject_unreadable: bool = False,
     limits: Limits | None = None,
 ) -> JobReport:
     """Encode raw videos into an indexed WebDataset, as ``fastvid shard`` does.
@@ -120,6 +121,8 @@ def run_job(
             remaining shards and commits the dataset.
         scratch: Local folder for samples that wait to be packed; by default `out` itself, or for an object store the
             folder for temporary files. A resumed job finds its samples there.
+        reject_unreadable: Reject sources that their disk does not deliver, even in a retry at the end. By default the
+            job stops at its end and tries them again when it is resumed.
         limits: Limits per source.
 
     Returns:
@@ -130,7 +133,8 @@ def run_job(
         MissingDependency: If there is no ffmpeg, or no Ray for engine "ray".
         JobError: If another job, or the same part, is running in `out`, the unfinished job there differs, or no source
             could be packed.
-        StorageError: If `out` cannot be written or is full; run again to resume.
+        StorageError: If `out` cannot be written or is full, or a disk or store does not deliver sources; run again to
+            resume.
         WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
@@ -149,7 +153,16 @@ def run_job(
     found = gather_sources(sources, annotations, class_names=class_names, follow_links=follow_links)
     storage = open_storage(out)
     with lock_folder(storage, mine) as check:
-        job = Job(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard, part=mine, scratch=scratch)
+        job = Job(
+            storage,
+            found,
+            settings,
+            seed=seed,
+            samples_per_shard=samples_per_shard,
+            part=mine,
+            scratch=scratch,
+            reject_unreadable=reject_unreadable,
+        )
         if storage.exists(DATASET_JSON):
             ledger = _finished(storage, job.identity)
         else:

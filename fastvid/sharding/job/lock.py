@@ -23,6 +23,8 @@ from typing import Any, Final
 
 from fastvid.errors import JobError, StorageError
 from fastvid.format.schema import LEDGER_PARTS
+from fastvid.runtime.file_lock import lock_file
+from fastvid.runtime.liveness import is_dead, namespace
 from fastvid.sharding.job.plan import JobPart
 from fastvid.storage import LocalStorage, Storage
 
@@ -80,10 +82,10 @@ def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[Check]:
             yield lambda: None
         finally:
             with contextlib.suppress(OSError):
-                _clear(folder, held, own)
+                _clear(storage, folder, held, own)
 
 
-def _clear(folder: Path, held: int | None, own: Path | None) -> None:
+def _clear(storage: LocalStorage, folder: Path, held: int | None, own: Path | None) -> None:
     """Remove lock files while holding their locks: a job that has opened one notices and creates another."""
     if own is not None:
         own.unlink(missing_ok=True)
@@ -92,63 +94,30 @@ def _clear(folder: Path, held: int | None, own: Path | None) -> None:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while other parts are running
     for path in [*folder.glob(".part-*.lock"), folder / _JOB_LOCK]:
         path.unlink(missing_ok=True)
-    folder.rmdir()
+    storage.prune(LEDGER_PARTS)
 
 
 @contextlib.contextmanager
 def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
-    """Lock a separate lock file: over NFS only a file open for writing can be locked.
+    """Lock a separate lock file.
 
     Yields:
         Its descriptor, or None if the file system has no locks.
     """
-    descriptor, locked = -1, False
-    while descriptor < 0:
-        descriptor = _open(path)
-        try:
-            locked = _flock(descriptor, path, shared=shared)
-            if not _lies_at(descriptor, path):  # the previous holder removed it after it was opened here
-                os.close(descriptor)
-                descriptor = -1
-        except BaseException:
-            os.close(descriptor)
-            raise
+    folder = path.parent.parent
     try:
-        yield descriptor if locked else None
-    finally:
-        os.close(descriptor)
-
-
-def _open(path: Path) -> int:
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:
-            continue  # another job has just finished here and removed the folder
-        except OSError as error:
-            raise StorageError(
-                f"folder cannot be created or written: {error.strerror}", file=path.parent.parent
-            ) from error
-
-
-def _lies_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _flock(descriptor: int, path: Path, *, shared: bool) -> bool:
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        descriptor = lock_file(path, shared=shared, wait=False)
     except BlockingIOError as error:
-        raise JobError("another job is running here", file=path.parent.parent) from error
+        raise JobError("another job is running here", file=folder) from error
     except OSError as error:
         if error.errno in _NO_LOCKS:
-            return False
-        raise StorageError(f"folder cannot be locked: {error.strerror}", file=path.parent.parent) from error
-    return True
+            yield None
+            return
+        raise StorageError(f"folder cannot be created, written or locked: {error.strerror}", file=folder) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -228,7 +197,8 @@ class _JobLease:
 
     def _next(self) -> bytes:
         self._beats += 1
-        record = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beats}
+        process = {"host": socket.gethostname(), "namespace": namespace(), "pid": os.getpid()}
+        record = {"owner": self._owner, **process, "beat": self._beats}
         return (json.dumps(record) + "\n").encode()
 
 
@@ -239,7 +209,7 @@ def _wait_until_dead(storage: Storage, names: list[str]) -> dict[str, bytes]:
         JobError: If one belongs to a running job.
     """
     seen = {name: content for name in names if (content := _read(storage, name)) is not None}
-    waiting = {name: content for name, content in seen.items() if not _died_here(content)}
+    waiting = {name: content for name, content in seen.items() if not _is_dead(content)}
     if waiting:
         _LOG.info("waiting up to %.0f s to see whether another job is running in %s", LEASE_SECONDS, storage.url)
     end = time.monotonic() + LEASE_SECONDS
@@ -267,18 +237,10 @@ def _read(storage: Storage, name: str) -> bytes | None:
         return None
 
 
-def _died_here(content: bytes) -> bool:
-    """Return whether the lease names a dead process of this machine."""
+def _is_dead(content: bytes) -> bool:
+    """Return whether the lease names a process that has certainly ended."""
     record = _parse(content)
-    if record.get("host") != socket.gethostname():
-        return False
-    try:
-        os.kill(int(record["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, KeyError, TypeError, ValueError):
-        return False
-    return False
+    return is_dead(record.get("namespace"), record.get("pid"))
 
 
 def _parse(content: bytes) -> dict[str, Any]:

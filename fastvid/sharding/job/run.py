@@ -56,6 +56,7 @@ class Job:
         samples_per_shard: Maximum number of sources in a shard.
         part: The part of the shards to make; None makes all.
         scratch: See `scratch_folder`.
+        reject_unreadable: See `OutageDetector`.
         added_to: The dataset that the shards are added to afterwards; None if they become a new one.
     """
 
@@ -69,13 +70,14 @@ class Job:
         samples_per_shard: int,
         part: JobPart | None = None,
         scratch: str | os.PathLike[str] | None = None,
+        reject_unreadable: bool = False,
         added_to: Storage | None = None,
     ) -> None:
         self.identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
         self.storage, self.streams, self.encoder = storage, settings.streams.video, self.identity["encoder"]
         self.scratch = scratch_folder(storage, scratch)
         self.staging = Staging(storage, self.scratch, self.encoder)
-        self.outages = OutageDetector()
+        self.outages = OutageDetector(reject_unreadable=reject_unreadable)
         self.parts: dict[int, Part] = {}
         self._added_to, self._whole = added_to, part is None
         tried = [source for source in found.sources if source.problem is None]
@@ -97,7 +99,7 @@ class Job:
 
         Raises:
             JobError: If the unfinished job in the folder is another one.
-            StorageError: If the folder cannot be written or is full.
+            StorageError: If the folder cannot be written or is full, or a disk or store does not deliver sources.
             WorkerError: If workers cannot be started.
         """
         self._check = check
@@ -156,10 +158,11 @@ class Job:
                     _LOG.info("retrying each of %d sources alone: their errors may be transient", len(self._again))
                 for shard, slot in self._again:
                     outcome = retry_alone(engine, self._task(shard, slot))
-                    self.outages.add_final_outcome(self.shards[shard][slot], outcome)
-                    self._keep(shard, slot, outcome, packer)
+                    if self.outages.add_final_outcome(self.shards[shard][slot], outcome):
+                        self._keep(shard, slot, outcome, packer)
                 for future in self._packing:
                     future.result()
+                self.outages.finish()
             finally:
                 self.progress.finish()
         return [self.parts[shard] for shard in self._mine]

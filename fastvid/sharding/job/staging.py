@@ -5,9 +5,7 @@ They are in the folder of the ledger's parts, which shows every other command th
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -108,6 +106,4 @@ class Staging:
 def _prune(storage: Storage, folder: str) -> None:
     """Remove empty folders, if the storage has folders."""
     if isinstance(storage, LocalStorage):
-        for path, _, _ in os.walk(storage.path(folder), topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
+        storage.prune(folder)

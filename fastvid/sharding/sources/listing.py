@@ -8,16 +8,18 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from fastvid.errors import UsageError
+from fastvid.errors import StorageError, UsageError
 from fastvid.media.reasons import Reason
 from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 
 _RAW_NAME: Final = "bytes:"
+# The folder of a file system's own repairs, which only root may read.
+_RECOVERED: Final = "lost+found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def find_files(roots: Sequence[str], *, follow_links: bool) -> tuple[list[Source
 
     Raises:
         UsageError: If a root is missing.
-        StorageError: If a store cannot be listed.
+        StorageError: If a folder or a store cannot be listed.
     """
     ignored = Counter[str]()
     local = [root for root in roots if not is_remote(root)]
@@ -101,17 +103,17 @@ def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bo
     for root, folder in zip(absolute, folders, strict=True):
         entries = _walk(root, ignored) if os.path.isdir(root) else [root]
         for path in entries:
-            problem = None if follow_links else _check_inside(path, folder)
+            problem = (None if follow_links else _check_inside(path, folder)) or _check_target(path)
             parts = tuple(os.path.relpath(path, folder).split(os.sep))
-            size = 0 if problem else _size(path)
+            size = 0 if problem else _status(path).st_size
             yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem)
 
 
 def _walk(root: str, ignored: Counter[str]) -> Iterator[str]:
     """Yield regular files, and links to files, that have a video suffix, sorted by name."""
     # Linked folders are not followed: inside the root they are found under their own name, outside is out of bounds.
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != _RECOVERED)
         for name in folders:
             if os.path.islink(os.path.join(folder, name)):
                 ignored["linked folder"] += 1
@@ -135,11 +137,15 @@ def _ignored_kind(name: str) -> str | None:
 
 
 def _is_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        # Keep a dangling link: it is reported as a missing source.
-        return True
+    # Keep a dangling link: it is reported as a missing source.
+    return _check_target(path) is not None or stat.S_ISREG(_status(path).st_mode)
+
+
+def _check_target(path: str) -> tuple[Reason, str] | None:
+    """Return the problem of a link whose target does not exist or is a link to itself; None otherwise."""
+    if not os.path.islink(path) or os.path.exists(path):
+        return None
+    return Reason.MISSING, f"a link to {encode_name(os.readlink(path))}, which does not exist"
 
 
 def _check_inside(path: str, root: str) -> tuple[Reason, str] | None:
@@ -150,11 +156,21 @@ def _check_inside(path: str, root: str) -> tuple[Reason, str] | None:
     return Reason.OUTSIDE, f"a link to {encode_name(target)}"
 
 
-def _size(path: str) -> int:
+def _status(path: str) -> os.stat_result:
     try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
+        return os.stat(path)
+    except OSError as error:
+        error.filename = path
+        _raise(error)
+
+
+def _raise(error: OSError) -> NoReturn:
+    """Raise a StorageError: what a listing leaves out is lost without a word."""
+    raise StorageError(
+        f"sources cannot be listed: {error.strerror or error}",
+        file=encode_name(os.fsdecode(error.filename)),
+        hint="repair the disk, or restore the permissions, and run the command again",
+    ) from error
 
 
 def _find_remote(roots: Sequence[FileUrl], ignored: Counter[str]) -> Iterator[SourceFile]:

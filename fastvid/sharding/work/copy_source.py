@@ -23,11 +23,11 @@ from fastvid.format.indexed import proved_info
 from fastvid.format.schema import StreamFlag
 from fastvid.media.limits import Limits
 from fastvid.media.playback import ENCODE_HINT, play
-from fastvid.media.probe import OpenSource
 from fastvid.media.promises import Promised, broken_tables
 from fastvid.media.prove import IndexedVideo, index_video, number_packets, why_decode_whole
 from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
+from fastvid.media.source_file import OpenSource
 
 # Times come from clocks that round.
 _ROUNDING: Final = 1e-3

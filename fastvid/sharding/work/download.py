@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO, Any, Final
 
 from fastvid.errors import FastvidError, SourceError, StorageError
 from fastvid.media.limits import Limits
-from fastvid.media.probe import OpenSource, open_source
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import OpenSource, open_source
 from fastvid.media.temporary import no_space, temporary_file
 from fastvid.sharding.work.messages import Task
 from fastvid.storage import RemoteOptions
@@ -43,7 +44,7 @@ def open_task(task: Task, limits: Limits, report: Callable[[str, float], None]) 
         size = _fetch(task, _Scratch(file), limits, report)
         report("probe", task.patience * limits.read_seconds(size))
         with open_source(f"/proc/self/fd/{file.fileno()}") as source:
-            yield source
+            yield replace(source, private=True)
 
 
 def _fetch(task: Task, file: _Scratch, limits: Limits, report: Callable[[str, float], None]) -> int:

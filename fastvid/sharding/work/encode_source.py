@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.errors import SourceError
-from fastvid.media.probe import OpenSource, SourceInfo, probe
+from fastvid.media.probe import SourceInfo, probe
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import OpenSource, private_copy
 from fastvid.media.timing import FrameTiming
 from fastvid.runtime.hashing import sha256_of_file
 from fastvid.sharding.encode.audio import SampleAudio, audio_seconds, extract_audio
@@ -38,7 +39,21 @@ _COPY_DECODES: Final = 15
 
 def encode_source(task: Task, settings: Settings, report: Report) -> Outcome:
     """Probes, encodes and verifies one source. Never raises for what a source does."""
-    return attempt(task, lambda: _encode(task, settings, report))
+
+    def work() -> Outcome:
+        with open_task(task, settings.limits, report) as source:
+            try:
+                return _encode(source, task, settings, report)
+            except SourceError as error:
+                if error.transient or source.private:
+                    raise
+            # FFmpeg takes an error of the disk for damage, so a source is judged by a copy without one.
+            report("copy", task.patience * settings.limits.read_seconds(source.size))
+            with private_copy(source) as copy:
+                report("probe", task.patience * settings.limits.read_seconds(source.size))
+                return _encode(copy, task, settings, report)
+
+    return attempt(task, work)
 
 
 def plan_parts(
@@ -67,24 +82,23 @@ def plan_parts(
     return list(pairwise(cuts))
 
 
-def _encode(task: Task, settings: Settings, report: Report) -> Outcome:
+def _encode(source: OpenSource, task: Task, settings: Settings, report: Report) -> Outcome:
     limits, profile = settings.limits, settings.profile
-    with open_task(task, limits, report) as source:
-        size = source.size
-        digest = sha256_of_file(source.descriptor)
-        info = probe(source, limits)
-        if profile.copies:
-            samples, warnings = _copy(task, settings, source, info, digest, report)
-            return Outcome(task.index, samples, warnings=warnings, bytes_in=size)
-        written = replace(info, timing=written_timing(info.timing, profile))
-        parts = plan_parts(written, task.start, task.end, settings.max_seconds)
-        seconds = limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
-        # ffmpeg has its own clock; the one outside strikes only when that one is stuck.
-        report("encode", task.patience * seconds + limits.seconds)
-        result = transcode(settings.build, profile, source, info, parts, limits, patience=task.patience)
-        sound = _sound(source, settings, written, parts, task, report)
-        report("verify", task.patience * (2 * limits.seconds + 2 * seconds))
-        checked = _verify(source, info, written, profile, parts, result.videos)
+    size = source.size
+    digest = sha256_of_file(source.descriptor)
+    info = probe(source, limits)
+    if profile.copies:
+        samples, warnings = _copy(task, settings, source, info, digest, report)
+        return Outcome(task.index, samples, warnings=warnings, bytes_in=size)
+    written = replace(info, timing=written_timing(info.timing, profile))
+    parts = plan_parts(written, task.start, task.end, settings.max_seconds)
+    seconds = limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
+    # ffmpeg has its own clock; the one outside strikes only when that one is stuck.
+    report("encode", task.patience * seconds + limits.seconds)
+    result = transcode(settings.build, profile, source, info, parts, limits, patience=task.patience)
+    sound = _sound(source, settings, written, parts, task, report)
+    report("verify", task.patience * (2 * limits.seconds + 2 * seconds))
+    checked = _verify(source, info, written, profile, parts, result.videos)
     made = []
     for number, (part, video, verified) in enumerate(zip(parts, result.videos, checked, strict=True)):
         meta = _meta(task, written, verified, digest, full_range=profile.full_range)

@@ -14,6 +14,8 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
 from fastvid.media.prove import IndexedVideo, index_video
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import unreadable
+from fastvid.runtime import faults
 from fastvid.sharding.work.attempt import Report, attempt
 from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
 
@@ -71,10 +73,11 @@ def _read(task: Task, most: int) -> bytes:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
     try:
         with open(task.path, "rb") as file:
+            faults.reach("source")
             file.seek(offset)
             data = file.read(size)
     except OSError as error:
-        raise SourceError(f"the tar cannot be read: {error.strerror}", reason=Reason.UNREADABLE) from error
+        raise unreadable(error) from error
     if len(data) != size:
         raise SourceError("the tar ends inside the video", reason=Reason.TRUNCATED)
     return data

@@ -15,7 +15,7 @@ from fastvid.format.audio import index_m4a
 from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
-from fastvid.media.probe import open_source
+from fastvid.media.source_file import open_source
 from fastvid.sharding.encode.audio import SampleAudio, extract_audio
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job

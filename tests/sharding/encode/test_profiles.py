@@ -20,8 +20,9 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
-from fastvid.media.probe import open_source, probe
+from fastvid.media.probe import probe
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import open_source
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
 from fastvid.sharding.work.encode_source import encode_source

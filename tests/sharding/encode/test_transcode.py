@@ -15,8 +15,9 @@ from fastvid.errors import SourceError
 from fastvid.format.demux import index_mp4
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
-from fastvid.media.probe import open_source, probe
+from fastvid.media.probe import probe
 from fastvid.media.reasons import Reason
+from fastvid.media.source_file import open_source
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import transcode
 from tests.makers import read_numbers
