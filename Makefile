@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 USER_STAMP := $(VENV)/.user
 DEV_STAMP := $(VENV)/.dev
 
-.PHONY: demo test check matrix docs soak release-check clean
+.PHONY: demo test check matrix docs soak mutants release-check clean
 
 demo: $(USER_STAMP)
 	$(BIN)/fastvid demo
@@ -31,6 +31,11 @@ docs: $(DEV_STAMP)
 # The long runs: minutes to hours, results in bench/results.
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak --timeout 14400
+
+# Mutation testing of what must never be wrong; resumes, results in bench/results/mutants.json. MUTANTS has arguments:
+# make mutants MUTANTS="--retry-survivors fastvid/format/packets.py".
+mutants: $(DEV_STAMP)
+	nice $(BIN)/nox --session mutants -- $(MUTANTS)
 
 # Wheel and sdist into clean environments, without extras and with each: a quarter of an hour and a package index.
 release-check: $(DEV_STAMP)

@@ -51,6 +51,13 @@ def lowest(session: nox.Session) -> None:
     _test(session)
 
 
+@nox.session(default=False, reuse_venv=True)
+def mutants(session: nox.Session) -> None:
+    """Mutation testing (`tests/mutants`): its tool has an environment of its own, the tests run in this one."""
+    session.install("cosmic-ray==8.7.0")
+    session.run("python", "-m", "tests.mutants", "--python", sys.executable, *session.posargs)
+
+
 def _test(session: nox.Session, *more: str, **environment: str) -> None:
     report = Path(session.create_tmp()) / "junit.xml"
     arguments = session.posargs or (*TESTS, *more)

@@ -84,12 +84,30 @@ def test_plan_starts_at_the_first_packet_when_stream_is_whole():
     stream = table([0, 1, 2, 3], [KEY, 0, KEY, 0], whole=True)
     assert stream.plan([2]).packets.tolist() == [0, 1, 2]
     assert table([0, 1, 2, 3], [KEY, 0, KEY, 0]).plan([2]).packets.tolist() == [2]
+    assert table([0, 1, 2], [KEY, KEY, KEY], whole=True).plan([1]).packets.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("wanted", [[-1], [4], [0, 99], []])
-def test_plan_rejects_frames_outside_the_stream(wanted):
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ([-1], "frame -1 is outside the stream"),
+        ([2, -3, -1], "frame -3 is outside the stream"),
+        ([4], "frame 4 is outside the stream"),
+        ([0, 5, 99], "frame 99 is outside the stream"),
+        ([], "no frame requested"),
+    ],
+)
+def test_plan_rejects_frames_outside_the_stream(wanted, message):
+    with pytest.raises(UsageError, match=message):
         table([0, 1, 2, 3], [KEY, 0, 0, 0]).plan(wanted)
+
+
+def test_a_hidden_packet_shows_no_frame_even_if_it_has_the_next_number():
+    stream = table([0, 1, 1], [KEY, HIDDEN, 0])
+    assert stream.num_frames == 2
+    assert stream.plan([1]).packets.tolist() == [0, 1, 2]
+    with pytest.raises(FormatError, match=r"frame index 2 is outside 0\.\.1: 2 packets show a frame"):
+        table([0, 1, 2], [KEY, HIDDEN, 0])
 
 
 @pytest.mark.parametrize(
@@ -98,8 +116,9 @@ def test_plan_rejects_frames_outside_the_stream(wanted):
         ([0, 1], [0, 0], "first packet"),
         ([], [], "first packet"),
         ([0, 0], [KEY, 0], "no packet shows frame 1"),
-        ([0, 2], [KEY, 0], "frame index 2"),
-        ([0, -1], [KEY, 0], "frame index -1"),
+        ([0, 2], [KEY, 0], r"frame index 2 is outside 0\.\.1: 2 packets show a frame"),
+        ([0, 7], [KEY, 0], r"frame index 7 is outside 0\.\.1: 2 packets show a frame"),
+        ([0, -1], [KEY, 0], r"frame index -1 is outside 0\.\.1: 2 packets show a frame"),
     ],
 )
 def test_packet_table_rejects_invalid_records(frames, flags, message):
@@ -107,6 +126,14 @@ def test_packet_table_rejects_invalid_records(frames, flags, message):
         table(frames, flags)
 
 
+def test_packet_table_rejects_arrays_that_are_no_packet_records():
+    records = packet_records([0, 10], [10, 10], [0, 0], [0, 1], [KEY, 0])
+    for other in (records[0], records.reshape(1, 2), records["frame"], records[["offset", "flags"]]):
+        with pytest.raises(FormatError, match=r"packet records are .*, expected .* \[P\]"):
+            PacketTable(other)
+
+
 def test_packet_records_reject_offsets_beyond_4_gib():
-    with pytest.raises(FormatError, match="4 GiB"):
+    with pytest.raises(FormatError, match=r"packet starts 4294967296 bytes .*4 GiB"):
         packet_records([2**32], [1], [0], [0], [KEY])
+    assert packet_records([2**32 - 1], [1], [0], [0], [KEY])["offset"] == 2**32 - 1

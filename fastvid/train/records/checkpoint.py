@@ -216,13 +216,14 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
         FormatError: If it is not a checkpoint.
     """
     try:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state = dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
         version = state["version"]
-    except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError) as error:
+    # Of bytes that are no checkpoint, torch's unpickler and `dict` raise all of these.
+    except (pickle.UnpicklingError, RuntimeError, LookupError, TypeError, ValueError, EOFError) as error:
         raise FormatError(f"file is not a fastvid checkpoint: {error}", file=name) from error
     if version != CHECKPOINT_VERSION:
         raise VersionError(f"checkpoint has version {version}, this fastvid reads {CHECKPOINT_VERSION}", file=name)
-    return dict(state)
+    return state
 
 
 def _snapshot(value: Any) -> Any:

@@ -12,12 +12,13 @@ from fastvid.load.order.batches import MASKED, Batches, rank_slice
 from fastvid.runtime.world import World
 
 
-@given(st.integers(0, 500), st.integers(1, 40))
-def test_rank_slices_cover_a_batch_in_order(batch, world):
-    slices = [rank_slice(batch, rank, world) for rank in range(world)]
-    assert [row for start, stop in slices for row in range(start, stop)] == list(range(batch))
+@given(st.integers(0, 100), st.integers(1, 40), st.integers(1, 5))
+def test_rank_slices_cover_a_batch_in_order_and_keep_groups_whole(groups, world, group):
+    slices = [rank_slice(groups * group, rank, world, group) for rank in range(world)]
+    assert [row for start, stop in slices for row in range(start, stop)] == list(range(groups * group))
     sizes = [stop - start for start, stop in slices]
-    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) - min(sizes) <= group
+    assert all(start % group == stop % group == 0 for start, stop in slices)
 
 
 @st.composite
@@ -47,6 +48,9 @@ def test_ranks_together_deliver_the_rest_of_an_epoch(epoch):
         rows = [len(share.positions) for share in shares]
         assert min(rows) >= 1
         assert max(rows) - min(rows) <= 1
+        if last == "keep":  # without the rows of "mask", each rank has its part of the samples that are left
+            samples_of = [int(np.count_nonzero(share.positions != MASKED)) for share in shares]
+            assert max(samples_of) - min(samples_of) <= 1
         if last != "keep":
             assert sum(rows) == size
         weight = sum(share.weight * np.count_nonzero(share.positions != MASKED) for share in shares)
@@ -72,6 +76,45 @@ def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_batch(data,
 def test_a_batch_smaller_than_the_world_is_refused():
     with pytest.raises(UsageError, match="global_batch_size 3 is smaller than the world of 4"):
         Batches(10, 3, "drop", World(0, 4))
+
+
+def test_groups_stay_on_one_rank_in_every_batch():
+    shares = [Batches(23, 10, "drop", World(rank, 3), group=2).share(10) for rank in range(3)]
+    assert [share.positions.tolist() for share in shares] == [[10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+    assert [share.weight for share in shares] == [0.1] * 3
+
+
+@pytest.mark.parametrize(("size", "group", "last"), [(10, 3, "drop"), (10, 2, "mask"), (10, 2, "keep"), (3, 2, "drop")])
+def test_groups_that_would_be_split_are_refused(size, group, last):
+    with pytest.raises(UsageError, match=f"group_size is {group} with global_batch_size {size} and last='{last}'"):
+        Batches(100, size, last, World(), group=group)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (1, "6 is smaller than the world of 7\n.*at least one clip of each batch"),
+        (2, "6 in groups of 2 is smaller than the world of 7\n.*at least one group of each batch"),
+    ],
+)
+def test_too_large_a_world_is_told_what_every_rank_needs(group, message):
+    with pytest.raises(UsageError, match=message):
+        Batches(100, 6, "drop", World(0, 7), group=group)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "4"])
+def test_sizes_that_are_no_positive_integers_are_refused(value):
+    with pytest.raises(UsageError, match="global_batch_size"):
+        Batches(100, value, "mask", World())
+    with pytest.raises(UsageError, match="group_size"):
+        Batches(100, 4, "drop", World(), group=value)
+    assert Batches(100, np.int64(4), "mask", World()).size == 4
+
+
+def test_there_is_no_share_at_the_end_of_an_epoch():
+    for position in (-1, 8, 9):
+        with pytest.raises(AssertionError):
+            Batches(8, 4, "drop", World()).share(position)
 
 
 def test_an_epoch_without_a_batch_is_refused():

@@ -138,7 +138,18 @@ def test_positions_outside_the_epoch_are_refused(position):
         Order(10).ids([0, position])
 
 
-@pytest.mark.parametrize("arguments", [(-1,), (5, -1), (5, 2**64), (5, 0, -1)])
-def test_arguments_out_of_range_are_refused(arguments):
-    with pytest.raises(UsageError, match="expected 0 <= "):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1,), r"num_samples is -1, expected 0 <= num_samples < 2\*\*62$"),
+        ((2**62,), r"num_samples is 4611686018427387904, expected 0 <= num_samples < 2\*\*62$"),
+        ((5, -1), r"seed is -1, expected 0 <= seed < 2\*\*64$"),
+        ((5, 2**64), r"seed is 18446744073709551616, expected 0 <= seed < 2\*\*64$"),
+        ((5, 0, -1), r"epoch is -1, expected 0 <= epoch < 2\*\*64$"),
+        ((5, 0, 2**64), r"epoch is 18446744073709551616, expected 0 <= epoch < 2\*\*64$"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
         Order(*arguments)
+    assert Order(2**62 - 1, 2**64 - 1, 2**64 - 1).ids(0).shape == (1,)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +187,98 @@ def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(tmp_path: Path) -
     assert checkpoints.note(48, 60.0)
     checkpoints.save({"samples": 56}, 56)
     assert [int(name.split("-")[1]) for name in checkpoints.names()] == [48, 56]
+
+
+def test_a_file_is_named_after_its_samples_and_the_start_of_its_hash(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 12_288)
+    (name,) = checkpoints.names()
+    digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    assert name == f"checkpoint-000000012288-{digest[:16]}.pt"
+    assert torch.load(tmp_path / name, weights_only=True)["version"] == 1
+    assert checkpoints.newest_samples() == 12_288
+
+
+def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    assert checkpoints.newest_samples() == -1
+    others = ["checkpoint-notes.pt", "checkpoint-000000000099-0123456789abcde.pt", "checkpoint-99-0123456789abcdef.pt"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine")
+    assert checkpoints.names() == []
+    save_many(tmp_path, 8, 16, keep=1)
+    assert checkpoints.newest_samples() == newest(checkpoints) == 16
+    assert all((tmp_path / name).read_bytes() == b"mine" for name in others)
+    for name in others:
+        with pytest.raises(FormatError, match="file name is not checkpoint-SAMPLES"):
+            checkpoints.read(name)
+
+
+def test_three_checkpoints_are_kept_by_default(tmp_path: Path) -> None:
+    assert Checkpoints(str(tmp_path)).keep == 3
+    assert [int(name.split("-")[1]) for name in save_many(tmp_path, *range(1, 7)).names()] == [4, 5, 6]
+
+
+def test_the_best_is_kept_when_its_samples_are_saved_again(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 8, 16)
+    assert checkpoints.note(8, 2.0)
+    best = checkpoints.best()
+    checkpoints.save({**STATE, "step": 4}, 8)
+    assert checkpoints.best() == best
+    assert [int(name.split("-")[1]) for name in checkpoints.names()] == [8, 8, 16]
+
+
+def test_a_checkpoint_that_is_scored_again_has_its_last_score(tmp_path: Path) -> None:
+    checkpoints = save_many(tmp_path, 8, 16)
+    assert checkpoints.note(16, 50.0)
+    assert checkpoints.note(16, 40.0)
+    assert not checkpoints.note(8, 39.0)
+    assert not checkpoints.note(24, 99.0)  # there is no such checkpoint
+    best = checkpoints.best()
+    assert best == (checkpoints.names()[1], 40.0)
+    assert json.loads((tmp_path / "best.json").read_text()) == {"name": best[0], "score": 40.0, "samples": 16}
+    (tmp_path / best[0]).unlink()
+    assert checkpoints.best() is None
+    assert checkpoints.note(8, 1.0)
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", '{"name": "x"}', '{"name": "x", "score": "high"}', "null"])
+def test_a_broken_record_of_the_best_is_an_error(tmp_path: Path, record: str) -> None:
+    checkpoints = save_many(tmp_path, 8)
+    (tmp_path / "best.json").write_text(record)
+    with pytest.raises(FormatError, match=r"record of the best checkpoint cannot be read.*file=best\.json"):
+        checkpoints.best()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04"])
+def test_other_bytes_are_no_checkpoint(content: bytes) -> None:
+    with pytest.raises(FormatError, match=r"not a fastvid checkpoint.*file=x\.pt"):
+        decode(content, "x.pt")
+
+
+@pytest.mark.parametrize("state", [{"weight": 1}, [1, 2], torch.ones(2)])
+def test_a_file_of_torch_without_a_version_is_no_checkpoint(state: object) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    with pytest.raises(FormatError, match="not a fastvid checkpoint"):
+        decode(buffer.getvalue(), "x.pt")
+
+
+def test_one_checkpoint_is_written_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, log, proceed = Checkpoints(str(tmp_path)), [], threading.Event()
+
+    def slow(state: dict[str, Any], samples: int) -> str:
+        log.append(("begin", samples))
+        assert proceed.wait(30)
+        log.append(("end", samples))
+        return "name"
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    checkpoints.begin({}, 8)
+    threading.Timer(0.2, proceed.set).start()
+    checkpoints.begin({}, 16)
+    checkpoints.wait()
+    checkpoints.wait()
+    assert log == [("begin", 8), ("end", 8), ("begin", 16), ("end", 16)]
 
 
 def test_an_object_store_keeps_newest_and_best_and_skips_damaged_checkpoints(

@@ -1,0 +1,182 @@
+"""Orders with shares: the recorded orders of their version, whole laps, and shares that add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fastvid.errors import UsageError
+from fastvid.load.order.blocks import BLOCKS_VERSION, BlockOrder, BlockShuffle
+from fastvid.load.order.epoch import ClassBalanced, EpochOrders
+from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.permutation import ORDER_VERSION, Order
+from fastvid.load.order.shares import GROUPED_VERSION, GroupedOrder, apportion
+from tests.load.fakes import FakeDataset
+
+LAST = 2**64 - 1
+
+
+def grouped(seed, epoch):
+    return GroupedOrder([3, 1, 9, 4], [2, 5, 4, 0], lambda groups, indices: groups * 100 + indices, seed, epoch)
+
+
+def all_ids(order):
+    return order.ids(np.arange(order.num_samples)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "expected"),
+    [
+        (0, 0, [1, 207, 201, 100, 100, 100, 2, 100, 206, 100, 200]),
+        (7, 3, [201, 100, 204, 207, 100, 100, 2, 200, 0, 100, 100]),
+        (LAST, LAST, [100, 100, 100, 100, 207, 100, 0, 208, 2, 205, 204]),
+    ],
+)
+def test_an_order_with_shares_is_that_of_its_version(seed, epoch, expected):
+    order = grouped(seed, epoch)
+    assert GROUPED_VERSION == "fastvid-grouped-1"
+    assert (order.seed, order.epoch, order.num_samples) == (seed, epoch, 11)
+    assert all_ids(order) == expected
+    assert [int(order.ids(position)[0]) for position in (10, 0, 3)] == [expected[n] for n in (10, 0, 3)]
+    assert order.ids([4, 1]).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (2, [1, 0]),
+        (4, [3, 2, 0, 1]),
+        # The domain of a group's permutation has exactly its size.
+        (16, [6, 8, 14, 4, 10, 2, 12, 15, 9, 11, 1, 13, 7, 5, 0, 3]),
+    ],
+)
+def test_an_order_of_a_power_of_two_is_that_of_its_version(size, expected):
+    assert all_ids(GroupedOrder([size], [size], lambda groups, indices: indices, 1, 2)) == expected
+
+
+def test_an_order_of_a_large_group_is_that_of_its_version():
+    order = GroupedOrder([70_000], [5], lambda groups, indices: indices, 5, 20_000)
+    assert all_ids(order) == [37427, 44562, 68820, 47020, 58589]
+
+
+@pytest.mark.parametrize("position", [-1, 11])
+def test_positions_outside_an_epoch_of_shares_are_refused(position):
+    with pytest.raises(UsageError, match=f"position {position} is outside an epoch of 11"):
+        grouped(0, 0).ids([0, position])
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "expected"),
+    [
+        (7, [1, 1, 1], [3, 2, 2]),
+        (10, [0, 3, 1], [0, 8, 2]),
+        (5, [0.5, 0.25, 0.25], [3, 1, 1]),
+        (8, [1, 1, 1, 1, 1], [2, 2, 2, 1, 1]),
+        (10**6, [1, 2, 4], [142_857, 285_714, 571_429]),
+        (2, [0.3, 0.3, 0.4], [1, 0, 1]),
+        (0, [1, 2], [0, 0]),
+        # Floats this large are whole numbers far apart.
+        (10**18, [1, 1, 1], [333_333_333_333_333_334, 333_333_333_333_333_333, 333_333_333_333_333_333]),
+    ],
+)
+def test_positions_are_apportioned_by_largest_remainders(total, weights, expected):
+    assert apportion(total, weights) == expected
+
+
+def labelled(labels):
+    dataset = FakeDataset(len(labels))
+    dataset.labels = np.array(labels)
+    return dataset
+
+
+def test_each_kind_of_order_has_its_class_size_and_fingerprint():
+    dataset = FakeDataset(40)
+    weighted = Mixture([dataset, FakeDataset(3, dataset_id="other")], weights=[1, 3], num_samples=20)
+    for found, kind, size, text in (
+        (EpochOrders(dataset), Order, 40, f"{ORDER_VERSION} shuffle=True"),
+        (EpochOrders(dataset, shuffle=False), Order, 40, f"{ORDER_VERSION} shuffle=False"),
+        (
+            EpochOrders(dataset, shuffle=BlockShuffle(9)),
+            BlockOrder,
+            40,
+            f"{ORDER_VERSION} shuffle=BlockShuffle(window=9) {BLOCKS_VERSION}",
+        ),
+        (
+            EpochOrders(weighted),
+            GroupedOrder,
+            20,
+            f"{ORDER_VERSION} shuffle=True {GROUPED_VERSION} weights=(1.0, 3.0) num_samples=20",
+        ),
+        (
+            EpochOrders(dataset, balance=ClassBalanced(0.5, 30)),
+            GroupedOrder,
+            30,
+            f"{ORDER_VERSION} shuffle=True {GROUPED_VERSION} ClassBalanced(power=0.5, num_samples=30)",
+        ),
+    ):
+        order = found.order(3, 4)
+        assert type(order) is kind
+        assert (order.seed, order.epoch, order.num_samples, found.num_samples) == (3, 4, size, size)
+        assert found.text == text
+    unweighted = Mixture([dataset, FakeDataset(3, dataset_id="other")])
+    assert EpochOrders(unweighted, shuffle=False).order(0, 0).ids([0, 42]).tolist() == [0, 42]
+    assert EpochOrders(unweighted, shuffle=False).num_samples == 43
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 5])
+def test_repeats_visit_each_position_of_the_plain_order_in_a_row(repeats):
+    dataset = FakeDataset(12)
+    plain, repeated = EpochOrders(dataset), EpochOrders(dataset, repeats=repeats)
+    assert repeated.num_samples == 12 * repeats
+    order = repeated.order(5, 6)
+    assert (order.seed, order.epoch, order.num_samples) == (5, 6, 12 * repeats)
+    assert all_ids(order) == np.repeat(all_ids(plain.order(5, 6)), repeats).tolist()
+    assert order.ids(12 * repeats - 1).tolist() == plain.order(5, 6).ids(11).tolist()
+    assert repeated.text == plain.text + (f" repeats={repeats}" if repeats > 1 else "")
+
+
+def test_a_weighted_mixture_takes_samples_of_each_dataset_in_its_share():
+    mixture = Mixture([FakeDataset(5), FakeDataset(7, dataset_id="other")], weights=[1, 3], num_samples=28)
+    seen = Counter(all_ids(EpochOrders(mixture).order(1, 0)))
+    assert sum(seen[n] for n in range(5)) == 7
+    assert {seen[n] for n in range(5, 12)} == {3}
+
+
+def test_classes_get_the_samples_of_their_label_only():
+    dataset = labelled([2, -1, 0, 2, 2, 7, -1, 0])
+    balanced = EpochOrders(dataset, balance=ClassBalanced(num_samples=12))
+    assert balanced.num_samples == 12
+    seen = Counter(all_ids(balanced.order(0, 0)))
+    # Four positions for each class; the three samples of class 2 have one each, and one of them a second.
+    assert (seen[2], seen[7], seen[5], seen[1], seen[6]) == (2, 2, 4, 0, 0)
+    assert sorted(seen[n] for n in (0, 3, 4)) == [1, 1, 2]
+    # Without a number there is one position for each labelled sample; power 1 keeps the distribution.
+    natural = EpochOrders(dataset, balance=ClassBalanced(1))
+    assert sorted(all_ids(natural.order(9, 9))) == [0, 2, 3, 4, 5, 7]
+    assert sorted(all_ids(EpochOrders(labelled([0, 1]), balance=ClassBalanced()).order(0, 0))) == [0, 1]
+    with pytest.raises(UsageError, match="no sample has a label"):
+        EpochOrders(labelled([-1, -1]), balance=ClassBalanced())
+
+
+@pytest.mark.parametrize("power", [-0.01, 1.01, 2])
+def test_powers_outside_0_to_1_are_refused(power):
+    with pytest.raises(UsageError, match=f"power is {power}"):
+        ClassBalanced(power)
+    assert [ClassBalanced(good).power for good in (0, 1)] == [0, 1]
+
+
+def test_shares_are_refused_for_an_order_that_is_not_uniform():
+    dataset = FakeDataset(8)
+    weighted = Mixture([dataset], weights=[1])
+    for shuffle in (False, BlockShuffle(4)):
+        with pytest.raises(UsageError, match="cannot be combined with balance="):
+            EpochOrders(dataset, shuffle=shuffle, balance=ClassBalanced())
+        with pytest.raises(UsageError, match="cannot be combined with a weighted mixture"):
+            EpochOrders(weighted, shuffle=shuffle)
+    with pytest.raises(UsageError, match="balance= was given for a weighted mixture"):
+        EpochOrders(weighted, balance=ClassBalanced())
+    for repeats in (0, -1):
+        with pytest.raises(UsageError, match=f"repeats is {repeats}"):
+            EpochOrders(dataset, repeats=repeats)

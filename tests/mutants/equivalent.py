@@ -1,0 +1,82 @@
+"""Mutants that no test can notice, each with the reason. An entry whose line changed must go: a test says so."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_COUNTS: Final = "every value that is counted was found at least once"
+_FROZEN: Final = "nothing assigns to its fields; frozen=True keeps programmers from it"
+_COMMIT: Final = "storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table"
+
+EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
+    "fastvid/format/packets.py": (
+        (
+            "_KEYS: Final = bytes(flags for flags in range(256) if flags & PacketFlag.KEY)",
+            "_KEYS: Final = bytes(flags for flags in range( 257) if flags & PacketFlag.KEY)",
+            "256 has no bit of a flag, so it is not listed",
+        ),
+        (
+            '_IN_ORDER: Final = np.arange(2**15, dtype="<i4").tobytes()',
+            '_IN_ORDER: Final = np.arange(2** 14, dtype="<i4").tobytes()',
+            "longer streams take the slower path to the same plan",
+        ),
+    ),
+    "fastvid/load/order/batches.py": (
+        (
+            "@dataclass(frozen=True, slots=True, eq=False)",
+            "@dataclass(frozen=True, slots=True, eq=True)",
+            "shares are not compared; eq=False keeps programmers from comparing arrays",
+        ),
+        ("@dataclass(frozen=True, slots=True)", "@dataclass(frozen=False, slots=True)", _FROZEN),
+    ),
+    "fastvid/load/order/permutation.py": (
+        (
+            "self._half = max(1, ((num_samples - 1).bit_length() + 1) // 2) if num_samples else 1",
+            "self._half = max( 0, ((num_samples - 1).bit_length() + 1) // 2) if num_samples else 1",
+            "it differs for one sample only, and sets that small are sorted",
+        ),
+    ),
+    "fastvid/load/order/epoch.py": (
+        ("counts = counts[counts > 0]", "counts = counts[counts != 0]", "counts are not negative"),
+        (
+            "_SMALL_SET: Final = 2**32",
+            "_SMALL_SET: Final = 2** 31",
+            "it decides the memory of an index, not its values",
+        ),
+    ),
+    "fastvid/decode/clips.py": (
+        (
+            "self._buffer = np.empty(0, dtype=np.uint8)",
+            "self._buffer = np.empty( 1, dtype=np.uint8)",
+            "a clip has more bytes, so the first one allocates either way",
+        ),
+    ),
+    "fastvid/format/generations.py": (
+        (
+            f"{_COMMIT}, *, head: Head | None = None",
+            f"{_COMMIT}, /, head: Head | None = None",
+            "all callers pass head by name and the others by position",
+        ),
+        (
+            'duplicate = next(c["values"] for c in counts.to_pylist() if c["counts"] > 1)',
+            'duplicate = next(c["values"] for c in counts.to_pylist() if c["counts"] != 1)',
+            _COUNTS,
+        ),
+    ),
+    "fastvid/sharding/job/ledger.py": (
+        ("@dataclass(frozen=True, slots=True)", "@dataclass(frozen=False, slots=True)", _FROZEN),
+        (
+            "return ledger_row(source, Outcome(-1, reason=reason, message=message), None)",
+            "return ledger_row(source, Outcome(1, reason=reason, message=message), None)",
+            "a row does not contain the number of the source in the job",
+        ),
+    ),
+    "fastvid/train/records/checkpoint.py": (
+        (
+            "if version != CHECKPOINT_VERSION:",
+            "if version is not CHECKPOINT_VERSION:",
+            "Python has one object for each small integer",
+        ),
+    ),
+}
+"""For each module: the line, the line after the change, and why nobody can tell them apart."""

@@ -1,0 +1,146 @@
+"""The ledger says of every source what became of it, and its parts say enough to resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fastvid.errors import FormatError, StorageError
+from fastvid.format.parquet import to_parquet
+from fastvid.format.schema import LEDGER, LEDGER_SCHEMA
+from fastvid.format.tar import TarDigest
+from fastvid.media.reasons import Reason
+from fastvid.sharding.job.ledger import (
+    PackedSample,
+    Part,
+    ledger_row,
+    part_name,
+    part_stems,
+    problem_row,
+    read_ledger,
+    read_part,
+    rows_table,
+    write_ledger,
+    write_part,
+)
+from fastvid.sharding.sources.sources import Source
+from fastvid.sharding.work.messages import EncodedSample, Outcome
+from fastvid.storage import LocalStorage
+
+SOURCE = Source("a/one.avi", "/videos/a/one.avi", size=1000, key="a/one")
+PACKED = Outcome(
+    3,
+    samples=(
+        EncodedSample("a/one/0", {"num_frames": 7}, {"rgb": b"x" * 10, "flow": b"y" * 5}),
+        EncodedSample("a/one/1", {"num_frames": 4}, {"rgb": b"x" * 100}),
+    ),
+    seconds=1.5,
+    warnings=("hdr",),
+    bytes_in=900,
+)
+REJECTED = Outcome(0, reason=Reason.EMPTY, message="no bytes", seconds=0.5)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStorage(tmp_path)
+
+
+def test_a_packed_source_has_a_key_a_shard_and_what_it_became():
+    assert ledger_row(SOURCE, PACKED, "data-000002") == {
+        "source_id": "a/one.avi",
+        "path": "/videos/a/one.avi",
+        "status": "packed",
+        "reason": None,
+        "message": None,
+        "key": "a/one",
+        "shard": "data-000002",
+        "bytes_in": 900,
+        "bytes_out": 115,
+        "num_frames": 11,
+        "seconds": 1.5,
+        "warnings": ["hdr"],
+    }
+
+
+def test_a_rejected_source_has_a_reason_and_no_key_or_shard():
+    assert ledger_row(SOURCE, REJECTED, "data-000002") == {
+        "source_id": "a/one.avi",
+        "path": "/videos/a/one.avi",
+        "status": "rejected",
+        "reason": "empty",
+        "message": "no bytes",
+        "key": None,
+        "shard": None,
+        "bytes_in": 1000,
+        "bytes_out": None,
+        "num_frames": None,
+        "seconds": 0.5,
+        "warnings": [],
+    }
+
+
+def test_the_size_of_a_source_is_that_which_was_read_else_that_of_the_listing():
+    assert ledger_row(SOURCE, PACKED, "s")["bytes_in"] == 900
+    assert ledger_row(SOURCE, replace(PACKED, bytes_in=0), "s")["bytes_in"] == 1000
+
+
+def test_a_source_that_was_not_processed_is_rejected_with_its_problem():
+    row = problem_row(SOURCE, Reason.MISSING, "it is gone")
+    assert row == ledger_row(SOURCE, Outcome(0, reason=Reason.MISSING, message="it is gone"), None)
+    assert (row["status"], row["reason"], row["message"]) == ("rejected", "missing", "it is gone")
+
+
+@pytest.mark.parametrize("digest", [TarDigest(10_240, "ab" * 32, 2), None])
+def test_a_part_is_read_as_it_was_written(store, digest):
+    samples = [PackedSample("a", "a/0", 7), PackedSample("a", "a/1", 4, "parent", 1.5, 2.25)] if digest else []
+    part = Part("data-000004", [ledger_row(SOURCE, PACKED, "data-000004")], samples, digest, {"ffmpeg": "8"})
+    write_part(store, part)
+    assert store.list("") == [part_name("data-000004")] == ["ledger-parts/data-000004.parquet"]
+    assert read_part(store, "data-000004") == part
+
+
+def test_the_finished_shards_are_those_with_a_part(store):
+    assert part_stems(store) == set()
+    for stem in ("data-000000", "data-000012"):
+        write_part(store, Part(stem, [], [], None))
+    store.write("ledger-parts/notes.txt", b"")
+    assert part_stems(store) == {"data-000000", "data-000012"}
+
+
+def test_the_ledger_has_every_row_once_sorted_by_source_and_the_job(store):
+    rows = [ledger_row(replace(SOURCE, id=name), PACKED, "data-000000") for name in ("b", "c", "a")]
+    written = write_ledger(store, iter(rows), {"profile": "compact", "seconds": 3})
+    table, job = read_ledger(store)
+    assert table.to_pylist() == [rows[2], rows[0], rows[1]] == written.to_pylist()
+    assert job == {"profile": "compact", "seconds": 3}
+    assert rows_table(iter(rows)).to_pylist() == table.to_pylist()
+    assert table.schema.equals(LEDGER_SCHEMA)
+
+
+def test_a_ledger_of_another_tool_has_no_job(store):
+    row = ledger_row(SOURCE, PACKED, "data-000000")
+    store.write(LEDGER, to_parquet(rows_table([row]).replace_schema_metadata(None)))
+    table, job = read_ledger(store)
+    assert table.to_pylist() == [row]
+    assert job == {}
+
+
+def test_a_missing_or_broken_ledger_is_an_error_that_names_it(store):
+    with pytest.raises(StorageError, match=LEDGER):
+        read_ledger(store)
+    write_ledger(store, [ledger_row(SOURCE, PACKED, "data-000000")], {})
+    good = store.read(LEDGER)
+    broken = rows_table([]).replace_schema_metadata({b"fastvid": b"{not json"})
+    for content in (b"", bytes(good[:-9]), to_parquet(broken)):
+        store.write(LEDGER, content)
+        with pytest.raises(FormatError, match=LEDGER):
+            read_ledger(store)
+
+
+def test_a_part_with_values_that_do_not_fit_the_schema_is_not_written(store):
+    row = ledger_row(SOURCE, PACKED, "data-000000") | {"num_frames": 2**40}
+    with pytest.raises((ValueError, OverflowError)):
+        write_part(store, Part("data-000000", [row], [], None))
+    assert store.list("") == []
