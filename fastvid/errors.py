@@ -165,7 +165,7 @@ class SourceError(FastvidError):
 
 
 class JobError(FastvidError):
-    """A sharding job cannot start, resume or finish."""
+    """A sharding job cannot start, resume or finish, or a training run cannot start."""
 
 
 class StateError(FastvidError):

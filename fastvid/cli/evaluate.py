@@ -38,10 +38,10 @@ def add_views(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate; return 1 if a sample could not be scored."""
-    import json
     import os
     from pathlib import Path
 
+    from fastvid.runtime.json_text import json_text
     from fastvid.train.config import recipes
     from fastvid.train.run import scoring
 
@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
         recipes.load(args.recipe, args.changes), args.checkpoint, protocol=args.protocol, size=args.size
     )
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(found.as_row()))
+        print(json_text(found.as_row()))
         if args.json is not None:
             record = {**found.as_row(), "classes": found.per_class(), "confusion": found.confusion.tolist()}
-            Path(args.json).write_text(json.dumps(record) + "\n", encoding="utf-8")
+            Path(args.json).write_text(json_text(record) + "\n", encoding="utf-8")
         if args.report is not None:
             from fastvid.report import evaluation
 

@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict and print the classes."""
-    import json
     from pathlib import Path
 
     from fastvid.errors import UsageError
+    from fastvid.runtime.json_text import json_text
     from fastvid.train.config import recipes
     from fastvid.train.run import predict
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         config, videos, args.checkpoint, protocol=args.protocol, size=args.size, top=max(1, args.top)
     )
     for prediction in found:
-        print(json.dumps(prediction.as_row()))
+        print(json_text(prediction.as_row()))
     if args.picture is not None:
         from fastvid.report import predictions
 

@@ -33,7 +33,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     found: Outcomes = {}
     for world, names in (
         (1, ("plain", "micro", "masked", "score")),
-        (2, ("plain", "micro", "norm", "resumed", "stopped", "score")),
+        (2, ("plain", "micro", "norm", "resumed", "stopped", "poisoned", "score")),
         (3, ("plain", "masked", "naive", "resumed", "score")),
     ):
         here = folder / f"world{world}"
@@ -106,6 +106,12 @@ def test_lineage_covers_every_sample_of_an_epoch_in_any_world(outcomes: Outcomes
     assert [entry["samples"] for entry in one] == [88] * toy.EPOCHS
     # Different orders have different digests.
     assert len({entry["digest"] for entry in one}) == toy.EPOCHS
+
+
+def test_all_ranks_fail_if_one_has_a_loss_that_is_not_finite(outcomes: Outcomes) -> None:
+    for rank in outcomes[2, "poisoned"]:
+        assert "loss is nan after 88 samples" in rank["error"]
+    assert not Checkpoints(str(folder_of(outcomes) / "world2" / "poisoned" / "checkpoints")).names()
 
 
 def test_evaluation_counts_each_sample_once(outcomes: Outcomes) -> None:

@@ -5,6 +5,8 @@ Started as ``python -m tests.train.toy FOLDER SCENARIO...`` on every rank; each 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 
 from bench.common.ports import reserved_port
+from fastvid.errors import FastvidError
 from fastvid.load.batch.batch import IGNORED_LABEL, Batch
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
@@ -168,8 +171,8 @@ def fit(made: Trainer, member: Member) -> dict[str, Any]:
     if state is not None:
         made.load_state_dict(state)
     made.recorder.write("start", samples=made.replica.samples, world_size=member.world.size)
-    over = made.fit()
-    made.recorder.close()
+    with contextlib.closing(made.recorder):
+        over = made.fit()
     return outcome(made, over=over)
 
 
@@ -213,6 +216,15 @@ def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
         # Only the last rank receives the signal.
         stop = StopAfter(6) if member.world.rank == member.world.size - 1 else None
         return fit(trainer(config, member, stop=stop), member)
+    if name == "poisoned":
+        # Only the last rank's loss is NaN, and no row of metrics is due.
+        made = trainer(toy_config(folder / name, log_every_steps=1000), member)
+        if member.world.rank == member.world.size - 1:
+            made.strategy.maybe_sync = lambda _replica, sums: sums.fill_(math.nan)  # type: ignore[method-assign]
+        try:
+            return fit(made, member)
+        except FastvidError as error:
+            return {"error": str(error)}
     if name == "score":
         return {"score": score(member, bad=()).as_row(), "some": score(member, bad=(7, 8)).as_row()}
     raise AssertionError(name)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,13 +162,18 @@ class Trainer:
         """Restore a checkpoint; call it before `fit`, with the same state on every rank.
 
         Raises:
-            StateError: If it belongs to another model, loader or strategy.
+            StateError: If it belongs to another model, loader or strategy, or has values that are not finite.
         """
         if state["strategy"]["name"] != self.config.sync:
             raise StateError(
                 f"checkpoint was written with sync={state['strategy']['name']}, this run uses sync={self.config.sync}"
             )
         self.replica.load_state_dict(state["replica"])
+        if broken := self.replica.nonfinite():
+            raise StateError(
+                f"checkpoint after {self.replica.samples} samples: {_several(broken)} not finite",
+                hint="remove this checkpoint; the run then resumes from the one before",
+            )
         self.loader.load_state_dict(state["loader"])
         self.strategy.load_state_dict(state["strategy"]["state"])
         if state["world_size"] != self.member.world.size:
@@ -224,10 +229,17 @@ class Trainer:
         if self.member.leads:
             console(row, replica.samples, replica.schedule.total, self._whole)
         if not math.isfinite(mean_loss):
-            raise FastvidError(
-                f"loss is {mean_loss} after {replica.samples} samples",
-                hint="lower optim.base_lr, lengthen optim.warmup_epochs or set optim.clip_norm",
-            )
+            raise _diverged(f"loss is {mean_loss}", replica)
+
+    def _refuse_nonfinite(self, replica: Replica) -> None:
+        """Raise if the loss since the last row of metrics, or the state, is not finite, on any rank."""
+        broken = replica.nonfinite()
+        numbers = torch.cat([self._sums.cpu(), torch.tensor([float(len(broken))], dtype=torch.float64)])
+        loss, _, _, _, count = self.strategy.total(numbers)().tolist()
+        if not math.isfinite(loss):
+            raise _diverged(f"loss is {loss}", replica)
+        if count:
+            raise _diverged(f"{_several(broken or ['weights of another rank'])} not finite", replica)
 
     def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
         average = contextlib.nullcontext() if replica.average is None else replica.average.in_place(replica.model)
@@ -241,8 +253,10 @@ class Trainer:
                 add_up=lambda values: self.strategy.total(values)(),
             )
             seconds = time.perf_counter() - began
-        self.strategy.scored(replica, self.score)
         self.recorder.write("eval", samples=replica.samples, epoch=epoch, seconds=seconds, **self.score.as_row())
+        if self.score.scored and not math.isfinite(self.score.loss):
+            raise _diverged(f"loss of the evaluation is {self.score.loss}", replica)
+        self.strategy.scored(replica, self.score)
         if self.member.leads:
             log.info("epoch %d evaluated in %.1f s: %s", epoch + 1, seconds, self.score)
             if self.checkpoints is not None:
@@ -254,10 +268,15 @@ class Trainer:
             self.checkpoints.wait()
 
     def _save(self, replica: Replica) -> bool:
-        """Save a checkpoint if the state is new. Return False if the ranks have no common model now."""
+        """Save a checkpoint if the state is new. Return False if the ranks have no common model now.
+
+        Raises:
+            FastvidError: If losses or weights are not finite; the checkpoints before stay as they are.
+        """
         with self._watch.paused(), self._whole.paused():
             if not self.strategy.settle(replica):
                 return False
+            self._refuse_nonfinite(replica)
             self._gather_lineage()
             self._saved_at = time.monotonic()
             if self.checkpoints is not None and self._writes and replica.samples != self._saved_samples:
@@ -275,3 +294,16 @@ class Trainer:
             epochs, rows = sorted(own.epochs), torch.tensor(own.rows())
             for epoch, (samples, digest) in zip(epochs, self.strategy.total(rows)().tolist(), strict=True):
                 self.lineage.add(epoch, samples, digest)
+
+
+def _diverged(what: str, replica: Replica) -> FastvidError:
+    return FastvidError(
+        f"{what} after {replica.samples} samples",
+        hint="lower optim.base_lr, lengthen optim.warmup_epochs or set optim.clip_norm; the same command resumes from "
+        "the last checkpoint",
+    )
+
+
+def _several(names: Sequence[str]) -> str:
+    """Return the first name and the number of others, with a verb."""
+    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"

@@ -263,7 +263,9 @@ def strategy_of(config: Config) -> type[Strategy]:
     return kind
 
 
-def build_strategy(name: str, member: Member, options: Mapping[str, Any]) -> Strategy:
+def build_strategy(
+    name: str, member: Member, options: Mapping[str, Any], *, timeout_s: float | None = None
+) -> Strategy:
     """Build a strategy, with a batch policy if the options ask for one.
 
     Args:
@@ -271,12 +273,16 @@ def build_strategy(name: str, member: Member, options: Mapping[str, Any]) -> Str
         member: This process.
         options: Keyword arguments of the strategy; if ranks share batches, also those of a batch policy, see
             `fastvid.train.strategies.BATCH_POLICY`.
+        timeout_s: Seconds to wait for a peer: the value of an option ``timeout_s`` that the strategy has and `options`
+            do not give.
 
     Raises:
         UsageError: If the name or an option is unknown, or an option is out of range.
     """
     kind = find_strategy(name)
     own, policy = split_options(name, kind, options)
+    if timeout_s is not None and "timeout_s" in _parameters(kind):
+        own = {"timeout_s": timeout_s, **own}
     strategy = kind(member, **own)
     if not policy:
         return strategy

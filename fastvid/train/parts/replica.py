@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastvid.errors import StateError
@@ -51,12 +52,33 @@ class Replica:
         self.scaler = torch.amp.GradScaler("cuda", enabled=scale_loss)
         self.average = None if ema_decay is None else Average(model, ema_decay)
         self.freezer = freezer
+        # A buffer may be infinite on purpose, such as a mask of attention.
+        self._infinite = {name for name, value in model.named_buffers() if not _is_finite(value)}
 
     def set_lr(self) -> None:
         """Set the learning rate of every group for the next step."""
         self.lr = self.schedule.lr(self.samples) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * group.get("lr_mult", 1.0)
+
+    def nonfinite(self) -> list[str]:
+        """Return the names of weights, running statistics, averages and moments that are NaN or infinite.
+
+        Buffers that were so before training are not named.
+        """
+        return [name for name, value in self._values() if not _is_finite(value)]
+
+    def _values(self) -> Iterator[tuple[str, Tensor]]:
+        models = [("", self.model)] + ([] if self.average is None else [("average of ", self.average.module)])
+        for prefix, model in models:
+            for name, value in itertools.chain(model.named_parameters(), model.named_buffers()):
+                if name not in self._infinite:
+                    yield f"{prefix}{name}", value
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        for parameter, state in self.optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"{key} of {names.get(parameter, 'a parameter')}", value
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, their average, optimizer state, loss scale and schedule position."""
@@ -89,3 +111,7 @@ class Replica:
             ) from error
         self.scaler.load_state_dict(dict(state["scaler"]))
         self.samples = int(state["samples"])
+
+
+def _is_finite(value: Tensor) -> bool:
+    return not value.is_floating_point() or bool(value.isfinite().all())

@@ -31,6 +31,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastvid.errors import UsageError, WorkerError
 from fastvid.runtime.world import World
+from fastvid.train.ranks.agent import ending_with_agent
+from fastvid.train.ranks.peers import Peers, own_record
 from fastvid.train.ranks.rendezvous import fresh_store
 
 log = logging.getLogger(__name__)
@@ -66,14 +68,15 @@ class Member:
 def join(timeout_s: float) -> Iterator[Member]:
     """Join the process group described by torchrun's environment; without torchrun, the world size is 1.
 
-    CPU tensors use gloo, CUDA tensors use NCCL.
+    CPU tensors use gloo, CUDA tensors use NCCL. The process ends if torchrun's agent dies, see
+    `fastvid.train.ranks.agent`.
 
     Args:
         timeout_s: Seconds to wait for a peer, here and in every later collective.
 
     Raises:
         UsageError: If the job is elastic and would fail when a node joins.
-        WorkerError: If the group does not form in time.
+        WorkerError: If the group does not form in time, or if another rank ends during the block; names the rank.
     """
     cuda = torch.cuda.is_available()
     if "RANK" not in os.environ:
@@ -97,7 +100,16 @@ def join(timeout_s: float) -> Iterator[Member]:
             hint="check that all nodes are started, with the same rendezvous endpoint, and can reach it",
             master=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
         ) from error
-    yield Member(World(dist.get_rank(), dist.get_world_size()), device)
+    member = Member(World(dist.get_rank(), dist.get_world_size()), device)
+    peers = Peers(rank, gather_bytes(own_record(), member), store)
+    try:
+        with ending_with_agent():
+            yield member
+    except Exception as error:
+        explained = peers.explain(error)
+        if explained is error:
+            raise
+        raise explained from error
     # Only on success: with a dead peer this would block, and the process exits anyway. The group's threads end when the
     # last reference is dropped, and reference cycles of the run may contain one, hence the collection. A gloo thread
     # that releases a tensor at interpreter exit aborts the process ("terminate called without an active exception").
@@ -167,6 +179,19 @@ def broadcast_bytes(data: bytes | None, member: Member, source: int = 0) -> byte
     buffer = torch.frombuffer(bytearray(data or length), dtype=torch.uint8) if length else torch.empty(0).byte()
     dist.broadcast(buffer, source)
     return buffer.numpy().tobytes()
+
+
+def gather_bytes(data: bytes, member: Member) -> list[bytes]:
+    """Return the bytes of every rank, in order, on every rank."""
+    if member.world.size == 1:
+        return [data]
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(member.world.size)]
+    dist.all_gather(sizes, torch.tensor([len(data)]))
+    longest = max(map(int, sizes))
+    own = torch.frombuffer(bytearray(data.ljust(longest + 1)), dtype=torch.uint8)
+    buffers = [torch.empty_like(own) for _ in sizes]
+    dist.all_gather(buffers, own)
+    return [buffer[: int(size)].numpy().tobytes() for buffer, size in zip(buffers, sizes, strict=True)]
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ import torch
 from fastvid.errors import FormatError, StateError, StorageError, VersionError
 from fastvid.runtime import faults
 from fastvid.runtime.hashing import sha256
+from fastvid.runtime.json_text import json_text
 from fastvid.storage import open_storage
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,12 @@ class Checkpoints:
         others = [other for other in self.names() if other != name]
         stale = [other for other in others if _samples(other) == samples]
         kept = [other for other in others if other not in stale]
-        best = self.best()
+        try:
+            best = self.best()
+        except FormatError as error:
+            # Which checkpoint is the best is unknown, so keep all until an evaluation writes the record again.
+            log.warning("no older checkpoint is removed: %s", error)
+            return name
         for other in stale + kept[: max(0, len(kept) - self.keep + 1)]:
             if best is None or other != best[0]:
                 self.storage.delete(other)
@@ -144,29 +150,43 @@ class Checkpoints:
             raise error
 
     def best(self) -> tuple[str, float] | None:
-        """Return name and score of the best checkpoint; None if no score is recorded or the file is gone."""
+        """Return name and score of the best checkpoint; None if no score is recorded or the file is gone.
+
+        Raises:
+            FormatError: If the record is damaged.
+        """
         if not self.storage.exists(BEST):
             return None
         try:
             record = json.loads(self.storage.read(BEST))
             name, score = str(record["name"]), float(record["score"])
         except (ValueError, KeyError, TypeError) as error:
-            raise FormatError(f"record of the best checkpoint cannot be read: {error}", file=BEST) from error
+            raise FormatError(
+                f"record of the best checkpoint cannot be read: {error}",
+                file=f"{self.storage.url}/{BEST}",
+                hint="remove this file: the next evaluation writes it again",
+            ) from error
         return (name, score) if self.storage.exists(name) else None
 
     def note(self, samples: int, score: float) -> bool:
         """Record the score of the checkpoint after `samples` samples if it is the best so far.
 
+        A damaged record is replaced.
+
         Returns:
             Whether it is now the best.
         """
         self.wait()
-        best = self.best()
+        try:
+            best = self.best()
+        except FormatError as error:
+            log.warning("%s; replaced", error.message)
+            best = None
         name = next((name for name in reversed(self.names()) if _samples(name) == samples), None)
         if name is None or (best is not None and best[0] != name and best[1] >= score):
             return False
         note = {"name": name, "score": score, "samples": samples}
-        self.storage.write(BEST, (json.dumps(note) + "\n").encode())
+        self.storage.write(BEST, (json_text(note) + "\n").encode())
         return True
 
     def newest(self) -> CheckpointFile | None:

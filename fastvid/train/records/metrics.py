@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
-import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
+from fastvid.errors import StorageError
+from fastvid.runtime.json_text import json_text
 from fastvid.train.records.tensorboard import Board
 
 log = logging.getLogger(__name__)
@@ -29,41 +31,68 @@ class Recorder:
     Args:
         path: The file; None writes nothing, as on all ranks but rank 0.
         board: TensorBoard writer that also receives the rows.
+
+    Raises:
+        StorageError: If the file cannot be opened.
     """
 
     def __init__(self, path: Path | None, board: Board | None = None) -> None:
-        self._board = board
-        self._file: IO[str] | None = None
-        if path is not None:
+        self._board, self._path = board, path
+        self._file: io.FileIO | None = None
+        self._pending: list[str] = []
+        self._failed = False
+        if path is None:
+            return
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-            self._file = path.open("a", encoding="utf-8")
-            if torn:
-                # The last writer was killed in the middle of a line; `read` skips the incomplete line.
-                self._file.write("\n")
+            self._file = io.FileIO(path, "a")
+        except OSError as error:
+            raise StorageError(f"metrics cannot be written: {error.strerror}", file=path) from error
+        if torn:
+            # The last writer was killed in the middle of a line; `read` skips the incomplete line.
+            self._pending.append("")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Append a row. Non-finite values (nan, inf) become null, which every JSON reader accepts."""
+        """Append a row. Non-finite values (nan, inf) become null, which every JSON reader accepts.
+
+        A row that cannot be written, for example to a full disk, does not end the run: it is logged, and written
+        before the next row.
+        """
         if self._file is None:
             return
-        row = {
-            "kind": kind,
-            **{
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in values.items()
-            },
-        }
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        text = json_text({"kind": kind, **values})
+        self._pending.append(text)
+        self._append(self._file)
         if self._board is not None:
-            self._board.write(kind, row)
+            self._board.write(kind, json.loads(text))
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
+            self._append(self._file)
             self._file.close()
+            if self._pending:
+                log.warning("%s: %d rows of metrics are lost", self._path, len(self._pending))
         if self._board is not None:
             self._board.close()
+
+    def _append(self, file: io.FileIO) -> None:
+        """Write the pending rows, all or none of them."""
+        rest = memoryview("".join(f"{line}\n" for line in self._pending).encode())
+        end = file.seek(0, io.SEEK_END)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            if not self._failed:
+                log.warning("%s: metrics cannot be written, retrying with each row: %s", self._path, error.strerror)
+            self._failed = True
+        else:
+            self._pending.clear()
+            self._failed = False
 
 
 def read(path: Path) -> list[dict[str, Any]]:

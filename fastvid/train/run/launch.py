@@ -6,20 +6,26 @@ A run's folder:
     metrics.jsonl   one row every few steps and every evaluation, see `fastvid.train.records.metrics`
     checkpoints/    see `fastvid.train.records.checkpoint`
     summary.json    samples, speed and score when the process ended
+    .lock           exists while the run writes here
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fastvid.errors import UsageError
+from fastvid.errors import JobError, StorageError, UsageError
+from fastvid.runtime.file_lock import lock_file
+from fastvid.runtime.json_text import json_text
+from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy, strategy_of
@@ -28,6 +34,7 @@ from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
 from fastvid.train.records.tensorboard import Board
 from fastvid.train.run import assemble
+from fastvid.train.run.agreement import check_agreement, facts
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +42,9 @@ CHECKPOINTS: Final = "checkpoints"
 CONFIG_FILE: Final = "config.json"
 SUMMARY_FILE: Final = "summary.json"
 CLASSES_FILE: Final = "classes.json"
+LOCK_FILE: Final = ".lock"
+
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 # Exit code of a run stopped by a signal, as shells report it: 128 + the signal's number.
 _SIGNALLED: Final = 128
@@ -59,7 +69,8 @@ def train(config: Config) -> int:
         0 if the run is finished; 128 + the signal's number if a signal stopped it early, with a checkpoint.
 
     Raises:
-        FastvidError: If data, model or options are wrong; raised before the first step.
+        FastvidError: If data, model or options are wrong, or another run has `run.out`, raised before the first step;
+            or if a loss or weight is not finite, or another rank has ended.
     """
     # A separate function, so that all references to the process group are gone before it is destroyed.
     with join(config.run.timeout_s) as member:
@@ -72,6 +83,8 @@ def _train(config: Config, member: Member) -> int:
         quiet(member)
         began = time.monotonic()
         out = Path(config.run.out)
+        if member.leads:
+            open_until_the_end.enter_context(only_run(out))
         checkpoints = checkpoints_of(config)
         if member.leads:
             checkpoints.sweep()
@@ -81,9 +94,10 @@ def _train(config: Config, member: Member) -> int:
                 "run.out already contains a run", file=out, hint="choose another run.out, or set run.resume=true"
             )
         config, train_set, eval_set = assemble.datasets(config, state, member)
-        strategy = build_strategy(config.sync, member, config.sync_options)
+        strategy = build_strategy(config.sync, member, config.sync_options, timeout_s=config.run.timeout_s)
         loader = assemble.train_loader(config, train_set, strategy.reader)
         open_until_the_end.callback(loader.clips.close)
+        check_agreement(facts(config, loader.state_dict()["fingerprint"], train_set, eval_set), member)
         replica = assemble.make_replica(config, assemble.samples_per_epoch(loader.clips), member)
         board = Board(out / "tensorboard") if config.run.tensorboard and member.leads else None
         recorder = Recorder(out / METRICS_FILE if member.leads else None, board)
@@ -104,16 +118,49 @@ def _train(config: Config, member: Member) -> int:
         elif member.leads:
             assemble.load_initial_weights(config, replica.model)
         if member.leads:
-            (out / CONFIG_FILE).write_text(json.dumps(to_json(config), indent=1) + "\n")
-            (out / CLASSES_FILE).write_text(json.dumps(list(train_set.classes)) + "\n")
+            _write(out / CONFIG_FILE, json_text(to_json(config), indent=1))
+            _write(out / CLASSES_FILE, json_text(train_set.classes))
             _announce(trainer, loader.clips, name, state)
         finished = trainer.fit()
         if member.leads:
             summary = _summary(trainer, finished=finished, seconds=time.monotonic() - began)
-            (out / SUMMARY_FILE).write_text(json.dumps(summary, indent=1) + "\n")
-            print(json.dumps(summary), flush=True)  # noqa: T201 - the run's result
+            print(json_text(summary), flush=True)  # noqa: T201 - the run's result
+            _write(out / SUMMARY_FILE, json_text(summary, indent=1))
         # A signal to another rank stops this one too.
         return 0 if finished else _SIGNALLED + (stop.received or signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def only_run(out: Path) -> Iterator[None]:
+    """Lock the folder of a run, so that two runs never write there at once.
+
+    Raises:
+        JobError: If another run has it.
+        StorageError: If the folder cannot be created or written.
+    """
+    try:
+        descriptor = lock_file(out / LOCK_FILE, wait=False)
+    except BlockingIOError as error:
+        raise JobError(
+            "another run is writing here", file=out, hint="wait until it has ended, or choose another run.out"
+        ) from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise StorageError(f"run.out cannot be written: {error.strerror}", file=out) from error
+        log.warning("the file system of %s has no locks: nothing prevents a second run there", out)
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (out / LOCK_FILE).unlink()
+        os.close(descriptor)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a line of text atomically; a full disk is a StorageError."""
+    LocalStorage(path.parent).write(path.name, f"{text}\n".encode())
 
 
 def read_state(

@@ -19,7 +19,7 @@ import torch
 
 from fastvid.errors import FormatError, StateError, StorageError, VersionError
 from fastvid.runtime import faults
-from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.records.checkpoint import BEST, Checkpoints, decode
 
 STATE = {"replica": {"weight": torch.arange(1000.0)}, "lineage": [{"epoch": 0, "samples": 8}], "step": 3}
 
@@ -300,3 +300,24 @@ def test_an_object_store_keeps_newest_and_best_and_skips_damaged_checkpoints(
     checkpoints.storage.write(last, bytes(data))
     assert newest(checkpoints) == 24
     assert last in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b'{"name": "check', b"null", b"[]"])
+def test_a_damaged_record_of_the_best_stops_no_save_and_no_checkpoint_is_lost_until_it_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    checkpoints = save_many(tmp_path, 8, 16, keep=1)
+    checkpoints.note(16, 50.0)
+    (tmp_path / BEST).write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        for samples in (24, 32):
+            checkpoints.save({**STATE, "samples": samples}, samples)
+    assert len(checkpoints.names()) == 3  # 16, which may be the best, is still there
+    assert BEST in caplog.text
+    with pytest.raises(FormatError, match="record of the best checkpoint cannot be read") as error:
+        checkpoints.best()
+    assert error.value.hint is not None
+    assert checkpoints.note(32, 40.0)
+    assert checkpoints.best() == (checkpoints.names()[-1], 40.0)
+    checkpoints.save({**STATE, "samples": 40}, 40)
+    assert [name.split("-")[1] for name in checkpoints.names()] == ["000000000032", "000000000040"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
+from fastvid.runtime.json_text import json_text
 from fastvid.runtime.world import World
 from fastvid.train.loop.step import micro_batches, step_seed
-from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.parts.evaluate import count
 from fastvid.train.parts.loader_protocol import Lineage
 from fastvid.train.ranks.elastic import Member
@@ -38,6 +40,56 @@ def test_reading_skips_an_incomplete_line_of_a_killed_writer(tmp_path: Path) -> 
         {"kind": "train", "samples": 8, "loss": 1.0},
         {"kind": "train", "samples": 16, "loss": None},
     ]
+
+
+def test_rows_that_a_full_disk_refuses_are_written_later_and_end_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = metrics.Recorder(path)
+    recorder.write("train", samples=8)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        # Ten more bytes fit: like a full disk, this leaves half a line.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+        recorder.write("train", samples=16)
+        recorder.write("train", samples=24)
+        full = path.read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert full == before
+    assert caplog.text.count("metrics cannot be written") == 1
+    recorder.write("train", samples=32)
+    recorder.close()
+    assert [json.loads(line)["samples"] for line in path.read_text().splitlines()] == [8, 16, 24, 32]
+
+
+def test_numbers_that_are_not_finite_are_null_in_json() -> None:
+    def refuse(literal: str) -> None:
+        raise AssertionError(literal)
+
+    value = {"eval": {"loss": math.nan, "rows": [(1.5, -math.inf)]}, "over": True, "name": "NaN", "samples": 3}
+    read = json.loads(json_text(value, indent=1), parse_constant=refuse)
+    assert read == {"eval": {"loss": None, "rows": [[1.5, None]]}, "over": True, "name": "NaN", "samples": 3}
+
+
+class Waiting(Strategy):
+    """A strategy with a time limit of its own."""
+
+    def __init__(self, member: Member, *, timeout_s: float = 60.0) -> None:
+        super().__init__(member)
+        self.timeout_s = timeout_s
+
+
+def test_a_strategy_waits_as_long_as_the_run_unless_its_option_says_otherwise() -> None:
+    alone = Member(World(), torch.device("cpu"))
+    name = f"{__name__}:Waiting"
+    assert [
+        build_strategy(name, alone, options, timeout_s=20.0).timeout_s  # type: ignore[attr-defined]
+        for options in ({}, {"timeout_s": 7.0})
+    ] == [20.0, 7.0]
+    build_strategy("ddp", alone, {}, timeout_s=20.0)
 
 
 def test_curve_excludes_lost_work() -> None:

@@ -1,0 +1,124 @@
+"""A run whose loss or weights are not finite fails, and keeps its last good checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastvid.errors import FastvidError, StateError
+from fastvid.runtime.world import World
+from fastvid.train.loop.loop import Trainer
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.records.checkpoint import Checkpoints, decode
+from tests.train import toy
+
+ALONE = Member(World(), torch.device("cpu"))
+EPOCH = 11 * toy.BATCH
+Poison = Callable[[Replica, torch.Tensor], None]
+
+
+def weights(replica: Replica, _sums: torch.Tensor) -> None:
+    next(iter(replica.model.parameters())).data.view(-1)[3] = math.inf
+
+
+def moments(replica: Replica, _sums: torch.Tensor) -> None:
+    next(iter(replica.optimizer.state.values()))["momentum_buffer"].view(-1)[3] = math.nan
+
+
+def statistics(replica: Replica, _sums: torch.Tensor) -> None:
+    replica.model[1].running_mean[0] = math.nan  # type: ignore[index]
+
+
+def loss(_replica: Replica, sums: torch.Tensor) -> None:
+    sums[0] = math.nan
+
+
+def evaluation(replica: Replica, _sums: torch.Tensor) -> None:
+    replica.model[1].running_var.fill_(-1.0)  # type: ignore[index]
+
+
+def poisoned(folder: Path, poison: Poison, step: int, **run: Any) -> Trainer:
+    """A run in which something happens after a step, and no row of metrics is due."""
+    made = toy.trainer(toy.toy_config(folder, log_every_steps=1000, **run), ALONE, norm=True)
+    steps = 0
+
+    def maybe_sync(replica: Replica, sums: torch.Tensor) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == step:
+            poison(replica, sums)
+
+    made.strategy.maybe_sync = maybe_sync  # type: ignore[method-assign]
+    return made
+
+
+def written(made: Trainer) -> None:
+    """Wait for the checkpoint that a run was writing when it failed, as the interpreter does at exit."""
+    assert made.checkpoints is not None
+    made.checkpoints.wait()
+
+
+def kept(folder: Path) -> list[int]:
+    """The samples of the checkpoints, all of whose values are finite."""
+    checkpoints = Checkpoints(str(folder / "checkpoints"))
+    for name in checkpoints.names():
+        replica = decode(checkpoints.read(name).data, name)["replica"]
+        momentum = [state["momentum_buffer"] for state in replica["optimizer"]["state"].values()]
+        assert all(value.isfinite().all() for value in [*replica["model"].values(), *momentum])
+    return [int(name.split("-")[1]) for name in checkpoints.names()]
+
+
+@pytest.mark.parametrize("every", [0.0, 1000.0])
+@pytest.mark.parametrize("poison", [weights, moments, statistics, loss])
+def test_what_is_not_finite_is_never_saved_and_the_run_resumes_from_the_last_good_checkpoint(
+    tmp_path: Path, poison: Poison, every: float
+) -> None:
+    step = 2 * 11 + 4
+    made = poisoned(tmp_path, poison, step, checkpoint_every_s=every)
+    with pytest.raises(FastvidError, match=r"not finite|loss is nan") as error:
+        toy.fit(made, ALONE)
+    written(made)
+    assert error.value.hint is not None
+    last = (step - 1) * toy.BATCH if every == 0 else 2 * EPOCH
+    assert kept(tmp_path)[-1] == last
+    assert toy.fit(toy.trainer(toy.toy_config(tmp_path), ALONE, norm=True), ALONE)["over"]
+
+
+def test_the_last_step_of_a_run_is_checked(tmp_path: Path) -> None:
+    made = poisoned(tmp_path, weights, toy.EPOCHS * 11)
+    with pytest.raises(FastvidError, match="not finite"):
+        toy.fit(made, ALONE)
+    written(made)
+    assert kept(tmp_path)[-1] == (toy.EPOCHS - 1) * EPOCH
+
+
+def test_a_loss_of_the_evaluation_that_is_not_finite_fails_the_run(tmp_path: Path) -> None:
+    made = poisoned(tmp_path, evaluation, toy.EPOCHS * 11)
+    with pytest.raises(FastvidError, match="loss of the evaluation is nan after 440 samples"):
+        toy.fit(made, ALONE)
+    assert not (tmp_path / "checkpoints" / "best.json").exists()
+
+
+def test_a_buffer_that_is_infinite_on_purpose_stops_no_run(tmp_path: Path) -> None:
+    model = toy.net(norm=True)
+    made = toy.trainer(toy.toy_config(tmp_path), ALONE, norm=True)
+    model.register_buffer("mask", torch.full((2, 2), -math.inf))
+    made.replica = Replica(
+        model, torch.optim.SGD([{"params": list(model.parameters()), "lr_mult": 1.0}]), made.replica.schedule
+    )
+    assert toy.fit(made, ALONE)["over"]
+
+
+def test_a_checkpoint_with_nan_is_refused_by_name(tmp_path: Path) -> None:
+    made = toy.trainer(toy.toy_config(tmp_path), ALONE)
+    made.recorder.close()
+    state = made.state_dict(made.replica)
+    state["replica"]["model"]["0.bias"][1] = math.nan
+    with pytest.raises(StateError, match=r"checkpoint after 0 samples: 0\.bias is not finite"):
+        made.load_state_dict(state)
