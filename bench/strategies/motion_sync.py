@@ -28,6 +28,7 @@ import argparse
 import json
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ from fastvid.errors import UsageError, WorkerError
 from fastvid.train.config import recipes
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.strategies.shared.listener import TOKEN_VARIABLE
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +199,9 @@ def _torchrun(plan: SyncRecipe, out: Path, changes: Sequence[str], *, restarts: 
 
 
 def _environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    # The token lets the clients of asgd, which are jobs of their own, join its server.
+    own = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), TOKEN_VARIABLE: secrets.token_hex(32)}
+    return os.environ | own
 
 
 def _share(plan: SyncRecipe, out: Path, changes: Sequence[str]) -> Callable[[], float]:

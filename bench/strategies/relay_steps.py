@@ -24,23 +24,27 @@ def travel(spec: RunSpec, member: Any) -> dict[str, Any]:
     """Train each model for the run's number of steps; return seconds, messages and held-out losses."""
     import torch.distributed as dist
 
+    from fastvid.train.ranks.elastic import broadcast_bytes
     from fastvid.train.strategies.relay.hub import Hub
     from fastvid.train.strategies.relay.scheduler import Scheduler
     from fastvid.train.strategies.relay.stage import serve
     from fastvid.train.strategies.relay.state_store import TokenStore
-    from fastvid.train.strategies.shared.link import shared_store
+    from fastvid.train.strategies.shared.listener import Address, host_of_job
 
-    world, store = member.world, shared_store(member, TIMEOUT_S)
+    world = member.world
     work = SweepStage(spec, member)
     scheduler = Scheduler(len(RATES), world.size, EPOCHS)
-    hub = Hub(scheduler, store, TokenStore(len(RATES)), timeout_s=TIMEOUT_S) if world.rank == 0 else None
+    hub = None
+    if world.rank == 0:
+        hub = Hub(scheduler, TokenStore(len(RATES)), timeout_s=TIMEOUT_S, host=host_of_job())
+    address = Address.decode(broadcast_bytes(None if hub is None else hub.address.encode(), member) or b"")
     dist.barrier()
     before, began = received(), time.perf_counter()
     with SlowNetwork(spec.link, world.size, far=world.rank > 0) as slow:
         thread = None if hub is None else threading.Thread(target=hub.run)
         if thread is not None:
             thread.start()
-        serve(store, work, TIMEOUT_S)
+        serve(address, lambda _: work, TIMEOUT_S)
         if thread is not None:
             thread.join()
     seconds = time.perf_counter() - began

@@ -78,7 +78,7 @@ CONTENDERS: Final = (
     ("kavg K=64", RunSpec("kavg", {"period": 64})),
     ("asgd", RunSpec("asgd")),
     ("asgd overlap", RunSpec("asgd", {"overlap": True})),
-    ("asgd n_push=8", RunSpec("asgd", {"n_push": 8, "n_fetch": 8, "overlap": True})),
+    ("asgd n_push=8", RunSpec("asgd", {"n_push": 8, "n_fetch": 8, "overlap": True}, optim={"momentum": 0.0})),
 )
 STRAGGLERS: Final = (1.0, 5.0)
 STRAGGLING_RANKS: Final = 4

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from fastvid.train.run import dry_run
 
-        for one in chosen:
-            print(json.dumps(dry_run.check(one, max(1, args.world)), indent=1))
+        for found in dry_run.check(chosen, max(1, args.world)):
+            print(json.dumps(found, indent=1))
         return 0
     return launch.start(chosen)
 

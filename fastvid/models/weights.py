@@ -2,7 +2,7 @@
 
 Supported are torchvision's ImageNet files, the TSM files of mit-han-lab, mmaction2's files and our own;
 `fastvid.models.checkpoint_names` translates their names. 2D kernels are inflated for 3D models. Nothing in a file is
-executed: it is read with ``torch.load(weights_only=True)``.
+executed: it is read with ``torch.load(weights_only=True)``, which also reads safetensors files.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
     Raises:
         StorageError: If the file cannot be read.
-        FormatError: If it is not such a file, contains pickled objects other than tensors, or has no state dict.
+        FormatError: If it is not such a file, contains pickled objects other than tensors, has no state dict, or
+            contains itself.
     """
     file = os.fspath(path)
     try:
@@ -170,7 +171,20 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise FormatError(f"not a readable torch checkpoint: {error}", file=file) from error
+    except Exception as error:
+        # torch imports the library for these files only when it reads one, and its error has no base class of ours.
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise FormatError(
+            f"not a readable safetensors file: {error}", file=file, hint="download or save the file again"
+        ) from error
+    opened: set[int] = set()
     while isinstance(content, Mapping):
+        if id(content) in opened:
+            raise FormatError(
+                "the checkpoint contains itself", file=file, hint="save only its state dict, as torch.save does"
+            )
+        opened.add(id(content))
         inner = next((content[key] for key in _STATE_KEYS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
             break

@@ -21,6 +21,7 @@ from fastvid.models import i3d, tsn, two_stream
 from fastvid.models.resnet import DEPTHS
 
 INPUT_LAYOUT = "BCTHW"
+_FRAMES_FIRST = "BTCHW"
 STREAMS = ("rgb",)
 
 _BOTTLENECK_DEPTHS = (50, 101)
@@ -63,13 +64,15 @@ def build(name: str, num_classes: int, num_frames: int, **model_options: Any) ->
     Args:
         name: One of `names`, or ``module:callable``: it is called with ``num_classes``, ``num_frames`` and the options
             as keywords and must return an `nn.Module`, to which ``input_layout`` and ``num_frames`` are added if
-            missing.
+            missing. With an ``input_layout`` of "BTCHW" its forward receives clips [B, T, C, H, W]; whoever calls the
+            module still passes [B, C, T, H, W].
         num_classes: Number of classes.
         num_frames: Frames per clip.
         **model_options: Options of the model; `options` lists them for a model of the zoo.
 
     Raises:
-        UsageError: If the name or an option is unknown, a module does not exist, or the model rejects a value.
+        UsageError: If the name, an option or the model's layout is unknown, a module does not exist, or the model
+            rejects a value.
     """
     if ":" in name:
         return _build_foreign(name, num_classes, num_frames, model_options)
@@ -111,4 +114,16 @@ def _build_foreign(name: str, num_classes: int, num_frames: int, model_options: 
     for attribute, value in (("input_layout", INPUT_LAYOUT), ("num_frames", num_frames)):
         if not hasattr(model, attribute):
             setattr(model, attribute, value)
+    layout = model.input_layout
+    if layout == _FRAMES_FIRST:
+        model.register_forward_pre_hook(_frames_first)
+    elif layout != INPUT_LAYOUT:
+        raise UsageError(
+            f"model {name!r} has input_layout {layout!r}", hint=f"use {INPUT_LAYOUT} or {_FRAMES_FIRST} in the model"
+        )
     return model
+
+
+def _frames_first(_model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return clips [B, C, T, H, W], one tensor per stream, as [B, T, C, H, W]."""
+    return tuple(clips.transpose(1, 2) for clips in inputs)

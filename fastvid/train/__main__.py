@@ -27,20 +27,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         configs = recipes.load_all(args.recipe, args.changes)
         if args.dry_run:
-            return max(_dry_run(config) for config in configs)
+            return _dry_run(configs)
         return start(configs)
     except FastvidError as error:
         print(f"fastvid train: {error}", file=sys.stderr)  # noqa: T201
         return 2 if isinstance(error, UsageError) else 1
 
 
-def _dry_run(config: Config) -> int:
+def _dry_run(configs: Sequence[Config]) -> int:
     """Check the run on every rank, because nodes may see different files; rank 0 prints the result."""
     from fastvid.train.run import dry_run
 
-    result = dry_run.check(config, int(os.environ.get("WORLD_SIZE", "1")))
+    results = dry_run.check(configs, int(os.environ.get("WORLD_SIZE", "1")))
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(result, indent=1))  # noqa: T201
+        for result in results:
+            print(json.dumps(result, indent=1))  # noqa: T201
     return 0
 
 

@@ -330,3 +330,37 @@ def test_unsafe_files_are_not_unpickled_and_errors_name_the_file(tmp_path):
 def test_mit_state_dict_raises_for_3d_nets():
     with pytest.raises(UsageError, match="ClipNet has no counterpart"):
         mit_state_dict(build("i3d-r18", CLASSES, 8, width=WIDTH))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_checkpoint_that_contains_itself_is_refused(tmp_path: Path, depth: int) -> None:
+    content: dict[str, object] = {"weight": torch.zeros(2)}
+    inner = content
+    for _ in range(depth - 1):
+        inner["model"] = {"weight": torch.zeros(2)}
+        inner = inner["model"]
+    inner["state_dict"] = content
+    torch.save(content, tmp_path / "loop.pt")
+    with pytest.raises(FormatError, match="contains itself") as failed:
+        read_state_dict(tmp_path / "loop.pt")
+    assert failed.value.where["file"] == str(tmp_path / "loop.pt")
+    # Nesting without a loop is read.
+    torch.save({"replica": {"state_dict": {"model": {"weight": torch.zeros(2)}}}}, tmp_path / "nested.pt")
+    assert list(read_state_dict(tmp_path / "nested.pt")) == ["weight"]
+
+
+def test_a_damaged_safetensors_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SafetensorError(Exception):  # derives from nothing else in its library, which need not be installed
+        pass
+
+    def load(*_: object, **__: object) -> None:
+        raise SafetensorError("invalid JSON in header")
+
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"\x08\0\0\0\0\0\0\0{garbage")
+    with pytest.raises(FormatError, match="not a readable") as found:
+        read_state_dict(path)
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(FormatError, match="not a readable safetensors file: invalid JSON in header") as raised:
+        read_state_dict(path)
+    assert found.value.where["file"] == raised.value.where["file"] == str(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
+from fastvid.models.cost import model_cost
 from fastvid.models.zoo import build, names, options
 
 
@@ -85,3 +87,37 @@ def test_module_callable_builds_a_model(tmp_path: Path, monkeypatch: pytest.Monk
             build("half_zoo:Net", 5, 16)
     finally:
         sys.modules.pop("my_zoo", None)
+
+
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
+def test_a_model_receives_the_layout_that_it_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """With three frames, no shape would tell a model that frames and channels are swapped."""
+    (tmp_path / "layout_zoo.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, num_classes, num_frames, layout):\n"
+        "        super().__init__()\n"
+        "        self.input_layout, self.scale = layout, torch.nn.Parameter(torch.ones(1))\n"
+        "    def forward(self, clips, flow=None):\n"
+        "        self.seen = (clips, flow)\n"
+        "        return self.scale * clips.mean((2, 3, 4))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        model = build("layout_zoo:Net", 3, 3, layout=layout)
+        clips = torch.randn(2, 3, 3, 4, 4)
+        wanted = clips if layout == "BCTHW" else clips.transpose(1, 2)
+        model(clips, clips + 1)
+        assert torch.equal(model.seen[0], wanted)
+        assert torch.equal(model.seen[1], wanted + 1)
+        # Copies, as for the average of the weights, and counts of operations see the same.
+        copied = copy.deepcopy(model)
+        copied(clips)
+        assert torch.equal(copied.seen[0], wanted)
+        assert model_cost(model, clips.shape).macs == 0
+        with pytest.raises(UsageError, match="has input_layout 'BTHWC'"):
+            build("layout_zoo:Net", 3, 3, layout="BTHWC")
+    finally:
+        sys.modules.pop("layout_zoo", None)

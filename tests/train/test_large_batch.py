@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,8 +91,10 @@ def test_the_large_batch_recipe_learns(outcomes: dict[tuple[int, str], dict[str,
         assert outcomes[1, name]["score"]["loss"] < 0.9 * untrained.loss, name
 
 
-def test_bf16_gradients_are_refused_where_gloo_would_fail() -> None:
+def test_bf16_gradients_are_refused_where_gloo_would_fail(tmp_path: Path) -> None:
+    made = toy.trainer(toy.toy_config(tmp_path), ALONE)
+    made.recorder.close()
     with pytest.raises(UsageError, match="gloo"):
-        build_strategy("ddp", ALONE, {"gradients": "bf16"})
+        build_strategy("ddp", ALONE, {"gradients": "bf16"}).prepare(made.replica)
     with pytest.raises(UsageError, match="use one of fp32, fp16, bf16"):
         build_strategy("ddp", ALONE, {"gradients": "fp8"})

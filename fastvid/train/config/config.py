@@ -180,6 +180,9 @@ class OptimConfig:
         eps: Added to the square root of the second moment in Adam and AdaGrad.
         weight_decay: Weight decay of convolution and linear weights.
         groups: "plain" applies no weight decay to biases and norm layers; "tsm" adds TSM's rate multipliers.
+        no_decay: Parameters without weight decay, besides those that the model's own ``no_weight_decay()`` names, as
+            timm's models do: each is a part of a dotted name. The default are the position and class tokens of vision
+            transformers, as timm and transformers name them.
         warmup_epochs: Epochs of linear warm-up; may be fractional.
         warmup_start: Fraction of the rate at which warm-up starts.
         decay: Schedule after warm-up: "constant", "step" or "cosine".
@@ -207,6 +210,10 @@ class OptimConfig:
     eps: float = 1e-8
     weight_decay: float = 1e-4
     groups: Groups = "plain"
+    no_decay: tuple[str, ...] = (
+        "cls_token", "dist_token", "distillation_token", "mask_token", "pos_embed", "position_embeddings",
+        "time_embeddings",
+    )  # fmt: skip
     warmup_epochs: float = 0.0
     warmup_start: float = 0.1
     decay: Decay = "step"

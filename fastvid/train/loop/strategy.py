@@ -27,6 +27,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -93,6 +94,20 @@ class Strategy:
         split_options(config.sync, cls, config.sync_options)
 
     @classmethod
+    def rehearse(cls, configs: Sequence[Config], world_size: int) -> None:
+        """Raise, without writing anything, what a run would raise because of this strategy before its first step.
+
+        Called by a dry run, after `check`. By default it builds the strategy for the one model. A strategy with its own
+        `start` does here what `start` does before the first step.
+
+        Args:
+            configs: One per model.
+            world_size: Number of ranks that the run will have.
+        """
+        config = _only(configs)
+        build_strategy(config.sync, Member(World(0, world_size), torch.device("cpu")), config.sync_options)
+
+    @classmethod
     def start(cls, configs: Sequence[Config], train: Callable[[Config], int]) -> int:
         """Train the models of a recipe in this process and return its exit code.
 
@@ -103,13 +118,7 @@ class Strategy:
         Raises:
             UsageError: If there are several models and this strategy trains one.
         """
-        if len(configs) > 1:
-            several = (name for name, where in sorted(_built_in().items()) if _load(where).start.__func__ is not _START)
-            raise UsageError(
-                f"recipe has {len(configs)} models, but sync={configs[0].sync} trains one",
-                hint=f"set sync={' or '.join(several)} to train all of them",
-            )
-        return train(configs[0])
+        return train(_only(configs))
 
     @property
     def reader(self) -> Member:
@@ -229,6 +238,16 @@ class Strategy:
 _START: Final = Strategy.start.__func__  # type: ignore[attr-defined]
 
 
+def _only(configs: Sequence[Config]) -> Config:
+    if len(configs) > 1:
+        several = (name for name, where in sorted(_built_in().items()) if _load(where).start.__func__ is not _START)
+        raise UsageError(
+            f"recipe has {len(configs)} models, but sync={configs[0].sync} trains one",
+            hint=f"set sync={' or '.join(several)} to train all of them",
+        )
+    return configs[0]
+
+
 def find_strategy(name: str) -> type[Strategy]:
     """Return the class of a strategy.
 
@@ -257,9 +276,9 @@ def strategy_of(config: Config) -> type[Strategy]:
         UsageError: If it is unknown or does not support these settings.
     """
     kind = find_strategy(config.sync)
+    kind.check(config)
     if config.optim.ema_decay is not None and not kind.steps_alike:
         raise UsageError(f"sync={config.sync} does not support optim.ema_decay", hint="set optim.ema_decay=none")
-    kind.check(config)
     return kind
 
 

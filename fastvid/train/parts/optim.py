@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -29,7 +30,7 @@ def sgd(model: nn.Module, config: OptimConfig) -> SGD:
     Raises:
         UsageError: If the groups do not fit the model.
     """
-    groups = parameter_groups(model, config.groups, config.weight_decay, config.head_lr_mult)
+    groups = parameter_groups(model, config.groups, config.weight_decay, config.head_lr_mult, config.no_decay)
     return SGD(groups, lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov)
 
 
@@ -41,7 +42,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     """
     if config.name == "sgd":
         return sgd(model, config)
-    groups = parameter_groups(model, config.groups, config.weight_decay, config.head_lr_mult)
+    groups = parameter_groups(model, config.groups, config.weight_decay, config.head_lr_mult, config.no_decay)
     for group in groups:
         group["adapt"] = group["name"] in _ADAPTED
     betas = (config.beta1, config.beta2)
@@ -56,7 +57,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
 
 
 def parameter_groups(
-    model: nn.Module, kind: Groups, weight_decay: float, head_lr_mult: float = 1.0
+    model: nn.Module, kind: Groups, weight_decay: float, head_lr_mult: float = 1.0, no_decay: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return the trainable parameters in non-empty groups by learning rate and weight decay.
 
@@ -66,6 +67,8 @@ def parameter_groups(
             of biases by 2, of the head's weight by 5 and of the head's bias by 10.
         weight_decay: Weight decay of the groups that have it.
         head_lr_mult: Additional factor of the head's rate.
+        no_decay: Parts of dotted names of parameters without weight decay. Those that ``no_weight_decay()`` of the
+            model, or of a module in it, names have none either.
 
     Raises:
         UsageError: If "tsm" or a head factor is given for a model without a linear layer.
@@ -86,13 +89,28 @@ def parameter_groups(
         "head_bias": {"lr_mult": head_lr_mult * (_TSM_HEAD_BIAS if tsm else 1.0), "weight_decay": 0.0},
     }
     seen: set[int] = set()
-    for module in model.modules():
+    exempt = _exempt(model)
+    for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in seen or not parameter.requires_grad:
                 continue
             seen.add(id(parameter))
-            groups[_group(module, name, parameter.ndim, module is head)].setdefault("params", []).append(parameter)
+            full = f"{path}.{name}" if path else name
+            group = _group(module, name, parameter.ndim, module is head)
+            if group == "weight" and (full in exempt or not set(no_decay).isdisjoint(full.split("."))):
+                group = "norm"  # the group with the plain rate and no weight decay
+            groups[group].setdefault("params", []).append(parameter)
     return [{"name": name, **group} for name, group in groups.items() if "params" in group]
+
+
+def _exempt(model: nn.Module) -> set[str]:
+    """Return the names of the parameters that the model itself exempts from weight decay, as timm's models do."""
+    names = set()
+    for path, module in model.named_modules():
+        own = getattr(module, "no_weight_decay", None)
+        if callable(own):
+            names |= {f"{path}.{name}" if path else str(name) for name in own()}
+    return names
 
 
 def _group(module: nn.Module, name: str, ndim: int, is_head: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -27,11 +27,60 @@ from fastvid.train.parts.optim import make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.parts.schedule import Schedule
 from fastvid.train.ranks.elastic import Member, broadcast_bytes
+from fastvid.train.run.agreement import check_agreement, facts
 
 log = logging.getLogger(__name__)
 
 _FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by number of kernel dimensions
 _LABEL: Final = "label"  # column that a ClipLoader reads labels from
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run before its first step.
+
+    Attributes:
+        config: With generation and classes filled in.
+        train_set: Training split.
+        eval_set: Evaluation split; None for no evaluation.
+        loader: Loader of the training split.
+        eval_data: Evaluation split with its loader.
+        replica: Model with initial weights on rank 0, optimizer and schedule.
+    """
+
+    config: Config
+    train_set: Dataset
+    eval_set: Dataset | None
+    loader: Labelled
+    eval_data: EvalData | None
+    replica: Replica
+
+
+def parts(config: Config, state: Mapping[str, Any] | None, member: Member, reader: Member) -> Parts:
+    """Build the parts of a run; a run and its dry run both call this, so they refuse the same settings.
+
+    Args:
+        config: Configuration of the run.
+        state: Checkpoint to resume from; None loads the initial weights.
+        member: This process.
+        reader: The rank and world size whose share of the batches is read, see `Strategy.reader`.
+
+    Raises:
+        StateError: If ranks read different data or have different settings.
+        FastvidError: If data, model or options are wrong.
+    """
+    config, train_set, eval_set = datasets(config, state, member)
+    loader = train_loader(config, train_set, reader)
+    try:
+        check_agreement(facts(config, loader.clips.state_dict()["fingerprint"], train_set, eval_set), member)
+        replica = make_replica(config, samples_per_epoch(loader.clips), member)
+        evaluated = None if eval_set is None else eval_data(config, eval_set, reader)
+        if state is None and member.leads:
+            load_initial_weights(config, replica.model)
+    except BaseException:
+        loader.clips.close()
+        raise
+    return Parts(config, train_set, eval_set, loader, evaluated, replica)
 
 
 def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) -> tuple[Config, Dataset, Dataset | None]:
@@ -244,14 +293,8 @@ def load_initial_weights(config: Config, model: nn.Module) -> None:
 
 
 def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Replica:
-    """Return model, optimizer and schedule before the first step.
-
-    Raises:
-        UsageError: If the device does not support the precision.
-    """
+    """Return model, optimizer and schedule before the first step."""
     run = config.run
-    if run.amp == "fp16" and member.device.type != "cuda":
-        raise UsageError(f"run.amp is 'fp16', but the device is {member.device.type}", hint="set run.amp=bf16")
     model = build_model(config, member)
     freezer = Freezer(model, config.optim.freeze, samples_per_epoch) if config.optim.freeze else None
     schedule = Schedule.of(
@@ -265,10 +308,20 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Repl
         model,
         make_optimizer(model, config.optim),
         schedule,
-        scale_loss=run.amp == "fp16",
+        scale_loss=run.amp == "fp16" and member.device.type == "cuda",
         ema_decay=None if decay is None else decay ** (config.data.global_batch_size / config.optim.base_batch_size),
         freezer=freezer,
     )
+
+
+def check_device(config: Config, device: torch.device) -> None:
+    """Check that a device supports the precision. A dry run does not, because it need not be on the run's device.
+
+    Raises:
+        UsageError: If it does not.
+    """
+    if config.run.amp == "fp16" and device.type != "cuda":
+        raise UsageError(f"run.amp is 'fp16', but the device is {device.type}", hint="set run.amp=bf16")
 
 
 def samples_per_epoch(clips: ClipLoader) -> int:

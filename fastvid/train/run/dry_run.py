@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,20 +21,20 @@ from torch.func import functional_call
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.order.batches import Batches, rank_slice
+from fastvid.load.order.batches import rank_slice
 from fastvid.models.cost import model_cost
 from fastvid.runtime.world import World
-from fastvid.train.config.config import Config
+from fastvid.train.config.config import Config, OptimizerName
 from fastvid.train.loop.strategy import strategy_of
-from fastvid.train.parts.schedule import Schedule
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble
+from fastvid.train.run.launch import checkpoints_of, resumed_state
 
 log = logging.getLogger(__name__)
 
 _GIB: Final = 2**30
 # Values that an optimizer stores per weight, in addition to the weight and its gradient.
-_MOMENTS: Final = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
+_MOMENTS: Final[dict[OptimizerName, int]] = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lamb": 2}
 
 
 @dataclass(frozen=True)
@@ -60,33 +61,48 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.batches
 
 
-def check(config: Config, world_size: int = 1) -> dict[str, Any]:
+def check(configs: Sequence[Config], world_size: int = 1) -> list[dict[str, Any]]:
     """Check a run and return what is known before it starts, such as steps, learning rates and memory.
 
+    It builds the parts of the run as the run does, with the same functions, and refuses what they refuse. What depends
+    on the device is not checked.
+
     Args:
-        config: Configuration of the run.
+        configs: One per model.
         world_size: Number of ranks that the run will have.
 
     Raises:
         FastvidError: If the run would fail before its first step.
         FormatError: If a shard has the wrong size.
     """
-    sharing = world_size if strategy_of(config).shares_batches else 1
+    kinds = [strategy_of(config) for config in configs]
+    kinds[-1].rehearse(configs, world_size)
+    return [
+        _check_model(config, world_size, world_size if kind.shares_batches else 1)
+        for config, kind in zip(configs, kinds, strict=True)
+    ]
+
+
+def _check_model(config: Config, world_size: int, sharing: int) -> dict[str, Any]:
+    """Check one model, whose batches are divided among `sharing` ranks."""
     member = Member(World(), torch.device("cpu"))
-    config, train_set, eval_set = assemble.datasets(config, None, member)
+    _, state = resumed_state(config, checkpoints_of(config), member)
+    parts = assemble.parts(config, state, member, Member(World(0, sharing), member.device))
+    for loader in (parts.loader, None if parts.eval_data is None else parts.eval_data.loader):
+        if isinstance(loader, assemble.Labelled):
+            loader.clips.close()
+    config, train_set, eval_set, model = parts.config, parts.train_set, parts.eval_set, parts.replica.model
+    if state is not None:
+        parts.replica.load_state_dict(state["replica"])
     shards = check_files(train_set)
     data = config.data
-    batches = Batches(len(train_set), data.global_batch_size, data.last, World(0, sharing), data.group_size)
-    per_epoch = batches.count(0) * batches.size if data.last == "drop" else batches.num_samples
-    model = assemble.build_model(config, member)
-    assemble.load_initial_weights(config, model)
+    batches = parts.loader.clips.batches
+    per_epoch = assemble.samples_per_epoch(parts.loader.clips)
     _check_writable(Path(config.run.out))
     first, end = rank_slice(batches.size, sharing - 1, sharing, data.group_size)
     rows = end - first
     micro = min(rows, config.run.micro_batch_size or rows)
-    schedule = Schedule.of(
-        config.optim, epochs=config.run.epochs, samples_per_epoch=per_epoch, global_batch_size=batches.size
-    )
+    schedule = parts.replica.schedule
     steps = batches.count(0)
     assert config.model.num_classes is not None
     return {

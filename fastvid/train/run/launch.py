@@ -34,7 +34,6 @@ from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
 from fastvid.train.records.tensorboard import Board
 from fastvid.train.run import assemble
-from fastvid.train.run.agreement import check_agreement, facts
 
 log = logging.getLogger(__name__)
 
@@ -88,17 +87,12 @@ def _train(config: Config, member: Member) -> int:
         checkpoints = checkpoints_of(config)
         if member.leads:
             checkpoints.sweep()
-        name, state = read_state(checkpoints, member)
-        if state is not None and not config.run.resume:
-            raise UsageError(
-                "run.out already contains a run", file=out, hint="choose another run.out, or set run.resume=true"
-            )
-        config, train_set, eval_set = assemble.datasets(config, state, member)
+        name, state = resumed_state(config, checkpoints, member)
+        assemble.check_device(config, member.device)
         strategy = build_strategy(config.sync, member, config.sync_options, timeout_s=config.run.timeout_s)
-        loader = assemble.train_loader(config, train_set, strategy.reader)
+        parts = assemble.parts(config, state, member, strategy.reader)
+        config, loader, replica = parts.config, parts.loader, parts.replica
         open_until_the_end.callback(loader.clips.close)
-        check_agreement(facts(config, loader.state_dict()["fingerprint"], train_set, eval_set), member)
-        replica = assemble.make_replica(config, assemble.samples_per_epoch(loader.clips), member)
         board = Board(out / "tensorboard") if config.run.tensorboard and member.leads else None
         recorder = Recorder(out / METRICS_FILE if member.leads else None, board)
         open_until_the_end.callback(recorder.close)
@@ -108,18 +102,16 @@ def _train(config: Config, member: Member) -> int:
             replica,
             loader,
             strategy,
-            eval_data=None if eval_set is None else assemble.eval_data(config, eval_set, strategy.reader),
+            eval_data=parts.eval_data,
             checkpoints=checkpoints,
             recorder=recorder,
             stop=stop,
         )
         if state is not None:
             trainer.load_state_dict(state)
-        elif member.leads:
-            assemble.load_initial_weights(config, replica.model)
         if member.leads:
             _write(out / CONFIG_FILE, json_text(to_json(config), indent=1))
-            _write(out / CLASSES_FILE, json_text(train_set.classes))
+            _write(out / CLASSES_FILE, json_text(parts.train_set.classes))
             _announce(trainer, loader.clips, name, state)
         finished = trainer.fit()
         if member.leads:
@@ -161,6 +153,23 @@ def only_run(out: Path) -> Iterator[None]:
 def _write(path: Path, text: str) -> None:
     """Write a line of text atomically; a full disk is a StorageError."""
     LocalStorage(path.parent).write(path.name, f"{text}\n".encode())
+
+
+def resumed_state(config: Config, checkpoints: Checkpoints, member: Member) -> tuple[str | None, dict[str, Any] | None]:
+    """Return name and state of the checkpoint that a run resumes from; None and None if there is none.
+
+    Raises:
+        StateError: As in `read_state`.
+        UsageError: If there is one, but the run must not resume.
+    """
+    name, state = read_state(checkpoints, member)
+    if state is not None and not config.run.resume:
+        raise UsageError(
+            "run.out already contains a run",
+            file=config.run.out,
+            hint="choose another run.out, or set run.resume=true",
+        )
+    return name, state
 
 
 def read_state(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from fastvid.errors import UsageError
 from fastvid.models import zoo
 from fastvid.train.config.config import OptimConfig
-from fastvid.train.parts.optim import parameter_groups, sgd
+from fastvid.train.parts.optim import make_optimizer, parameter_groups, sgd
 
 DECAY = 1e-4
 
@@ -70,3 +72,40 @@ def test_the_rate_is_multiplied_by_lr_mult_per_group() -> None:
     model(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
     optimizer.step()
     assert torch.allclose(before - model[1].weight, torch.full_like(before, 0.5), atol=1e-15)
+
+
+class Tokens(nn.Module):
+    """A transformer's parameters: tokens, positions, a table that the model itself exempts, and a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 4))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 5, 4))
+        self.position_embeddings = nn.Embedding(5, 4)
+        self.table = nn.Parameter(torch.zeros(3, 4))
+        self.my_pos_embed_matrix = nn.Linear(4, 4, bias=False)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"table", "my_pos_embed_matrix"}  # the second names a module, not a parameter
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_tokens_and_positions_of_a_transformer_have_no_weight_decay(name: str) -> None:
+    model = nn.Sequential(Tokens(), nn.Linear(4, 2))
+    config = OptimConfig(base_lr=0.1, base_batch_size=4, name=name, weight_decay=DECAY)  # type: ignore[arg-type]
+    names = {id(parameter): full for full, parameter in model.named_parameters()}
+
+    def decayed(changed: OptimConfig) -> set[str]:
+        groups = make_optimizer(model, changed).param_groups
+        assert sum(len(group["params"]) for group in groups) == len(names)
+        return {names[id(one)] for group in groups if group["weight_decay"] for one in group["params"]}
+
+    matrices = {"0.my_pos_embed_matrix.weight", "1.weight"}
+    assert decayed(config) == matrices
+    # Without the list, only what the model names itself is exempt.
+    assert decayed(replace(config, no_decay=())) == matrices | {
+        "0.cls_token", "0.pos_embed", "0.position_embeddings.weight",
+    }  # fmt: skip
+    assert decayed(replace(config, no_decay=("my_pos_embed_matrix", "1"))) == {
+        "0.cls_token", "0.pos_embed", "0.position_embeddings.weight",
+    }  # fmt: skip

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from fastvid.cli.main import main as fastvid_command
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.train.config import recipes
+from fastvid.train.config.config import OptimizerName
 from fastvid.train.parts.loader_protocol import Lineage
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
@@ -277,3 +278,53 @@ def test_errors_are_raised_before_the_first_step(
         launch.train(recipes.load(str(folder / "recipe.py"), filled))
     assert message in str(error.value)
     assert not (tmp_path / "metrics.jsonl").exists() or not metrics.curve(metrics.read(tmp_path / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("sync=kavgg", "unknown sync 'kavgg'"),
+        ("sync=kavg sync_options.perod=3", "no option 'perod'"),
+        ("sync=kavg sync_options.period=none", "period is"),
+        ("sync=kavg sync_options.group_size=3", "group_size"),
+        ("sync=asgd sync_options.n_push=0", "n_push is 0"),
+        ("sync=asgd sync_options.n_push=2", "with plain SGD only, but optim.name is sgd, momentum 0.9"),
+        ("sync=asgd sync_options.server=127.0.0.1:29600", "sync option server needs a token"),
+        ("sync=asgd optim.name=lars", "optim.name=lars, which is not element-wise"),
+        ("sync_options.batch=noisy", "batch"),
+        ("optim.freeze=nopeprefix", "matches no parameter"),
+        ("optim.freeze=backbone:x", "expected PREFIX or PREFIX:EPOCHS"),
+        ("data.decoder=nosuch", "nosuch"),
+        ("data.frames.num_segments=0 data.eval_frames.num_segments=0", "num_segments"),
+        ("data.group_size=3", "group"),
+        ("model.weights=nowhere.pt", "cannot read the checkpoint"),
+        ("sync=relay", "fewer than"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_refuses(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
+) -> None:
+    """Both end with the same message and exit code, and leave nothing behind."""
+    words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'out'}", *change.split()]
+    # With two ranks, as a dry run; the run itself is started with the most that one process can be.
+    alone = change != "sync=relay" and "group_size=3" not in change
+    codes, texts = [], []
+    for command in ([*words, "--dry-run", "--world", "1" if alone else "4"], *([words] if alone else [])):
+        codes.append(fastvid_command(command))
+        texts.append(capsys.readouterr().err)
+        assert message in texts[-1]
+        assert "Traceback" not in texts[-1]
+    assert set(codes) <= {1, 2}
+    assert len(set(codes)) == 1
+    assert len(set(texts)) == 1
+    assert not (tmp_path / "out" / "sweep.json").exists()
+
+
+def test_a_dry_run_knows_every_optimizer(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'out'}", "--dry-run"]
+    found = {}
+    for name in get_args(OptimizerName):
+        assert fastvid_command([*words, f"optim.name={name}"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        found[name] = result["memory_bytes"]["optimizer"] // (4 * result["parameters"])
+    assert found == {"sgd": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lars": 1, "lamb": 2}

@@ -1,4 +1,4 @@
-"""A user-defined strategy with a server and clients, built on `fastvid.train.strategies.shared.link`.
+"""A user-defined strategy with a server and clients, built on `fastvid.train.strategies.shared`.
 
 Rank 0 serves the weights and a counter of batches, in a thread for each client. Every rank, rank 0 too, is a client:
 after a step it sends how its weights changed, and gets the number of its next batch and the newest weights.
@@ -19,8 +19,9 @@ from fastvid.load.batch.batch import Batch
 from fastvid.train import Round, Strategy
 from fastvid.train.parts.loader_protocol import Loader
 from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.strategies.shared.link import Listener, open_link, shared_store
+from fastvid.train.ranks.elastic import Member, broadcast_bytes
+from fastvid.train.strategies.shared.link import Link
+from fastvid.train.strategies.shared.listener import Address, Listener, host_of_job, open_link, token_of_job
 
 FIRST, NEXT, LOOK, LEAVE = 1, 2, 3, 4  # what a client asks for
 TIMEOUT_S = 60.0
@@ -38,17 +39,18 @@ class Central(Strategy):
     def prepare(self, replica: Replica) -> None:
         super().prepare(replica)
         self.known = parameters_to_vector(replica.model.parameters()).detach()
-        self.store = shared_store(self.member)
+        address = None
         if self.member.leads:
             self.central, self.lock = self.known.clone(), threading.Lock()
-            self.listener = Listener(self.store, self.serve, TIMEOUT_S)
+            self.listener = Listener(self.serve, TIMEOUT_S, token=token_of_job(), host=host_of_job())
             self.listener.start()
-        self.link = open_link(self.store, TIMEOUT_S)
+            address = self.listener.address.encode()
+        self.link = open_link(Address.decode(broadcast_bytes(address, self.member) or b""), TIMEOUT_S)
         if self.world_size > 1:
             dist.barrier()  # all are in before rank 0 can be done
 
-    def serve(self, number: int) -> None:
-        link, kind = self.listener.open(number), FIRST
+    def serve(self, link: Link) -> None:
+        kind = FIRST
         while kind != LEAVE:
             (kind, *_), change = link.receive(torch.empty_like(self.central))
             with self.lock:
@@ -74,6 +76,7 @@ class Central(Strategy):
                 yield Round(replica, self.batches(replica, loader, epoch, per_epoch), epoch, kept=self.member.leads)
         finally:
             self.ask(LEAVE, replica)
+            self.link.close()
             if self.member.leads:
                 self.listener.close()
                 self.listener.join(TIMEOUT_S)  # until the others have left

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import EvalData, Trainer
-from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.loop.strategy import build_strategy, strategy_of
 from fastvid.train.parts.optim import make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.parts.schedule import Schedule
@@ -96,6 +96,7 @@ def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = No
     config = config_of(case, folder)
     kind = toy.ToyLoader if case.noise is None else QuadraticLoader
     model: nn.Module = toy.net(norm=case.norm) if case.noise is None else Quadratic(case.noise)
+    strategy_of(config)
     strategy = build_strategy(config.sync, member, config.sync_options)
     world = strategy.reader.world
     loader = kind(world, **case.data)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 
+import torch
 from torch import Tensor
 
-from fastvid.errors import UsageError, WorkerError
+from fastvid.errors import FastvidError, UsageError, WorkerError
 from fastvid.train.strategies.asgd.lease import Lease
-from fastvid.train.strategies.asgd.messages import PORTS, MessageHeader, ServerMessage, float_bits
+from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, float_bits
 from fastvid.train.strategies.asgd.weight_shard import ranges
-from fastvid.train.strategies.shared.link import Link, as_worker_error, connect, open_link
+from fastvid.train.strategies.shared.link import Link
+from fastvid.train.strategies.shared.listener import Address, open_link
 
 Versions = tuple[int, ...]
 """The version of each shard."""
@@ -34,22 +34,11 @@ class LeaseProgress:
     digest: int = 0
 
 
-def find_shards(host: str, port: int, timeout_s: float) -> list[tuple[str, int]]:
-    """Return the addresses of all shards of a server, all on one machine, given its head's address.
-
-    Raises:
-        WorkerError: If no server answers at the address in time.
-    """
-    store = connect(host, port, timeout_s)
-    with as_worker_error("server did not return its shards", address=f"{host}:{port}"):
-        return [(host, int(shard)) for shard in json.loads(store.get(PORTS))]
-
-
 class ParameterClient:
     """A client of all shards of a parameter server.
 
     Args:
-        addresses: Host and port of each shard, in order; the first is the head.
+        head: Where the first shard is, which knows the ports of the others on its machine.
         size: Length of the flat weights.
         timeout_s: Seconds of silence after which a server is considered dead.
 
@@ -59,18 +48,23 @@ class ParameterClient:
         samples: Positions acknowledged by all clients, according to the latest reply of the head.
 
     Raises:
-        WorkerError: If a server does not answer.
+        WorkerError: If a server does not answer, or its token is another one.
     """
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], size: int, *, timeout_s: float = 60.0) -> None:
-        self._ranges = ranges(size, len(addresses))
-        self._links = [open_link(connect(host, port, timeout_s), timeout_s) for host, port in addresses]
-        # The other shards run in parallel; the head comes last, because its acknowledgement ends a lease.
-        self._pool = ThreadPoolExecutor(max(1, len(addresses) - 1), thread_name_prefix="asgd-link")
+    def __init__(self, head: Address, size: int, *, timeout_s: float = 60.0) -> None:
         self.number = -1
         self.versions: Versions = ()
         self.samples = 0
         self._clock = 0
+        self._links = [open_link(head, timeout_s)]
+        self._links[0].send(astuple(MessageHeader(ServerMessage.SHARDS)))
+        ports = self._links[0].receive()[1]
+        assert ports is not None
+        addresses = [replace(head, port=port) for port in ports.view(torch.int64).tolist()]
+        self._ranges = ranges(size, len(addresses))
+        self._links += [open_link(address, timeout_s) for address in addresses[1:]]
+        # The other shards run in parallel; the head comes last, because its acknowledgement ends a lease.
+        self._pool = ThreadPoolExecutor(max(1, len(addresses) - 1), thread_name_prefix="asgd-link")
 
     def join(self, weights: Tensor) -> Versions:
         """Join. The first client initializes the server's weights; the others fetch them.
@@ -152,9 +146,13 @@ class ParameterClient:
 
     def leave(self) -> None:
         """Leave the training; leased samples that are not acknowledged go to other clients."""
-        for link in self._links:
-            self._ask(link, MessageHeader(ServerMessage.LEAVE, client=self.number))
-        self._pool.shutdown()
+        try:
+            for link in self._links:
+                self._ask(link, MessageHeader(ServerMessage.LEAVE, client=self.number))
+        finally:
+            self._pool.shutdown()
+            for link in self._links:
+                link.close()
 
     def _part(self, values: Tensor, index: int) -> Tensor:
         start, stop = self._ranges[index]
@@ -205,6 +203,12 @@ class ParameterClient:
             raise UsageError(
                 f"the server rejected {header.kind.name}",
                 hint="check that server and client have the same options, and that the client has joined",
+            )
+        if answer.kind is ServerMessage.NOT_FINITE:
+            raise FastvidError(
+                f"the server refused {header.kind.name}: this client's values are not finite",
+                hint="lower optim.base_lr, lengthen optim.warmup_epochs or set optim.clip_norm",
+                client=self.number,
             )
         if answer.kind is not ServerMessage.DONE:
             raise WorkerError(f"the server replied {answer.kind.name} to {header.kind.name}")

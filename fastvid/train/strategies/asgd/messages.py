@@ -5,10 +5,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
-
-PORTS: Final = "asgd/ports"
-"""Key in the store of the head: the ports of all shards, the head's first."""
 
 
 class ServerMessage(IntEnum):
@@ -21,8 +17,10 @@ class ServerMessage(IntEnum):
     EXCHANGE = 5
     LEASE = 6
     LEAVE = 7
+    SHARDS = 8
     DONE = 16
     REFUSED = 17
+    NOT_FINITE = 18
 
 
 @dataclass(frozen=True, slots=True)

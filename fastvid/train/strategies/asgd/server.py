@@ -6,8 +6,8 @@ far ahead, and leases samples.
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from fastvid.errors import FastvidError, WorkerError
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.messages import PORTS, MessageHeader, ServerMessage, bits_float
+from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, bits_float
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.weight_shard import WeightShard
-from fastvid.train.strategies.shared.link import Link, Listener, listen
+from fastvid.train.strategies.shared.link import Link
+from fastvid.train.strategies.shared.listener import Listener, token_of_job
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +57,18 @@ class Server:
         leases: Samples to lease; on the head only.
         head: Whether this is the first shard.
         warm_up: Versions that the first client commits before others are admitted (a warm start); on the head.
-        host: Name or address of this machine, as clients reach it.
+        token: Token that clients must know, the same for all shards; None makes a new one.
+        host: Name or address of this machine, as clients reach it; the server listens on no other.
         port: Port to listen on; 0 for any free one.
         timeout_s: Seconds of silence after which a client is considered dead.
         state: A result of `state_dict` to resume from.
 
     Attributes:
-        address: Host and port that clients connect to.
+        address: Host, port and token that clients connect with.
         staleness: Number of pushes by staleness.
         clients: Records by client number, including clients that have left.
         lost: Clients that disconnected without leaving.
+        not_finite: Messages refused because of values that are not finite.
         largest_lead: Maximum number of pushes by which a client was ahead of the slowest.
     """
 
@@ -77,6 +80,7 @@ class Server:
         *,
         head: bool = True,
         warm_up: int = 0,
+        token: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         timeout_s: float = 60.0,
@@ -85,16 +89,19 @@ class Server:
         self.shard, self.policy, self.leases = shard, policy or Policy(), leases
         self.staleness: Counter[int] = Counter()
         self.clients: dict[int, ClientRecord] = {}
-        self.lost = self.largest_lead = 0
+        self.lost = self.largest_lead = self.not_finite = 0
         self._head, self._warm_up, self._timeout_s = head, warm_up, timeout_s
         self._first: int | None = None  # the client that initializes the weights
+        self._ports: list[int] | None = None  # of all shards
         self._changed = threading.Condition()
         self._closed = False
         if state is not None:
             self._load(state)
-        self._store = listen(host, port, timeout_s)
-        self.address = host, int(self._store.port)
-        self._listener = Listener(self._store, self._session, timeout_s, first=1 + max(self.clients, default=0))
+        first = 1 + max(self.clients, default=0)
+        self._listener = Listener(
+            self._session, timeout_s, token=token or token_of_job(), host=host, port=port, first=first
+        )
+        self.address = self._listener.address
         # Started only after the attribute is set, because sessions use it.
         self._listener.start()
 
@@ -112,8 +119,10 @@ class Server:
         self._listener.join(patience_s)
 
     def publish_ports(self, ports: list[int]) -> None:
-        """Publish the ports of all shards in the head's store, for `asgd.client.find_shards`."""
-        self._store.set(PORTS, json.dumps(ports))
+        """Tell clients of this shard, the head, the ports of all shards, its own first."""
+        with self._changed:
+            self._ports = ports
+            self._changed.notify_all()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the shard, the leases and the client records."""
@@ -139,10 +148,9 @@ class Server:
             int(number): ClientRecord(**record, active=False) for number, record in state["clients"].items()
         }
 
-    def _session(self, number: int) -> None:
-        left = False
+    def _session(self, link: Link) -> None:
+        left, number = False, link.number
         try:
-            link = self._listener.open(number)
             # Receives the payload of a push or an exchange; not shared.
             buffer = torch.empty(self.shard.numel, dtype=self.shard.dtype)
             while not left:
@@ -168,9 +176,13 @@ class Server:
         match asked.kind:
             case ServerMessage.JOIN:
                 self._join(link, number)
+            case ServerMessage.SHARDS:
+                self._wait(link, lambda: self._ports is not None)
+                link.send(astuple(MessageHeader(ServerMessage.DONE)), torch.tensor(self._ports))
             case ServerMessage.INIT if not self._head or self._first == number:
-                self.shard.initialise(buffer)
-                self._reply(link, ServerMessage.DONE)
+                if self._finite(link, number, asked, buffer):
+                    self.shard.initialise(buffer)
+                    self._reply(link, ServerMessage.DONE)
             case ServerMessage.LEAVE:
                 self._reply(link, ServerMessage.DONE)
             case _ if number not in self.clients or not self.shard.initialised:
@@ -230,8 +242,10 @@ class Server:
 
     def _commit(self, link: Link, number: int, asked: MessageHeader, buffer: Tensor) -> None:
         exchanges = asked.kind is ServerMessage.EXCHANGE
-        if exchanges != (self.policy.elasticity is not None):
+        if exchanges != (self.policy.elasticity is not None) or asked.version > self.shard.snapshot.version:
             self._reply(link, ServerMessage.REFUSED)
+            return
+        if not self._finite(link, number, asked, buffer):
             return
         # Commit and statistics are updated under one lock, so that staleness and lead match the order of commits.
         with self._changed:
@@ -257,6 +271,21 @@ class Server:
             samples=self._samples,
         )
         link.send(astuple(answer), buffer if exchanges else None)
+
+    def _finite(self, link: Link, number: int, asked: MessageHeader, values: Tensor) -> bool:
+        """Return whether rate and values are finite. If not, refuse them: one NaN would reach every client."""
+        rate = bits_float(asked.rate)
+        if math.isfinite(rate) and bool(values.isfinite().all()):
+            return True
+        with self._changed:
+            self.not_finite += 1
+        wrong = values.numel() - int(values.isfinite().sum())
+        log.warning(
+            "refused %s of client %d: %d of %d values are not finite, rate %g",
+            asked.kind.name, number, wrong, values.numel(), rate,
+        )  # fmt: skip
+        self._reply(link, ServerMessage.NOT_FINITE)
+        return False
 
     def _slowest(self, client: ClientRecord) -> int:
         """Return the lowest clock of the other active, non-idle clients; the client's own if there are none."""

@@ -28,6 +28,7 @@ Failures: each client has a process group of two with each shard, so its death a
 drops it and continues. torchrun, however, stops all processes of a job when one dies, and restarts them from the
 checkpoint. To add and remove clients during a run, start them as separate jobs:
 
+    export FASTVID_TOKEN=$(openssl rand -hex 32)      the same for every job
     torchrun ... -m fastvid.train RECIPE sync=asgd sync_options.port=29600
     torchrun ... -m fastvid.train RECIPE sync=asgd sync_options.server=HOST:29600 run.out=ANOTHER      any number
 
@@ -38,23 +39,22 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
-import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from fastvid.errors import FastvidError, StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.loader_protocol import Lineage, Loader
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member, broadcast_bytes
-from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient, find_shards
+from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.downpour import Downpour
 from fastvid.train.strategies.asgd.elastic_averaging import ElasticAveraging
 from fastvid.train.strategies.asgd.lease import Lease, Leases
@@ -62,6 +62,13 @@ from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.vector import Vector
 from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightShard, ranges
+from fastvid.train.strategies.shared.listener import (
+    Address,
+    address_of,
+    host_of_job,
+    shared_token,
+    token_of_job,
+)
 
 # On early exit, seconds that a server waits for clients of other jobs, which are not notified. torchrun kills it
 # after 30 s.
@@ -73,8 +80,10 @@ class Asgd(Strategy):
 
     Args:
         member: This process.
-        n_push: Steps whose gradients are summed in one push; with an elasticity, steps between two exchanges.
-        n_fetch: Steps from one fetch to the next; in between, a client steps with its own gradients.
+        n_push: Steps whose gradients are summed in one push; with an elasticity, steps between two exchanges. Without
+            one, more than 1 is for SGD without momentum and weight decay only: the server takes one step on the sum.
+        n_fetch: Steps from one fetch to the next; in between, a client steps with its own gradients, by plain SGD. More
+            than 1 is for SGD without momentum and weight decay only.
         overlap: Whether to transfer while the next step computes, which makes its gradient one update staler.
         staleness_aware: See `Policy`.
         bound: See `Policy`.
@@ -83,6 +92,8 @@ class Asgd(Strategy):
         shards: Number of shards of the server, each with a separate lock, threads and links.
         lease_batches: Global batches per lease. The first batch of a lease is not prefetched.
         server: ``host:port`` of a server in another job; None for rank 0 of this one.
+        host: Name or address of rank 0's machine that the server listens on, as clients reach it; None is torchrun's
+            ``MASTER_ADDR``, and without torchrun 127.0.0.1.
         port: Port of the server in this job, for clients of other jobs; 0 for any free one.
         timeout_s: Seconds of silence after which a client or server is considered dead.
 
@@ -94,6 +105,29 @@ class Asgd(Strategy):
     """
 
     shares_batches = False
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        options, optim = config.sync_options, config.optim
+        if options.get("elasticity") is not None:
+            return  # each rank's own optimizer steps
+        for wrong, what in (
+            (optim.name not in _ELEMENTWISE, f"optim.name={optim.name}, which is not element-wise"),
+            # The scaler skips steps, and the server would never receive the batch.
+            (config.run.amp == "fp16", "run.amp=fp16"),
+            (optim.freeze, "optim.freeze"),
+        ):
+            if wrong:
+                raise UsageError(f"sync=asgd does not support {what}", hint="remove it, or set sync_options.elasticity")
+        # The server takes one step on a sum of gradients, and between two fetches a client steps by its gradient alone.
+        sums = [f"{name}={options[name]}" for name in ("n_push", "n_fetch") if options.get(name, 1) > 1]
+        if sums and (optim.name != "sgd" or optim.momentum or optim.weight_decay):
+            raise UsageError(
+                f"sync options {' and '.join(sums)} train as n_push=1 does with plain SGD only, but optim.name is "
+                f"{optim.name}, momentum {optim.momentum:g} and weight_decay {optim.weight_decay:g}",
+                hint="remove them, or set optim.name=sgd, optim.momentum=0 and optim.weight_decay=0",
+            )
 
     def __init__(
         self,
@@ -109,6 +143,7 @@ class Asgd(Strategy):
         shards: int = 1,
         lease_batches: int = 8,
         server: str | None = None,
+        host: str | None = None,
         port: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
@@ -124,8 +159,12 @@ class Asgd(Strategy):
         self.policy = Policy(staleness_aware=staleness_aware, bound=bound, elasticity=elasticity)
         self._n_push, self._n_fetch, self._overlap = n_push, n_fetch, overlap
         self._warm_up, self._shards, self._lease_batches = warm_up, shards, lease_batches
-        self._elsewhere = None if server is None else _address(server)
-        self._port, self._timeout_s = port, timeout_s
+        self._elsewhere = None
+        if server is not None:
+            self._elsewhere = Address(*address_of("server", server), shared_token("sync option server"))
+        elif port:
+            shared_token("sync option port")
+        self._host, self._port, self._timeout_s = host or host_of_job(), port, timeout_s
         self._serves = member.leads and server is None
         self.servers: list[Server] = []
         self._states: list[Any] | None = None
@@ -139,8 +178,6 @@ class Asgd(Strategy):
 
     def prepare(self, replica: Replica) -> None:
         self._rule = optimizer_factory(replica.optimizer)
-        if self.policy.elasticity is None:
-            _check_supported(replica)
         self._vector = Vector(replica.optimizer, replica.model)
         self._gradient = torch.zeros_like(self._vector.values)
         if self.policy.elasticity is None:
@@ -151,7 +188,7 @@ class Asgd(Strategy):
             if self._serves:
                 self._serve(replica.schedule.total // epochs, epochs, self._lease_batches * loader.global_batch_size)
                 ends.push(lambda kind, *_: self._close(early=kind is not None))
-            client = ParameterClient(self._addresses(), self._vector.size, timeout_s=self._timeout_s)
+            client = ParameterClient(self._address(), self._vector.size, timeout_s=self._timeout_s)
             ends.push(lambda kind, *_: self._leave(client, early=kind is not None))
             weights = self._vector.collect()
             client.join(weights)
@@ -261,7 +298,7 @@ class Asgd(Strategy):
                 f"checkpoint has {len(self._states)} server shards, this run has {self._shards}",
                 hint=f"set sync_options.shards={len(self._states)}",
             )
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")  # set by torchrun to the machine of rank 0
+        token = token_of_job()
         for index, (start, stop) in enumerate(ranges(self._vector.size, self._shards)):
             head = index == 0
             self.servers.append(
@@ -271,22 +308,24 @@ class Asgd(Strategy):
                     Leases(samples_per_epoch, epochs, lease) if head else None,
                     head=head,
                     warm_up=self._warm_up if head else 0,
-                    host=host,
+                    token=token,
+                    host=self._host,
                     port=self._port if head else 0,
                     timeout_s=self._timeout_s,
                     state=None if self._states is None else self._states[index],
                 )
             )
         self._reported = self.servers[0].counts()
-        self.servers[0].publish_ports([server.address[1] for server in self.servers])
+        self.servers[0].publish_ports([server.address.port for server in self.servers])
 
-    def _addresses(self) -> list[tuple[str, int]]:
-        head = self._elsewhere
-        if head is None:
-            own = json.dumps(self.servers[0].address).encode() if self._serves else None
-            host, port = json.loads(broadcast_bytes(own, self.member) or b"null")
-            head = str(host), int(port)
-        return find_shards(*head, self._timeout_s)
+    def _address(self) -> Address:
+        """Return where the head of the server is."""
+        if self._elsewhere is not None:
+            return self._elsewhere
+        own = self.servers[0].address if self._serves else None
+        found = broadcast_bytes(None if own is None else own.encode(), self.member)
+        assert found is not None
+        return own or Address.decode(found)
 
     def _leave(self, client: ParameterClient, *, early: bool) -> None:
         """Leave the server, also when the run is stopped, so that the leased samples go to other clients."""
@@ -318,25 +357,8 @@ class PushOptimizer(Optimizer):
         self._push()
 
 
-_ELEMENTWISE: Final = (SGD, Adam, AdamW, Adagrad)
-"""Element-wise optimizers, which can step the flat vector of all weights, or a part of it."""
-
-
-def _check_supported(replica: Replica) -> None:
-    """Check that a server can run the optimizer of the run.
-
-    Raises:
-        UsageError: If it cannot; names the unsupported setting.
-    """
-    kind = type(replica.optimizer)
-    for wrong, what in (
-        (kind not in _ELEMENTWISE, f"{kind.__name__}, which is not element-wise"),
-        # The scaler skips steps, and the server would never receive the batch.
-        (replica.scaler.is_enabled(), "run.amp=fp16"),
-        (replica.freezer is not None, "optim.freeze"),
-    ):
-        if wrong:
-            raise UsageError(f"sync=asgd does not support {what}", hint="remove it, or set sync_options.elasticity")
+_ELEMENTWISE: Final = ("sgd", "adam", "adamw", "adagrad")
+"""Names of element-wise optimizers, which can step the flat vector of all weights, or a part of it."""
 
 
 def optimizer_factory(optimizer: Optimizer) -> OptimizerFactory:
@@ -345,10 +367,3 @@ def optimizer_factory(optimizer: Optimizer) -> OptimizerFactory:
     known = inspect.signature(kind).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in known}
     return lambda groups: kind(groups, **settings)
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit():
-        raise UsageError(f"sync option server is {text!r}, expected host:port")
-    return host, int(port)

@@ -44,11 +44,12 @@ class Ddp(Strategy):
         super().__init__(member)
         if gradients not in _HOOKS:
             raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"use one of {', '.join(_HOOKS)}")
-        if gradients == "bf16" and member.device.type != "cuda":
-            raise UsageError("sync_options.gradients is 'bf16', which gloo cannot reduce", hint="use fp16, or CUDA")
-        self._hook = _HOOKS[gradients]
+        self._gradients, self._hook = gradients, _HOOKS[gradients]
 
     def prepare(self, replica: Replica) -> None:
+        # Not in `__init__`, because a dry run need not be on the device of the run.
+        if self._gradients == "bf16" and self.member.device.type != "cuda":
+            raise UsageError("sync_options.gradients is 'bf16', which gloo cannot reduce", hint="use fp16, or CUDA")
         super().prepare(replica)
         if self.world_size == 1:
             return

@@ -57,6 +57,7 @@ class Clips:
         self._held_out: Partition | None = None
         self._decoders: dict[int, str] = {}
         for config in self.configs:
+            assemble.check_device(config, device)
             self._samples_per_epoch(config)
 
     def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:

@@ -6,11 +6,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-from torch.distributed.distributed_c10d import Store
 
 from fastvid.errors import FormatError, WorkerError
 from fastvid.train.strategies.relay import packed_state as tokens
@@ -18,7 +16,8 @@ from fastvid.train.strategies.relay.messages import Message, RelayMessage, recei
 from fastvid.train.strategies.relay.ownership import Ownership
 from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
 from fastvid.train.strategies.relay.state_store import TokenStore
-from fastvid.train.strategies.shared.link import Link, Listener
+from fastvid.train.strategies.shared.link import Link
+from fastvid.train.strategies.shared.listener import Listener, token_of_job
 
 log = logging.getLogger(__name__)
 
@@ -51,26 +50,35 @@ class Hub:
 
     Args:
         scheduler: Chooses the next visits.
-        store: Store that stages connect to.
         token_store: Stores tokens; may contain those of an interrupted run.
         timeout_s: Seconds of silence after which a stage is considered dead; also the time to wait for a first stage.
         adopt_s: Seconds that the partitions of a dead stage wait for a new stage before an existing one takes them.
         start_s: The same for all partitions at the start; None uses `timeout_s`.
         on_visit: Called with each finished visit, an entry of `SweepRecord.visits`, by one thread at a time.
+        plan: JSON values that every stage receives first.
+        token: Token that stages must know; None makes a new one.
+        host: Name or address of this machine, as stages reach it; the hub listens on no other.
+        port: Port to listen on; 0 for any free one.
+
+    Attributes:
+        address: Host, port and token that stages connect with.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        store: Store,
         token_store: TokenStore,
         *,
         timeout_s: float,
         adopt_s: float = 30.0,
         start_s: float | None = None,
         on_visit: Callable[[dict[str, Any]], None] = lambda _: None,
+        plan: Mapping[str, Any] | None = None,
+        token: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
-        self.scheduler, self.store, self.token_store = scheduler, store, token_store
+        self.scheduler, self.token_store, self._plan = scheduler, token_store, dict(plan or {})
         self.timeout_s, self._on_visit = timeout_s, on_visit
         self.record = SweepRecord()
         self._ownership = Ownership(
@@ -81,7 +89,8 @@ class Hub:
         self._began = time.monotonic()
         self._alone_since: float | None = self._began
         self._broken: BaseException | None = None
-        self._listener = Listener(store, self._session, timeout_s)
+        self._listener = Listener(self._session, timeout_s, token=token or token_of_job(), host=host, port=port)
+        self.address = self._listener.address
 
     def run(self) -> SweepRecord:
         """Serve until the sweep is finished. Stages may join and leave at any time.
@@ -122,10 +131,11 @@ class Hub:
                 )
             return self.scheduler.finished or self._broken is not None
 
-    def _session(self, seat: int) -> None:
+    def _session(self, link: Link) -> None:
         """Serve one stage, in its own thread."""
+        seat = link.number
         try:
-            link = self._listener.open(seat)
+            send(link, Message(RelayMessage.PLAN, self._plan))
             with self._changed:
                 self._ownership.join(seat)
                 self._changed.notify_all()

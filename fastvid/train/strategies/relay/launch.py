@@ -7,6 +7,7 @@ process is a stage; rank 0 is also the hub. Stages share no process group, so th
 others. torchrun, however, stops all processes of a job when one dies and restarts them, and the hub resumes from its
 tokens. To add and remove stages during a sweep, start them as separate jobs:
 
+    export FASTVID_TOKEN=$(openssl rand -hex 32)      the same for every job
     torchrun ... -m fastvid.train RECIPE sync=relay sync_options.port=29600
     torchrun ... -m fastvid.train RECIPE sync=relay sync_options.hub=HOST:29600      any number of stages
 
@@ -28,7 +29,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +44,7 @@ from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, to_json
 from fastvid.train.ranks.rendezvous import fresh_store
 from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
-from fastvid.train.strategies.relay.clips import Clips, check_shared
+from fastvid.train.strategies.relay.clips import Clips
 from fastvid.train.strategies.relay.hub import Hub
 from fastvid.train.strategies.relay.options import SweepOptions
 from fastvid.train.strategies.relay.results import results, table
@@ -51,93 +52,158 @@ from fastvid.train.strategies.relay.scheduler import Scheduler
 from fastvid.train.strategies.relay.stage import serve
 from fastvid.train.strategies.relay.state_store import TokenStore
 from fastvid.train.strategies.relay.visit import read_weights
-from fastvid.train.strategies.shared.link import connect, listen
+from fastvid.train.strategies.shared.link import as_worker_error
+from fastvid.train.strategies.shared.listener import Address, host_of_job
 
 log = logging.getLogger(__name__)
 
 SWEEP_FILE: Final = "sweep.json"
 RESULTS_FILE: Final = "results.json"
-_PLAN: Final = "relay/plan"
-_PORT: Final = "relay/port"
-_PAUSE_S: Final = 0.05  # between two polls for the plan; startup takes seconds anyway
+_HUB: Final = "relay/hub"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known about a sweep before its first visit.
+
+    Attributes:
+        plan: Number of partitions and generation, which a sweep keeps over restarts.
+        models: Every model's settings that determine its result, as JSON values.
+        clips: The worker of a stage on this rank.
+        scheduler: Chooses the visits.
+    """
+
+    plan: dict[str, Any]
+    models: list[Any]
+    clips: Clips
+    scheduler: Scheduler
+
+
+def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, device: torch.device) -> Prepared:
+    """Check a sweep without writing anything; the sweep and its dry run both begin here.
+
+    Args:
+        configs: One per model.
+        options: Options of the sweep.
+        processes: World size of the hub's job.
+        device: Device to compute on.
+
+    Raises:
+        FastvidError: If data, models or options are wrong, or the sweep's folder has another sweep.
+    """
+    path = Path(options.out) / SWEEP_FILE
+    before = json.loads(path.read_text()) if path.exists() else None
+    generation = configs[0].data.generation
+    if generation is None:
+        generation = before["generation"] if before else Dataset(configs[0].data.path).generation.number
+    plan = {
+        "partitions": options.partitions or (before["partitions"] if before else processes),
+        "generation": generation,
+    }
+    models = json.loads(json.dumps([_kept(config) for config in configs]))
+    if before is not None:
+        for name, now in (*plan.items(), ("models", models)):
+            if before[name] != now:
+                raise UsageError(f"the sweep in run.out has different {name}", file=path, hint="use another run.out")
+    replay = None
+    if options.replay is not None:
+        recorded = json.loads(options.replay.read_text())["models"]
+        replay = [model["visits"] for model in sorted(recorded, key=lambda model: model["model"])]
+    scheduler = Scheduler(
+        len(configs), plan["partitions"], configs[0].run.epochs,
+        order=options.order, halving=options.halving, replay=replay,
+    )  # fmt: skip
+    return Prepared(plan, models, _clips(configs, plan, device), scheduler)
 
 
 def sweep(configs: Sequence[Config]) -> int:
     """Train all models, and return 0 when the sweep is finished.
 
     Raises:
-        FastvidError: If data, models or options are wrong; raised before the first visit.
+        FastvidError: If data, models or options are wrong; raised before the first visit, by rank 0 alone.
     """
-    check_shared(configs)
     options = SweepOptions.of(configs[0])
-    # The reference to the job's own store keeps it serving the other processes.
-    store, world, _job = _rendezvous(options)
     if not torch.cuda.is_available():
         device = torch.device("cpu")
     else:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    if world is None or world.rank > 0:
-        _work(configs, options, store, device)
-    else:
-        _HubProcess(configs, options, store, world.size).run(device)
+    if options.hub is not None:
+        _work(configs, options.hub, options, device)
+        return 0
+    world, store = _rendezvous(options)
+    if world.rank == 0:
+        _HubProcess(configs, options, store, world.size, device).run()
+        return 0
+    assert store is not None
+    with as_worker_error("the hub did not start"):
+        store.wait([_HUB], timedelta(seconds=options.timeout_s))
+        hub = store.get(_HUB)
+    if hub:
+        _work(configs, Address.decode(hub), options, device)
     return 0
 
 
-def _work(configs: Sequence[Config], options: SweepOptions, store: Store, device: torch.device) -> None:
+def _work(configs: Sequence[Config], hub: Address, options: SweepOptions, device: torch.device) -> None:
     """Run a stage until the sweep is finished."""
-    plan = _plan(store, options.timeout_s)
-    if plan.get("over"):
-        return
+    serve(hub, lambda plan: _clips(configs, plan, device), options.timeout_s)
+
+
+def _clips(configs: Sequence[Config], plan: Mapping[str, Any], device: torch.device) -> Clips:
     pinned = [replace(config, data=replace(config.data, generation=plan["generation"])) for config in configs]
-    serve(store, Clips(pinned, plan["partitions"], device), options.timeout_s)
+    return Clips(pinned, plan["partitions"], device)
 
 
 class _HubProcess:
     """Rank 0, which is both the hub and a stage."""
 
-    def __init__(self, configs: Sequence[Config], options: SweepOptions, store: Store, processes: int) -> None:
+    def __init__(
+        self,
+        configs: Sequence[Config],
+        options: SweepOptions,
+        store: Store | None,
+        processes: int,
+        device: torch.device,
+    ) -> None:
         self.configs, self.options, self.store = configs, options, store
         self.out = Path(options.out)
+        # Before anything is written, so that a sweep that is refused leaves nothing.
+        prepared = prepare(configs, options, processes, device)
+        self.plan, self.clips, self.scheduler = prepared.plan, prepared.clips, prepared.scheduler
         self.out.mkdir(parents=True, exist_ok=True)
-        self.plan = self._agree(processes)
-        replay = None
-        if options.replay is not None:
-            recorded = json.loads(options.replay.read_text())["models"]
-            replay = [model["visits"] for model in sorted(recorded, key=lambda model: model["model"])]
-        self.scheduler = Scheduler(
-            len(configs), self.plan["partitions"], configs[0].run.epochs,
-            order=options.order, halving=options.halving, replay=replay,
-        )  # fmt: skip
+        (self.out / SWEEP_FILE).write_text(json.dumps({**self.plan, "models": prepared.models}, indent=1) + "\n")
         self.token_store = TokenStore(len(configs), str(self.out / "tokens"))
         self.scheduler.restore(*self.token_store.history())
         self.recorder = Recorder(self.out / METRICS_FILE)
-        self.hub = Hub(
-            self.scheduler, store, self.token_store,
-            timeout_s=options.timeout_s, adopt_s=options.adopt_s, on_visit=self._tell,
-        )  # fmt: skip
         self.began, self._first = time.monotonic(), self._done
 
-    def run(self, device: torch.device) -> None:
+    def run(self) -> None:
         """Run the sweep, and write its results."""
         if self.scheduler.finished and (self.out / RESULTS_FILE).exists():
-            self.store.set(_PLAN, json.dumps({**self.plan, "over": True}))
+            if self.store is not None:
+                self.store.set(_HUB, "")  # there is none
             self.recorder.close()
             log.info("the sweep in %s is already finished", self.out)
             _print(json.loads((self.out / RESULTS_FILE).read_text()))
             return
+        hub = Hub(
+            self.scheduler, self.token_store,
+            timeout_s=self.options.timeout_s, adopt_s=self.options.adopt_s, on_visit=self._tell, plan=self.plan,
+            host=self.options.host or host_of_job(), port=self.options.port,
+        )  # fmt: skip
         self.recorder.write("start", visits=self._done, partitions=self.plan["partitions"], models=len(self.configs))
-        self.store.set(_PLAN, json.dumps(self.plan))
+        if self.store is not None:
+            self.store.set(_HUB, hub.address.encode().decode())
         with concurrent.futures.ThreadPoolExecutor(1, "relay-hub") as pool:
-            hub = pool.submit(self.hub.run)
+            ran = pool.submit(hub.run)
             try:
-                _work(self.configs, self.options, self.store, device)
+                serve(hub.address, lambda _: self.clips, self.options.timeout_s)
             except BaseException as error:
                 # An error of this stage would occur on any other stage too. If the hub failed first, raise its error.
-                self.hub.stop(error)
-                hub.result()
+                hub.stop(error)
+                ran.result()
                 raise
-            record = hub.result()
+            record = ran.result()
         self.recorder.close()
         summary = results(self.configs, self.scheduler, record, time.monotonic() - self.began)
         (self.out / "weights").mkdir(exist_ok=True)
@@ -148,28 +214,6 @@ class _HubProcess:
         (self.out / RESULTS_FILE).write_text(json.dumps(summary, indent=1) + "\n")
         log.info("sweep finished\n%s", table(summary))
         _print(summary)
-
-    def _agree(self, processes: int) -> dict[str, Any]:
-        """Return the number of partitions and the generation, which a sweep keeps over restarts."""
-        path = self.out / SWEEP_FILE
-        before = json.loads(path.read_text()) if path.exists() else None
-        generation = self.configs[0].data.generation
-        if generation is None:
-            data = self.configs[0].data
-            generation = before["generation"] if before else Dataset(data.path).generation.number
-        plan = {
-            "partitions": self.options.partitions or (before["partitions"] if before else processes),
-            "generation": generation,
-        }
-        models = json.loads(json.dumps([_kept(config) for config in self.configs]))
-        if before is not None:
-            for name, now in (*plan.items(), ("models", models)):
-                if before[name] != now:
-                    raise UsageError(
-                        f"the sweep in run.out has different {name}", file=path, hint="use another run.out"
-                    )
-        path.write_text(json.dumps({**plan, "models": models}, indent=1) + "\n")
-        return plan
 
     @property
     def _done(self) -> int:
@@ -210,43 +254,16 @@ def _kept(config: Config) -> Any:
     return tree
 
 
-def _plan(store: Store, timeout_s: float) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
-    while not store.check([_PLAN]):
-        if time.monotonic() > deadline:
-            raise WorkerError(f"the hub published no plan for {timeout_s:g} s", hint="check the output of rank 0")
-        time.sleep(_PAUSE_S)
-    return dict(json.loads(store.get(_PLAN)))
-
-
-def _rendezvous(options: SweepOptions) -> tuple[Store, World | None, Store | None]:
-    """Connect hub and stages.
+def _rendezvous(options: SweepOptions) -> tuple[World, Store | None]:
+    """Return the rank and world size in this job, and the job's store, which no other attempt of the job has used.
 
     There is no process group of all processes, so that a death breaks only the links of the dead process.
-
-    Returns:
-        The store shared by hub and stages; rank and world size in the hub's job, None in other jobs; and the job's own
-        store, if there is one.
     """
-    limit = timedelta(seconds=options.timeout_s)
+    if "RANK" not in os.environ:
+        return World(), None
     try:
-        if options.hub is not None:
-            return connect(*options.hub, options.timeout_s), None, None
-        if "RANK" not in os.environ:
-            return listen("127.0.0.1", options.port, options.timeout_s), World(), None
-        store, rank, size = next(rendezvous("env://", timeout=limit))
-        world = World(rank, size)
-        store = fresh_store(store, world, options.timeout_s)
-        if not options.port:
-            return store, world, store
-        # Stages of other jobs cannot access torchrun's store.
-        host = os.environ["MASTER_ADDR"]
-        if rank == 0:
-            own = listen(host, options.port, options.timeout_s)
-            store.set(_PORT, str(own.port))
-            return own, world, store
-        store.wait([_PORT], limit)
-        return connect(host, options.port, options.timeout_s), world, store
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=options.timeout_s)))
+        return World(rank, size), fresh_store(store, World(rank, size), options.timeout_s)
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
             f"the stages did not connect within {options.timeout_s:g} s: {error}",

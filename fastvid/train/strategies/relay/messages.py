@@ -13,8 +13,9 @@ from fastvid.train.strategies.shared.link import Link
 
 
 class RelayMessage(IntEnum):
-    """Kind of message: OWN, UNIT and END are sent by the hub; READY, DONE and FAILED by a stage."""
+    """Kind of message: PLAN, OWN, UNIT and END are sent by the hub; READY, DONE and FAILED by a stage."""
 
+    PLAN = 4
     OWN = 1
     UNIT = 2
     END = 3

@@ -11,6 +11,7 @@ from fastvid.errors import UsageError
 from fastvid.train.config.config import Config
 from fastvid.train.strategies.relay.halving import Halving
 from fastvid.train.strategies.relay.scheduler import Order
+from fastvid.train.strategies.shared.listener import Address, address_of, shared_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,9 @@ class SweepOptions:
         replay: results.json of a sweep whose order of visits to repeat.
         adopt_s: See `fastvid.train.strategies.relay.hub.Hub`.
         hub: Host and port of a hub in another job; this job then has stages only.
-        port: Port of this job's hub for other jobs; 0 does not listen for other jobs.
+        host: Name or address of rank 0's machine that the hub listens on, as stages reach it; None is torchrun's
+            ``MASTER_ADDR``, and without torchrun 127.0.0.1.
+        port: Port of this job's hub, for stages of other jobs; 0 for any free one.
     """
 
     out: str
@@ -37,7 +40,8 @@ class SweepOptions:
     halving: Halving | None = None
     replay: Path | None = None
     adopt_s: float = 30.0
-    hub: tuple[str, int] | None = None
+    hub: Address | None = None
+    host: str | None = None
     port: int = 0
 
     @classmethod
@@ -68,7 +72,9 @@ class SweepOptions:
         if given.get("replay") is not None:
             given["replay"] = Path(given["replay"])
         if given.get("hub") is not None:
-            given["hub"] = _address(str(given["hub"]))
+            given["hub"] = Address(*address_of("hub", str(given["hub"])), shared_token("sync option hub"))
+        elif given.get("port"):
+            shared_token("sync option port")
         halving = None if rungs is None else Halving(_epochs(rungs), 0.5 if keep is None else float(keep))
         return cls(out=config.run.out, timeout_s=config.run.timeout_s, halving=halving, **given)
 
@@ -78,10 +84,3 @@ def _epochs(text: Any) -> tuple[int, ...]:
         return tuple(int(part) for part in str(text).split(","))
     except ValueError as error:
         raise UsageError(f"sync option rungs is {text!r}, expected epochs such as 1,3") from error
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit():
-        raise UsageError(f"sync option hub is {text!r}, expected host:port")
-    return host, int(port)

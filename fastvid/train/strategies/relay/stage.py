@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
-
-from torch.distributed.distributed_c10d import Store
 
 from fastvid.runtime import faults
 from fastvid.train.strategies.relay.messages import Message, RelayMessage, receive, send
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.shared.link import open_link
+from fastvid.train.strategies.shared.listener import Address, open_link
 
 
 class StageWorker(Protocol):
@@ -39,18 +38,21 @@ class StageWorker(Protocol):
         ...
 
 
-def serve(store: Store, worker: StageWorker, timeout_s: float) -> None:
+def serve(hub: Address, begin: Callable[[Mapping[str, Any]], StageWorker], timeout_s: float) -> None:
     """Train the units assigned by the hub until the sweep is finished.
 
     Args:
-        store: Store shared with the hub.
-        worker: Loads partitions and trains models.
+        hub: Where the hub is.
+        begin: Returns what loads partitions and trains models, given the hub's plan.
         timeout_s: Seconds of silence after which the hub is considered dead.
 
     Raises:
         WorkerError: If the hub is dead.
     """
-    link = open_link(store, timeout_s)
+    link = open_link(hub, timeout_s)
+    plan = receive(link).values
+    with link.beating():
+        worker = begin(plan)
     while (message := receive(link)).kind is not RelayMessage.END:
         began = time.perf_counter()
         with link.beating():
@@ -64,3 +66,4 @@ def serve(store: Store, worker: StageWorker, timeout_s: float) -> None:
                 answer = Message(RelayMessage.FAILED if "reason" in report else RelayMessage.DONE, report, token)
         faults.reach("visited")
         send(link, answer)
+    link.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Strategy
-from fastvid.train.strategies.relay.launch import sweep
+from fastvid.train.strategies.relay.launch import prepare, sweep
 from fastvid.train.strategies.relay.options import SweepOptions
 
 
@@ -18,6 +20,13 @@ class Relay(Strategy):
     @classmethod
     def check(cls, config: Config) -> None:
         SweepOptions.of(config)
+
+    @classmethod
+    def rehearse(cls, configs: Sequence[Config], world_size: int) -> None:
+        options = SweepOptions.of(configs[0])
+        # A stage of another job takes its plan from the hub.
+        if options.hub is None:
+            prepare(configs, options, world_size, torch.device("cpu"))
 
     @classmethod
     def start(cls, configs: Sequence[Config], train: Callable[[Config], int]) -> int:  # noqa: ARG003

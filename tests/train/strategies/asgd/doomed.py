@@ -7,12 +7,13 @@ import sys
 import torch
 
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
+from fastvid.train.strategies.shared.listener import Address, shared_token
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    size, addresses = int(sys.argv[1]), [("127.0.0.1", int(port)) for port in sys.argv[2:]]
-    client = ParameterClient(addresses, size, timeout_s=30.0)
+    size, head = int(sys.argv[1]), Address("127.0.0.1", int(sys.argv[2]), shared_token("the server"))
+    client = ParameterClient(head, size, timeout_s=30.0)
     client.join(torch.zeros(size, dtype=torch.float64))
     while (lease := client.lease()) is not None:
         for position in range(lease.start, lease.stop):

@@ -52,7 +52,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SCENARIOS = {
     name: lambda folder, member, options=options: lab.run(
         lab.Case(
-            sync="asgd", norm=True, options={"lease_batches": LEASE_BATCHES, **options}, optim={"momentum": 0.5},
+            sync="asgd", norm=True, options={"lease_batches": LEASE_BATCHES, **options},
+            optim=lab.PLAIN if "overlap" in options else {"momentum": 0.5},
             setup=begin_together(folder, str(member.world.rank), [str(rank) for rank in range(member.world.size)]),
         ),
         folder, member,

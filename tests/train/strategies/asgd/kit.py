@@ -1,4 +1,4 @@
-"""Servers and clients in threads of one process, over real gloo pairs."""
+"""Servers and clients in threads of one process, over real connections."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, WeightShard, ranges
 from fastvid.train.strategies.shared.link import Link
 
+TOKEN = "0123456789abcdef"
 SGD_RULE: OptimizerFactory = functools.partial(SGD, lr=0.0)
 
 
@@ -41,12 +42,14 @@ def serving(
         Server(
             kind(start, stop, rule, sections, dtype=dtype),
             head=index == 0,
+            token=TOKEN,
             timeout_s=timeout_s,
             state=None if states is None else states[index],
             **(options if index == 0 else {key: value for key, value in options.items() if key == "policy"}),
         )
         for index, (start, stop) in enumerate(ranges(size, shards))
     ]
+    servers[0].publish_ports([server.address.port for server in servers])
     yield servers
     for server in servers:
         server.close()
@@ -54,7 +57,7 @@ def serving(
 
 @contextlib.contextmanager
 def client_of(servers: Sequence[Server], size: int, timeout_s: float = 20.0) -> Iterator[ParameterClient]:
-    client = ParameterClient([server.address for server in servers], size, timeout_s=timeout_s)
+    client = ParameterClient(servers[0].address, size, timeout_s=timeout_s)
     yield client
     client.leave()
 

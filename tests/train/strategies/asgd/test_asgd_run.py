@@ -23,7 +23,7 @@ from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs
-from tests.train.strategies.asgd.kit import SGD_RULE
+from tests.train.strategies.asgd.kit import SGD_RULE, TOKEN
 
 RANKS = 3
 
@@ -100,7 +100,7 @@ def test_elastic_averaging_of_one_rank_converges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"n_push": 3, "shards": 2}], ids=["every", "sums"])
 def test_a_stopped_run_resumes(tmp_path: Path, options: dict[str, Any]) -> None:
-    made = case(options={"lease_batches": 4, **options}, norm=True)
+    made = case(options={"lease_batches": 4, **options}, norm=True, optim=lab.PLAIN if options else {})
     whole = lab.run(made, tmp_path / "whole", jobs.ALONE)
     stopped = lab.run(made, tmp_path / "again", jobs.ALONE, toy.StopAfter(6))
     assert not stopped["over"]
@@ -185,7 +185,9 @@ def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
         old.unlink()
     with reserved_port() as port:
         running = {
-            name: forks.start(jobs.__name__, folder, "job", name, port, *faults, FASTVID_FAULT=fault)
+            name: forks.start(
+                jobs.__name__, folder, "job", name, port, *faults, FASTVID_FAULT=fault, FASTVID_TOKEN=TOKEN
+            )
             for name, fault in faults.items()
         }
         return {name: forks.wait(process) for name, process in running.items()}

@@ -22,7 +22,7 @@ from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.shared.link import decode, encode
 from tests import forks
 from tests.train.strategies.asgd import doomed
-from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
+from tests.train.strategies.asgd.kit import TOKEN, client_of, noted_waits, serving, together, until, weights_of
 
 pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
 
@@ -58,7 +58,7 @@ def test_requests_before_initialization_are_rejected() -> None:
 
 def test_another_client_initializes_the_weights_if_the_first_leaves() -> None:
     with serving(SIZE) as servers:
-        gone = ParameterClient([servers[0].address], SIZE, timeout_s=20.0)
+        gone = ParameterClient(servers[0].address, SIZE, timeout_s=20.0)
         # It is chosen to initialize the weights, but leaves instead.
         assert gone._ask(gone._links[0], MessageHeader(ServerMessage.JOIN)).fresh
         with client_of(servers, SIZE) as client:
@@ -105,7 +105,7 @@ def updates_to(threshold: float, seed: int, warm_up: int) -> int:
     clients, curvature = 4, torch.linspace(0.05, 1.0, SIZE, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     with serving(SIZE, warm_up=warm_up) as servers:
-        links = [ParameterClient([servers[0].address], SIZE, timeout_s=20.0) for _ in range(clients)]
+        links = [ParameterClient(servers[0].address, SIZE, timeout_s=20.0) for _ in range(clients)]
         held = [ones() * 10 for _ in links]
         links[0].join(held[0])
         count, there = 0, 1
@@ -140,10 +140,9 @@ def test_a_client_killed_during_a_push_does_not_affect_others(shards: int) -> No
     with serving(SIZE, shards=shards, leases=leases, timeout_s=200) as servers, client_of(servers, SIZE, 200) as other:
         weights = ones()
         other.join(weights)
-        ports = [server.address[1] for server in servers]
         # Each push sends a message to each shard, the last one to the head.
         fault = f"payload-{ServerMessage.PUSH:d}:{5 * shards}"
-        dying = forks.start(doomed.__name__, SIZE, *ports, FASTVID_FAULT=fault)
+        dying = forks.start(doomed.__name__, SIZE, servers[0].address.port, FASTVID_FAULT=fault, FASTVID_TOKEN=TOKEN)
         assert forks.wait(dying) == -signal.SIGKILL
         until(lambda: all(server.lost == 1 for server in servers))
         # Four of eight are done.
@@ -210,7 +209,7 @@ def test_a_client_waits_for_leases_that_may_be_returned() -> None:
         serving(SIZE, leases=leases, timeout_s=8.0) as servers,
         client_of(servers, SIZE) as second,
     ):
-        first = ParameterClient([servers[0].address], SIZE)
+        first = ParameterClient(servers[0].address, SIZE)
         first.join(ones())
         second.join(ones())
         assert first.lease() is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import TCPStore
 
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.world import World
@@ -32,6 +32,7 @@ from fastvid.train.strategies.ddp.strategy import Ddp
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import serve
 from fastvid.train.strategies.relay.visit import SweepModel, train_visit
+from fastvid.train.strategies.shared.listener import Address
 from tests.train import toy
 
 MODELS, STAGES, EPOCHS = 5, 2, 3
@@ -155,8 +156,8 @@ def main() -> None:
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", int(sys.argv[1]))
     for name in sys.argv[2:]:
-        store.wait([f"{name}/open"], timedelta(seconds=200))
-        serve(PrefixStore(name, store), Lab(), TIMEOUT_S)
+        store.wait([name], timedelta(seconds=200))
+        serve(Address.decode(store.get(name)), lambda _: Lab(), TIMEOUT_S)
 
 
 if __name__ == "__main__":

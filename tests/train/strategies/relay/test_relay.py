@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import TCPStore
 
 from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.hub import Hub, SweepRecord
@@ -61,7 +61,7 @@ def sweeps(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     try:
         for name in ("ring", "hopper", *FAULTS, "resumed"):
             order: Order = "hopper" if name == "hopper" else "ring"
-            found[name] = run(PrefixStore(name, store), order, folder if name == "resumed" else None)
+            found[name] = run(store, name, order, folder if name == "resumed" else None)
         assert [stage.wait(timeout=300) for stage in (steady, second)] == [0, 0]
         assert [stage.wait(timeout=300) for stage in doomed] == [-signal.SIGKILL] * 2
     finally:
@@ -71,12 +71,12 @@ def sweeps(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return found
 
 
-def run(store: PrefixStore, order: Order, folder: Path | None) -> Sweep:
+def run(store: TCPStore, name: str, order: Order, folder: Path | None) -> Sweep:
     scheduler = Scheduler(lab.MODELS, lab.STAGES, lab.EPOCHS, order=order)
     token_store = TokenStore(lab.MODELS, None if folder is None else str(folder))
     scheduler.restore(*token_store.history())
-    hub = Hub(scheduler, store, token_store, timeout_s=lab.TIMEOUT_S, adopt_s=0.2, start_s=0.2 if folder else None)
-    store.set("open", "")
+    hub = Hub(scheduler, token_store, timeout_s=lab.TIMEOUT_S, adopt_s=0.2, start_s=0.2 if folder else None)
+    store.set(name, hub.address.encode().decode())
     return Sweep(scheduler, hub.run(), token_store)
 
 

@@ -26,6 +26,7 @@ from fastvid.train.records import metrics
 from fastvid.train.strategies.ddp.strategy import Ddp
 from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.clips import Clips, check_shared
+from fastvid.train.strategies.relay.launch import prepare
 from fastvid.train.strategies.relay.options import SweepOptions
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.state_store import TokenStore
@@ -34,6 +35,7 @@ from tests import datasets, forks
 ROOT = Path(__file__).parents[4]
 EPOCHS, STAGES, MODELS = 2, 2, 3
 TRAIN, HELD_OUT = 22, 5
+TOKEN = "0123456789abcdef"
 
 RECIPE = """
 from fastvid.load.clips.augment import CenterCrop, RandomCrop
@@ -167,8 +169,10 @@ def test_a_killed_stage_of_another_job_does_not_stop_the_sweep(folder: Path) -> 
     run = ("fastvid.train", folder / "recipe.py", f"run.out={out}")
     options = ["sync_options.partitions=2", "sync_options.adopt_s=0.5", "sync_options.order=ring"]
     with reserved_port() as port:
-        hub = forks.start(*run, *options, f"sync_options.port={port}", folder=folder)
-        stage = forks.start(*run, f"sync_options.hub=127.0.0.1:{port}", folder=folder, FASTVID_FAULT="visit:2")
+        hub = forks.start(*run, *options, f"sync_options.port={port}", folder=folder, FASTVID_TOKEN=TOKEN)
+        stage = forks.start(
+            *run, f"sync_options.hub=127.0.0.1:{port}", folder=folder, FASTVID_FAULT="visit:2", FASTVID_TOKEN=TOKEN
+        )
         assert forks.wait(stage) == -signal.SIGKILL
         assert forks.wait(hub) == 0
     results = json.loads((out / "results.json").read_text())
@@ -192,7 +196,8 @@ def test_data_errors_are_raised_before_the_first_visit(folder: Path, tmp_path: P
     assert "Traceback" not in wrong.stderr
 
 
-def test_models_with_different_shared_settings_are_refused(folder: Path) -> None:
+def test_models_with_different_shared_settings_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTVID_TOKEN", TOKEN)
     first, second, _ = recipes.load_all(str(folder / "recipe.py"))
     with pytest.raises(UsageError, match=r"share run\.epochs"):
         check_shared([first, replace(second, run=replace(second.run, epochs=3))])
@@ -214,3 +219,23 @@ def test_models_with_different_shared_settings_are_refused(folder: Path) -> None
     halved = SweepOptions.of(replace(first, sync_options={"rungs": "1,3", "keep": 0.3})).halving
     assert halved is not None
     assert (halved.rungs, halved.keep) == ((1, 3), 0.3)
+
+
+def test_a_refused_start_leaves_nothing_and_is_reported_once(folder: Path, tmp_path: Path) -> None:
+    """The training split has two shards, too few for three partitions; the folder then takes another sweep."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
+    command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={out}", "sync_options.partitions=3"]
+    refused = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=250, check=False
+    )
+    assert refused.returncode != 0
+    assert refused.stderr.count("fewer than 3 partitions") == 1
+    assert not out.exists()
+    configs = [
+        replace(config, run=replace(config.run, out=str(out)), sync_options={"partitions": 2})
+        for config in recipes.load_all(str(folder / "recipe.py"))
+    ]
+    prepared = prepare(configs, SweepOptions.of(configs[0]), STAGES, torch.device("cpu"))
+    assert prepared.plan["partitions"] == 2
+    assert not out.exists()

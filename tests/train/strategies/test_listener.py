@@ -1,0 +1,262 @@
+"""Servers of strategies: where they listen, and what a stranger, a wrong token and a NaN achieve."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastvid.errors import FastvidError, UsageError, WorkerError
+from fastvid.runtime.world import World
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.strategies.asgd.staleness import Policy
+from fastvid.train.strategies.asgd.strategy import Asgd
+from fastvid.train.strategies.shared import listener
+from fastvid.train.strategies.shared.link import Link
+from fastvid.train.strategies.shared.listener import TOKEN_VARIABLE, Address, Listener, open_link, shared_token
+from fastvid.train.strategies.shared.store import shared_store
+from tests.train.strategies.asgd.kit import TOKEN, client_of, serving, together, until, weights_of
+
+SIZE = 6
+STRANGERS = 200
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(SIZE, dtype=torch.float64)
+
+
+def listening_at(port: int) -> set[str]:
+    """Return the addresses on which this machine listens at a port, from the kernel's tables."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            address, number = line.split()[1].split(":")
+            if int(number, 16) == port and line.split()[3] == "0A":  # LISTEN
+                if table == "tcp":
+                    found.add(socket.inet_ntop(socket.AF_INET, struct.pack("=I", int(address, 16))))
+                else:
+                    words = [int(address[at : at + 8], 16) for at in range(0, 32, 8)]
+                    found.add(socket.inet_ntop(socket.AF_INET6, struct.pack("=4I", *words)))
+    return found
+
+
+@contextlib.contextmanager
+def echoing(host: str = "127.0.0.1") -> Iterator[Listener]:
+    def session(link: Link) -> None:
+        with contextlib.suppress(WorkerError):
+            link.send((1, link.receive()[0][1]))
+
+    made = Listener(session, 20.0, token=TOKEN, host=host)
+    made.start()
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def knocking(address: Address) -> Iterator[socket.socket]:
+    with socket.create_connection((address.host, address.port), 20) as stranger:
+        stranger.settimeout(20)
+        yield stranger
+
+
+def test_servers_listen_on_the_given_address_alone() -> None:
+    with echoing("127.0.0.2") as made:
+        assert listening_at(made.address.port) == {"127.0.0.2"}
+    with serving(SIZE, shards=2) as servers:
+        assert [listening_at(server.address.port) for server in servers] == [{"127.0.0.1"}] * 2
+    store = shared_store(Member(World(), torch.device("cpu")))
+    assert listening_at(store.port) == {"127.0.0.1"}
+    # The tables are read correctly: a socket for all addresses is seen as such.
+    with socket.create_server(("", 0)) as everywhere:
+        assert listening_at(everywhere.getsockname()[1]) == {"0.0.0.0"}
+
+
+def test_a_host_that_is_not_this_machine_is_refused() -> None:
+    with pytest.raises(WorkerError, match="cannot listen"):
+        Listener(lambda _: None, 20.0, token=TOKEN, host="192.0.2.1")  # of RFC 5737, which no machine has
+
+
+@pytest.mark.parametrize("token", ["fedcba9876543210", "", TOKEN + " "])
+def test_a_client_with_another_token_is_refused(token: str) -> None:
+    with serving(SIZE) as servers, client_of(servers, SIZE) as client:
+        client.join(ones())
+        address = servers[0].address
+        with pytest.raises(WorkerError, match="refused this client") as failed:
+            open_link(Address(address.host, address.port, token), 20.0)
+        assert TOKEN_VARIABLE in str(failed.value)
+        assert TOKEN not in str(failed.value)
+        assert len(servers[0].clients) == 1
+
+
+def test_a_client_detects_a_server_that_does_not_know_the_token() -> None:
+    """Weights of a stranger must not be trained on."""
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+
+        def answer() -> None:
+            with trap.accept()[0] as connection:
+                connection.sendall(b"fvlink\0\3" + bytes(32))
+                connection.recv(64)
+                connection.sendall(bytes(40))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(WorkerError, match="does not know the token"):
+            open_link(Address("127.0.0.1", trap.getsockname()[1], TOKEN), 20.0)
+        thread.join()
+
+
+def test_a_stranger_can_neither_read_nor_push_nor_close_admission() -> None:
+    """It sends messages without a proof, an old proof, garbage, or nothing at all, and holds its connections open."""
+    with serving(SIZE) as servers, client_of(servers, SIZE) as client, contextlib.ExitStack() as held:
+        client.join(ones())
+        before, address = threading.active_count(), servers[0].address
+        for number in range(STRANGERS):
+            stranger = held.enter_context(knocking(address))
+            with contextlib.suppress(OSError):
+                stranger.sendall((b"", bytes(64), b"\xff" * 64, b"\x02" * 144)[number % 4])
+        # The number of threads that strangers can hold is bounded, although all of them stay connected.
+        most = before + listener._MOST_UNPROVEN + 1
+        until(lambda: threading.active_count() <= most)
+        # A greeting and a random number are all that a stranger receives.
+        with knocking(address) as stranger:
+            stranger.sendall(bytes(64))
+            data = b""
+            with contextlib.suppress(ConnectionError):
+                while piece := stranger.recv(4096):
+                    data += piece
+            assert len(data) <= 40
+        assert client.push(ones(), 1.0) == 0
+        with client_of(servers, SIZE) as newcomer:
+            weights = torch.empty(SIZE, dtype=torch.float64)
+            assert newcomer.join(weights) == (1,)
+            assert torch.equal(weights, torch.zeros_like(weights))
+        assert len(servers[0].clients) == 2
+
+
+def test_a_recorded_proof_does_not_open_a_second_connection() -> None:
+    """Everything that an honest client sent is sent again."""
+    sent = b""
+    with echoing() as made, socket.create_server(("127.0.0.1", 0)) as relay:
+
+        def forward() -> None:
+            nonlocal sent
+            with relay.accept()[0] as client, knocking(made.address) as server:
+                client.sendall(server.recv(40, socket.MSG_WAITALL))
+                sent = client.recv(64, socket.MSG_WAITALL)
+                server.sendall(sent)
+                client.sendall(server.recv(40, socket.MSG_WAITALL))
+
+        thread = threading.Thread(target=forward)
+        thread.start()
+        open_link(Address("127.0.0.1", relay.getsockname()[1], TOKEN), 20.0).close()
+        thread.join()
+        assert made.refused == 0
+        with knocking(made.address) as stranger:
+            stranger.sendall(sent)
+            until(lambda: made.refused == 1)
+
+
+def test_many_clients_with_the_token_are_all_served() -> None:
+    """Positive control: more clients than the number of strangers that are tolerated at a time."""
+    count = listener._MOST_UNPROVEN + 8
+    with echoing() as made:
+        links = [open_link(made.address, 20.0) for _ in range(count)]
+        assert sorted(link.number for link in links) == list(range(count))
+        for number, link in enumerate(links):
+            link.send((1, number))
+            assert link.receive()[0][1] == number
+            link.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("exchanges", [False, True])
+def test_values_that_are_not_finite_are_refused_by_name(
+    value: float, exchanges: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An honest client that diverges must not poison the others."""
+    policy = Policy(elasticity=0.5 if exchanges else None)
+    with serving(SIZE, policy=policy) as servers, client_of(servers, SIZE) as honest, client_of(servers, SIZE) as other:
+        weights = ones()
+        honest.join(weights)
+        other.join(ones())
+        wrong = ones()
+        wrong[2] = value
+        send = (
+            functools.partial(honest.exchange, wrong, ones())
+            if exchanges
+            else functools.partial(honest.push, wrong, 1.0)
+        )
+        with pytest.raises(FastvidError, match="values are not finite"):
+            send()
+        assert f"client {honest.number}: 1 of {SIZE} values are not finite" in caplog.text
+        assert servers[0].not_finite == 1
+        assert servers[0].shard.snapshot.version == 0
+        assert torch.equal(weights_of(servers), ones())
+        # The link is still usable, and the others go on.
+        honest.fetch(weights)
+        assert torch.equal(weights, ones())
+        assert exchanges or other.push(ones(), 1.0) == 0
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
+def test_a_rate_that_is_not_finite_is_refused(rate: float) -> None:
+    with serving(SIZE) as servers, client_of(servers, SIZE) as client:
+        client.join(ones())
+        with pytest.raises(FastvidError, match="not finite"):
+            client.push(ones(), rate)
+        assert torch.equal(weights_of(servers), ones())
+
+
+def test_initial_weights_that_are_not_finite_are_refused() -> None:
+    with serving(SIZE) as servers, client_of(servers, SIZE) as client:
+        with pytest.raises(FastvidError, match="not finite"):
+            client.join(ones() * float("nan"))
+        assert not servers[0].shard.initialised
+
+
+def test_the_token_of_the_environment_is_not_sent_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    made = Address("127.0.0.1", 7, listener.token_of_job())
+    assert Address.decode(made.encode()) == made
+    assert made.token not in f"{made} {made!r}"
+    with pytest.raises(UsageError, match=f"sync option server needs a token, but {TOKEN_VARIABLE} is not set"):
+        shared_token("sync option server")
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    own = Address("127.0.0.1", 7, listener.token_of_job())
+    assert own.token == TOKEN
+    assert TOKEN.encode() not in own.encode()
+    assert Address.decode(own.encode()) == own
+    monkeypatch.setenv(TOKEN_VARIABLE, "short")
+    with pytest.raises(UsageError, match="has 5 characters, expected at least 16"):
+        listener.token_of_job()
+
+
+def test_a_client_waits_for_a_server_that_starts_later() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def work(index: int) -> bool:
+        if index:
+            open_link(Address("127.0.0.1", port, TOKEN), 20.0).close()
+            return True
+        made = Listener(lambda _: None, 20.0, token=TOKEN, port=port)
+        made.start()
+        until(lambda: made._next == 1)
+        made.close()
+        return True
+
+    assert together(2, work) == [True, True]
+
+
+def test_a_server_refuses_a_port_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    for option, value in (("port", 29600), ("server", "127.0.0.1:29600")):
+        with pytest.raises(UsageError, match=f"sync option {option} needs a token"):
+            Asgd(Member(World(), torch.device("cpu")), **{option: value})  # type: ignore[arg-type]
