@@ -5,7 +5,8 @@
     │   └── SampleNotFoundError (KeyError, IndexError)  a dataset has no sample with this key or number
     ├── MissingDependency (ImportError)      an optional package is missing or fails to import
     ├── StorageError (OSError)               bytes cannot be listed, read or written
-    │   └── ConflictError                    another process changed the dataset in the meantime
+    │   ├── ConflictError                    another process changed the dataset in the meantime
+    │   └── UnavailableError                 a store or disk failed or refused: no fault of the file
     ├── FormatError                          the data on disk violates the format
     │   ├── VersionError                     written by a newer major version of the format
     │   └── ChecksumError                    the bytes read differ from the bytes that were indexed
@@ -58,6 +59,12 @@ class FastvidError(Exception):
             if value is not None:
                 self.where.setdefault(name, value)
         return self
+
+    def at_sample(self, shard: str, key: str) -> FastvidError:
+        """Add the sample that was read, and a hint if it is damaged and nothing better is known, and return self."""
+        if self.hint is None and isinstance(self, FormatError | DecodeError):
+            self.hint = "run `fastvid verify DIR` to see what is damaged in the dataset in DIR"
+        return self.at(shard=shard, key=key)
 
     def __str__(self) -> str:
         text = "\n".join(map(visible, self.message.split("\n")))
@@ -127,6 +134,10 @@ class StorageError(FastvidError, OSError):
 
 class ConflictError(StorageError):
     """Another process changed the dataset in the meantime; nothing was written."""
+
+
+class UnavailableError(StorageError):
+    """A store or disk failed, did not answer or denied access; this says nothing about the bytes of the file."""
 
 
 class FormatError(FastvidError):

@@ -102,7 +102,7 @@ class Video:
         try:
             return decode_frames(self.info, self.table, reader, frames)
         except FastvidError as error:
-            error.at(shard=shard.stem, key=self.key)
+            error.at_sample(shard.stem, self.key)
             raise
 
     def flow(self, frames: Sequence[int] | npt.ArrayLike) -> Float32Array:
@@ -130,7 +130,7 @@ class Video:
             if error is not None:
                 raise error
         except FastvidError as error:
-            error.at(shard=shard.stem, key=self.key)
+            error.at_sample(shard.stem, self.key)
             raise
         return to_pixels(planes.y, info.flow_bound)
 

@@ -208,7 +208,9 @@ class Dataset:
         table = self.annotations
         if table.num_rows != self.generation.num_samples:
             raise FormatError(
-                f"{table.num_rows} annotations for {self.generation.num_samples} samples", file=self.storage.url
+                f"{table.num_rows} annotations for {self.generation.num_samples} samples",
+                file=self.storage.url,
+                hint="restore the generation's record and annotations from a copy of the dataset",
             )
         keep = pc.invert(table["removed"])
         if self.split is not None:

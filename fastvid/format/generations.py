@@ -139,7 +139,8 @@ def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
         major, minor = map(int, record["version"].split("."))
         check_version(major, minor, file=DATASET_JSON, oldest=oldest)
         _check_seal(record, major)
-        return Head(record["dataset_id"], record["generation"], record.get("revision", 0), bytes(content), major)
+        generation, revision = _count(record["generation"]), _count(record.get("revision", 0))
+        return Head(record["dataset_id"], generation, revision, bytes(content), major)
 
 
 def swap_head(storage: Storage, head: Head | None, *, dataset_id: str, generation: int) -> Head:
@@ -324,19 +325,27 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
             raise ValueError(f"it is the record of generation {record['number']!r}")
         return Generation(
             number=record["number"],
-            shards=tuple(ShardRecord(**_known(shard)) for shard in record["shards"]),
+            shards=tuple(_shard(shard) for shard in record["shards"]),
             streams=tuple(record["streams"]),
             classes=tuple(record["classes"]),
             note=record.get("note", ""),
-            parent=record.get("parent", 0),
-            revision=record.get("revision", 0),
+            parent=_count(record.get("parent", 0)),
+            revision=_count(record.get("revision", 0)),
             annotations_sha256=record.get("annotations_sha256", ""),
             extras=record.get("extras", {}),
         )
 
 
-def _known(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name in ShardRecord.__dataclass_fields__}
+def _shard(record: Mapping[str, Any]) -> ShardRecord:
+    known = {name: value for name, value in record.items() if name in ShardRecord.__dataclass_fields__}
+    return ShardRecord(**known | {name: _count(known[name]) for name in ("bytes", "samples")})
+
+
+def _count(value: object) -> int:
+    """Return a number of a record; raise ValueError if it is none."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a count")
+    return value
 
 
 @contextlib.contextmanager

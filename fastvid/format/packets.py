@@ -134,7 +134,11 @@ class PacketTable:
             raise UsageError("no frame requested, at least one is required")
         if unique[0] < 0 or unique[-1] >= self.num_frames:
             outside = unique[0] if unique[0] < 0 else unique[-1]
-            raise UsageError(f"frame {outside} is outside the stream", num_frames=self.num_frames)
+            raise UsageError(
+                f"frame {outside} is outside the stream",
+                num_frames=self.num_frames,
+                hint=f"give frames from 0 to {self.num_frames - 1}",
+            )
         wanted = np.array(unique, dtype=np.int64)
         targets = unique if self._packet_of is None else self._packet_of[wanted].tolist()
         if self._alone and not self.whole:

@@ -50,6 +50,7 @@ _STREAMS: Final = RecordReader(STREAM_DTYPE, "Stream")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
 _CHECKSUM_AT: Final = PKT_HEADER_DTYPE.fields["index_crc32"][1]  # type: ignore[index]
 _WHOLE: Final = int(StreamFlag.WHOLE)
+_MOST_BYTES: Final = 2**63 - 1  # of a file, for the operating system
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
 
 SHARD_SUFFIXES: Final = ("tar", "idx", "parquet", "pkt")
@@ -169,6 +170,7 @@ class Shard:
         "_extradata",
         "_file",
         "_index",
+        "_num_packets",
         "_packets",
         "num_samples",
         "num_streams",
@@ -211,6 +213,7 @@ class Shard:
             raise FormatError(
                 f"packet sidecar has {size} bytes, its header says {expected}", file=self._file, hint=_REBUILD
             )
+        self._num_packets = header.num_packets
         self._index = self._bytes(0, self._packets)
         if _index_crc32(self._index) != header.index_crc32:
             raise FormatError("packet sidecar does not match its checksum", file=self._file, hint=_REBUILD)
@@ -253,9 +256,7 @@ class Shard:
                 record.flow_bound,
             )
         except (ValueError, ZeroDivisionError) as error:
-            raise FormatError(
-                f"packet sidecar has an invalid row: {error}", file=self._file, row=row, stream=stream, hint=_REBUILD
-            ) from error
+            raise self._invalid(error, row, stream) from error
 
     def table(self, row: int, stream: str = "rgb") -> PacketTable:
         """Read the packets of a stream.
@@ -284,7 +285,18 @@ class Shard:
         number = VIDEO_STREAMS.index(stream)
         if not 0 <= row < self.num_samples or number >= self.num_streams:
             raise FormatError(f"shard has no stream {stream!r} for sample {row}", shard=self.stem)
-        return _STREAMS.read(self._index, _STREAMS_AT + (row * self.num_streams + number) * STREAM_DTYPE.itemsize)
+        record = _STREAMS.read(self._index, _STREAMS_AT + (row * self.num_streams + number) * STREAM_DTYPE.itemsize)
+        if (
+            record.first_packet + record.num_packets > self._num_packets
+            or record.extradata_offset + record.extradata_size > self._packets - self._extradata
+            or record.member_offset + record.member_size > _MOST_BYTES
+        ):
+            raise self._invalid("it points outside the shard", row, stream)
+        return record
+
+    def _invalid(self, why: object, row: int, stream: str) -> FormatError:
+        message = f"packet sidecar has an invalid row: {why}"
+        return FormatError(message, file=self._file, row=row, stream=stream, hint=_REBUILD)
 
     def _table(self, record: Any) -> memoryview:
         """Return the bytes of a stream's packet records after checking them."""
@@ -317,6 +329,8 @@ def _stream_info(
     flags: int,
     flow_bound: float,
 ) -> StreamInfo:
+    if min(width, height) < 2 or fps_num < 1:
+        raise ValueError(f"pictures of {width}x{height} at {fps_num}/{fps_den} frames per second")
     return StreamInfo(
         codec=Codec(codec),
         width=width,

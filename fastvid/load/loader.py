@@ -88,7 +88,8 @@ class ClipLoader:
         dtype: A floating type for normalised values, or torch.uint8 for levels 0 to 255.
         mean: Mean of R, G, B in 0 to 1; not used for torch.uint8.
         std: Standard deviation of R, G, B in 0 to 1; not used for torch.uint8.
-        on_error: What to do with a damaged clip: "raise", or "skip": mask and count it. It is never replaced.
+        on_error: What to do with a damaged clip: "raise", or "skip": mask and count it. It is never replaced. A store
+            or disk that fails or denies access is no damaged clip: `UnavailableError` is always raised.
         max_skip_rate: Share of this rank's clips that may be skipped before the loader raises, 0 to 1.
         num_threads: Decode threads; by default the cores this rank may use.
         device_lanes: Decoders of a back-end that decodes on a GPU; by default one per NVDEC engine.

@@ -33,7 +33,7 @@ from obstore.exceptions import (
 )
 from obstore.store import GCSStore, HTTPStore, S3Store
 
-from fastvid.errors import FastvidError, StorageError, UsageError
+from fastvid.errors import FastvidError, StorageError, UnavailableError, UsageError
 from fastvid.storage import request_errors
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import pause
@@ -396,4 +396,5 @@ def _translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.
         text = f"access denied: {text}"
     if tries > 1:
         text += f" ({tries} attempts in {seconds:.0f} s)"
-    return StorageError(text, hint=request_errors.hint(error), file=file)
+    too_short = request_errors.http_status(error) == 416  # the file ends before the range
+    return (StorageError if too_short else UnavailableError)(text, hint=request_errors.hint(error), file=file)

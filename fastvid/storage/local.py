@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fastvid.errors import StorageError
+from fastvid.errors import StorageError, UnavailableError
 from fastvid.runtime import faults
 from fastvid.runtime.file_lock import lock_file
 from fastvid.runtime.liveness import is_dead, namespace
@@ -281,7 +281,8 @@ def _translated(path: Path) -> Iterator[None]:
 def _translate(error: OSError, path: str | Path) -> StorageError:
     if isinstance(error, FileNotFoundError):
         return StorageError("file does not exist", file=path, hint="restore the file, or correct the path")
-    return StorageError(f"{error.strerror or error}", file=path)
+    hint = "check that the disk is mounted, works and has room, and that you may access the file"
+    return UnavailableError(f"{error.strerror or error}", file=path, hint=hint)
 
 
 def _sync_folder(path: Path) -> None:

@@ -14,7 +14,7 @@ REPLACED: Final = "file was replaced while it was being read"
 class Storage(Protocol):
     """A folder of immutable files and a few that are swapped atomically. Thread-safe and picklable.
 
-    Errors are StorageError and name the file.
+    Errors are StorageError and name the file; those that are no fault of the file are UnavailableError.
 
     Attributes:
         url: The folder.

@@ -1,7 +1,8 @@
 """The commands and code in the documentation work.
 
-The ``bash`` and ``python`` blocks of a page run in order, in one folder. ``console`` blocks need a cluster or data that
-is not available; their fastvid commands are only parsed.
+The ``bash`` and ``python`` blocks of a page run in order, in one folder. ``console`` blocks need a cluster or large
+data sets: their fastvid commands are parsed, and on the pages of `DATA_SETS` they run as well, on a few videos in the
+form of the data set. There only the folders ``/data`` and ``/shards`` are moved, and what trains is a dry run.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ from bench.__main__ import BENCHES
 from fastvid.cli.main import COMMANDS
 from fastvid.train.config import recipes
 from tests.datasets import make_clip
+from tests.sharding.shardtools import make
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Pages whose Python blocks need data that is not available; the blocks are only compiled.
-PARSED = {"ucf101.md"}
 
 RUN = """
 import json, subprocess, sys
@@ -72,14 +72,15 @@ def environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def work_folder(tmp_path: Path, videos: Path) -> Path:
-    (tmp_path / "videos").symlink_to(videos)
-    (tmp_path / "tars").mkdir()
-    with tarfile.open(tmp_path / "tars" / "00000.tar", "w") as tar:
-        for number, clip in enumerate(sorted(videos.rglob("*.mp4"))[:3]):
-            (tmp_path / "caption.txt").write_text(f"caption {number}")
-            tar.add(clip, f"{number:05d}.mp4")
-            tar.add(tmp_path / "caption.txt", f"{number:05d}.txt")
+def work_folder(tmp_path: Path, videos: Path | None) -> Path:
+    if videos is not None:
+        (tmp_path / "videos").symlink_to(videos)
+        (tmp_path / "tars").mkdir()
+        with tarfile.open(tmp_path / "tars" / "00000.tar", "w") as tar:
+            for number, clip in enumerate(sorted(videos.rglob("*.mp4"))[:3]):
+                (tmp_path / "caption.txt").write_text(f"caption {number}")
+                tar.add(clip, f"{number:05d}.mp4")
+                tar.add(tmp_path / "caption.txt", f"{number:05d}.txt")
     # The commands of an installation, but for this checkout.
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -99,7 +100,60 @@ def run(code: list[tuple[str, str]], folder: Path) -> None:
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 
 
-RUNNABLE = [page for page in PAGES if page.name not in PARSED and {k for k, _ in blocks(page)} & {"bash", "python"}]
+def write_ucf101(data: Path) -> None:
+    lists = data / "ucfTrainTestlist"
+    lists.mkdir(parents=True)
+    (lists / "classInd.txt").write_text("1 Archery\n2 Rowing\n")
+    names = [f"{name}/v_{name}_g0{group}_c01.avi" for name in ("Archery", "Rowing") for group in (1, 2)]
+    for name in names:
+        make(data / "UCF-101" / name, "-c:v", "mpeg4", size="80x60", frames=10)
+    for split in (1, 2, 3):
+        train, test = names[split % 2 :: 2], names[1 - split % 2 :: 2]
+        (lists / f"trainlist0{split}.txt").write_text("".join(f"{n} {1 + n.startswith('R')}\r\n" for n in train))
+        (lists / f"testlist0{split}.txt").write_text("".join(f"{n}\r\n" for n in test))
+
+
+def write_kinetics(data: Path) -> None:
+    for split, table in (("train", "train"), ("val", "validate")):
+        rows = ["label,youtube_id,time_start,time_end,split"]
+        for number, label in enumerate(("archery", "tai chi", "archery", "tai chi")):
+            rows.append(f"{label},-{split}{number},{number},{number + 10},{table}")
+            name = f"-{split}{number}_{number:06d}_{number + 10:06d}.mp4"
+            make(data / "kinetics400" / split / label / name, size="80x60", frames=10)
+        (data / "kinetics400" / f"{table}.csv").write_text("\n".join(rows) + "\n")
+
+
+WEIGHTS = """
+import torch
+from fastvid.models.zoo import build
+torch.save(build("tsm-r50", 400, 8).state_dict(), "kinetics.pth")
+"""
+DATA_SETS = {"ucf101": write_ucf101, "kinetics": write_kinetics}
+RUNNABLE = [page for page in PAGES if page.stem not in DATA_SETS and {k for k, _ in blocks(page)} & {"bash", "python"}]
+
+
+@pytest.mark.parametrize("page", sorted(DATA_SETS))
+def test_all_commands_of_a_data_set_run(page, tmp_path):
+    folder = work_folder(tmp_path, None)
+    DATA_SETS[page](folder / "data")
+    code, ran = [("python", WEIGHTS)], []
+    for kind, text in blocks(ROOT / "docs/tutorials" / f"{page}.md"):
+        if kind == "python":
+            code.append((kind, text))
+            ran.append(text)
+        for line in text.replace("\\\n", " ").splitlines() if kind == "console" else ():
+            if line.startswith("fastvid ") and "--engine ray" not in line:
+                moved = re.sub(r"(?<![\w.])/(?=(data|shards)/)", f"{folder}/", line)
+                code.append(("bash", moved))
+                ran.append(line.split()[1])
+            if line.startswith("torchrun "):
+                recipe = line.partition(" -m fastvid.train ")[2].replace("/shards/", f"{folder}/shards/")
+                batch = "data.global_batch_size=2 data.eval_batch_size=2"
+                code.append(("bash", f"fastvid train {recipe} {batch} --dry-run"))
+                ran.append("train")
+    assert ran[-1] == "train"
+    assert "shard" in ran
+    run(code, folder)
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
@@ -162,11 +216,3 @@ def parse(module: object, words: list[str]) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     module.add_arguments(parser)
     parser.parse_args(words)
-
-
-def test_python_blocks_that_need_data_compile():
-    for page in PAGES:
-        if page.name in PARSED:
-            for kind, text in blocks(page):
-                if kind == "python":
-                    compile(text, page.name, "exec")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import deque
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
-from fastvid.errors import ChecksumError, StorageError
+from fastvid.errors import ChecksumError, StorageError, UnavailableError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
@@ -119,6 +120,45 @@ def test_a_permanently_broken_server_is_an_error_and_not_a_hang(server):
         assert len(server.faults) > 9_900  # gave up after a few attempts
         server.faults.clear()
         assert not fastvid_threads()
+
+
+@pytest.mark.parametrize(("status", "message"), [(403, "access denied"), (503, "responded 503")])
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_refusal_or_an_outage_is_raised_and_never_skipped(server, status, message, workers):
+    options = {"on_error": "skip", "max_skip_rate": 1.0, "workers": workers, "num_fetchers": 0}
+    loader = make(server.url, RemoteOptions(patience_seconds=0.01), **options)
+    assert len(clips(loader)) == 24
+    # One request in ten is refused, as with credentials that expire.
+    server.faults = deque(["none", *[status] * 3, *["none"] * 20] * 10)
+    with pytest.raises(UnavailableError, match=rf"{message}.*data-00000\d.tar.*key=clip"):
+        clips(loader)
+    loader.close()
+    assert loader.stats.total.skips == {}
+
+
+def test_an_unreachable_store_is_raised_and_never_skipped(local):
+    with FaultyServer() as server:
+        server.files.update({name: local.read(name) for name in local.list()})
+        loader = make(server.url, RemoteOptions(patience_seconds=0.1), on_error="skip", max_skip_rate=1.0)
+        assert len(clips(loader)) == 24
+    with pytest.raises(UnavailableError, match=r"data-00000\d"):
+        clips(loader)
+    assert loader.stats.total.skips == {}
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_disk_that_fails_is_raised_and_never_skipped(local, workers, tmp_path):
+    folder = tmp_path / "set"
+    shutil.copytree(local.root, folder)
+    loader = make(str(folder), on_error="skip", max_skip_rate=1.0, workers=workers, shuffle=False)
+    for shard in range(3):
+        loader.dataset.shard(shard)
+    tar = folder / "data-000001.tar"
+    tar.unlink()
+    tar.symlink_to("/proc/self/mem")  # reading the first page of a process is an I/O error
+    with pytest.raises(UnavailableError, match=r"Input/output error.*data-000001\.tar.*key=clip1"):
+        clips(loader)
+    loader.close()
 
 
 @pytest.mark.parametrize(

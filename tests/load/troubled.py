@@ -15,6 +15,9 @@ from fastvid.errors import MissingDependency
 HANGS = "FASTVID_TEST_HANGS"
 """Environment variable with the name of a file that is created before a clip hangs."""
 
+DIED = "FASTVID_TEST_DIED"
+"""Environment variable with the name of a file that is created before a worker is killed for the first time."""
+
 SENDS = "FASTVID_TEST_SENDS"
 """Environment variable with the name of a file whose bytes are sent to the parent instead of an answer."""
 
@@ -31,6 +34,9 @@ class TroubledDecoder(PyAvDecoder):
         elif key == "sends":
             os.write(int(sys.argv[1]), Path(os.environ[SENDS]).read_bytes())
             time.sleep(600)
+        elif key == "dies-once" and not (died := Path(os.environ[DIED])).exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         elif key == "crashes":
             os.kill(os.getpid(), signal.SIGSEGV)
         elif key == "bug":
@@ -43,3 +49,11 @@ class AbsentDecoder(PyAvDecoder):
 
     def __init__(self):
         raise MissingDependency("no such device")
+
+
+class SlowDecoder(PyAvDecoder):
+    """Takes so long that a worker is busy whenever it is killed."""
+
+    def decode(self, clips, outputs):
+        time.sleep(0.1)
+        return super().decode(clips, outputs)

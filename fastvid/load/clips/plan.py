@@ -140,6 +140,6 @@ def prefetch_threads(dataset: Dataset | Mixture, asked: int | None = None) -> in
 def add_location(error: Exception, shard: str, key: str) -> None:
     """Add the clip's shard and key to an error."""
     if isinstance(error, FastvidError):
-        error.at(shard=shard, key=key)
+        error.at_sample(shard, key)
     else:
         error.add_note(f"while loading {key} of {shard}")

@@ -55,7 +55,7 @@ def fetch(
             shard=shard.stem,
         )
     except FastvidError as error:
-        error.at(shard=shard.stem, key=key)
+        error.at_sample(shard.stem, key)
         raise
     read, fed = len(clip.data) - INPUT_PADDING, len(plan.packets)
     return clip, Counters(

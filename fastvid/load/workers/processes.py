@@ -4,7 +4,7 @@ A lane is a worker process, memory shared with it, and a thread of the loader th
 and waits. The worker plans, reads, decodes and normalises each row and writes it where the training step will read it,
 so the training process spends microseconds per clip. If a worker hangs in native code, crashes or sends a malformed
 answer, only the clip it was processing is lost: the worker is killed by its process id, and the lane starts another for
-the remaining clips.
+the remaining clips. If the worker died, as by the OOM killer, its clip is tried once more in the new worker.
 
 The training process still fetches clips in advance if storage has high latency, and sends the packets; and it plans
 clips that are decoded jointly (views, repeats) or have flow. Planes (of flow, of joint clips, and of all clips for a
@@ -18,6 +18,7 @@ user's modules.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import pickle
 import select
@@ -45,6 +46,8 @@ from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.children import SAFE_PATH, how_it_ended
 from fastvid.runtime.messages import Inbox
 from fastvid.storage import Storage
+
+_log = logging.getLogger(__name__)
 
 PROCESS_CLIPS: Final = 16
 """Clips sent to a worker process at once. Waking the lane's thread costs 0.4 ms of GIL time with cold CPU caches,
@@ -96,7 +99,9 @@ class ProcessLane:
     def make(
         self, tasks: Sequence[ClipTask], keep_going: KeepGoing, planner: ClipPlanner | None = None
     ) -> Iterator[ClipResult]:
-        """See `fastvid.load.workers.clip_worker.Lane`. A clip whose worker is lost fails with a WorkerError.
+        """See `fastvid.load.workers.clip_worker.Lane`.
+
+        A clip whose worker hangs, sends a malformed answer or dies twice fails with a WorkerError.
 
         Raises:
             MissingDependency: If the decoder cannot be opened in the worker.
@@ -105,8 +110,9 @@ class ProcessLane:
         # One batch at a time, because costs are counted per batch.
         for _, group in itertools.groupby(range(len(tasks)), key=lambda number: tasks[number].target):
             left = {number: _Destination(tasks[number], self._memory) for number in group}
+            retried = set[int]()
             while left and keep_going([next(iter(left))]):
-                yield from self._ask(left, keep_going, planner)
+                yield from self._ask(left, retried, keep_going, planner)
 
     def close(self) -> None:
         """Stop the worker."""
@@ -114,9 +120,12 @@ class ProcessLane:
         self._worker = None
 
     def _ask(
-        self, left: dict[int, _Destination], keep_going: KeepGoing, planner: ClipPlanner | None
+        self, left: dict[int, _Destination], retried: set[int], keep_going: KeepGoing, planner: ClipPlanner | None
     ) -> Iterator[ClipResult]:
-        """Send the tasks to the worker once; finished ones are removed from `left`."""
+        """Send the tasks to the worker once; finished ones are removed from `left`.
+
+        A task whose worker died for the first time stays there and is added to `retried`.
+        """
         numbers = list(left)
         idle = self._worker
         worker = idle or self._start(lambda: keep_going(numbers[:1]))
@@ -133,8 +142,14 @@ class ProcessLane:
             if silence.unwanted:
                 left.clear()
             elif worker is not idle or self._status[Status.STEPS] != steps:  # otherwise it died before it got the tasks
-                del left[number := numbers[worker.task(len(numbers))]]
-                yield ClipResult(number, WorkerError(f"worker process {worker.pid} {silence}", hint=_HINT), None, None)
+                number = numbers[worker.task(len(numbers))]
+                error = WorkerError(f"worker process {worker.pid} {silence}", hint=_HINT)
+                if silence.died and number not in retried:
+                    retried.add(number)
+                    _log.warning("%s; its clip is tried once more in a new process", error.message)
+                else:
+                    del left[number]
+                    yield ClipResult(number, error, None, None)
             return
         for made in answer.made:
             spot = left.pop(numbers[made.number])
@@ -275,7 +290,7 @@ class _WorkerProcess:
             at: Called with the order being processed; returns False if the answer is no longer needed.
 
         Raises:
-            _Silent: If the worker made no progress for `seconds`, died or sent an invalid answer, or the answer is no
+            _NoAnswer: If the worker made no progress for `seconds`, died or sent an invalid answer, or the answer is no
                 longer needed.
         """
         status = self._status

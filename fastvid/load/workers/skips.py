@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
-from fastvid.errors import FastvidError, UsageError
+from fastvid.errors import FastvidError, UnavailableError, UsageError
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.checks import check_choice
 
@@ -61,8 +61,9 @@ class Skips:
             # If one stream or view of a clip fails, the whole clip fails.
             first.setdefault(row // views % rows, errors[row])
         for error in first.values():
-            # Wrong arguments and bugs in fastvid are not the clip's fault.
-            if self._on_error == "raise" or isinstance(error, UsageError) or not isinstance(error, FastvidError):
+            # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
+            own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
+            if self._on_error == "raise" or not own:
                 raise error
             step.skips[type(error).__name__] += 1
             _log.warning("clip skipped: %s", error)

@@ -216,6 +216,41 @@ def test_lost_worker_loses_one_clip_and_the_run_continues(build, trouble, messag
     strict.close()
 
 
+@pytest.mark.parametrize("at", [0, 2])
+def test_clip_whose_worker_is_killed_once_is_delivered(build, at, tmp_path, monkeypatch, caplog):
+    died = tmp_path / "died"
+    monkeypatch.setenv(troubled.DIED, str(died))
+    folder = build(f"once{at}", "dies-once", at=at)
+    loader = make(folder, decoder=backend("TroubledDecoder"), shuffle=False)
+    seen = [row for batch in loader for row in rows(batch)]
+    loader.close()
+    assert died.exists()
+    assert seen == [row for batch in make(folder, workers="thread", shuffle=False) for row in rows(batch)]
+    assert sum(row[2] == "dies-once" for row in seen) == 1
+    assert loader.stats.total.clips == SAMPLES
+    assert "was killed by SIGKILL; its clip is tried once more in a new process" in caplog.text
+
+
+def test_workers_killed_at_random_lose_no_clip(good):
+    """Each kill hits a busy worker, as the OOM killer does."""
+    loader = make(good, prefetch=1, global_batch_size=2, decoder=backend("SlowDecoder"))
+    before, seen = processes(), []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            seen.extend(rows(batch))
+            if number % 2 == 0:
+                for worker in processes() - before:
+                    os.kill(worker, signal.SIGKILL)
+    loader.close()
+    expected = make(good, workers="thread")
+    whole = []
+    for epoch in range(2):
+        expected.set_epoch(epoch)
+        whole += [row for batch in expected for row in rows(batch)]
+    assert seen == whole
+
+
 def test_worker_lost_between_batches_loses_no_clip(good, caplog):
     loader = make(good, prefetch=1)
     before = processes()

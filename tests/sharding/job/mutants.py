@@ -1,0 +1,232 @@
+"""Damaged copies of painted videos of all containers and codecs, and a judge of what `fastvid shard` makes of them.
+
+The judge reads packed samples with the ffmpeg program, not with fastvid. A sample is *other* than its source if it
+shows pictures that ffmpeg does not decode from the same damaged file, in that order; that would be fastvid's fault. It
+is *damaged* if it shows pictures that the intact file does not have: the decoder reported no error for them. It is
+*unsettled* if it differs from its source only in pictures that ffmpeg itself decodes differently with other threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from fastvid.errors import SourceError
+from fastvid.format.tar import read_members
+from fastvid.media.containers import HEAD_BYTES, sniff
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.runtime.cores import available_cores
+from tests.makers import BLACK, ENCODINGS, encode, ffmpeg, paint
+from tests.sharding.job.test_shard_mutations import flip, splice, truncate
+from tests.sharding.shardtools import REPOSITORY
+
+FRAMES, SIZE = 30, (96, 160)
+TILE = 16
+SAME_LEVELS = 16.0
+"""Largest mean difference of a 16x16 tile, in levels of 255, between pictures that count as the same. Encoding an
+intact one of these videos again changes its tiles by up to 5 levels, in each codec."""
+
+_X264, _X265 = ENCODINGS["pyramid"], ENCODINGS["hevc"]
+_LONG = "-g 12 -bf 2 -q:v 4"
+_BASES = {
+    "h264": (_X264, ("mp4", "mov", "mkv", "avi", "flv", "ts", "h264", "frag.mp4")),
+    "hevc": (_X265, ("mp4", "mkv", "ts", "hevc")),
+    "vp9": (ENCODINGS["vp9"], ("webm", "mp4", "ivf")),
+    "vp8": ("-c:v libvpx -g 12 -b:v 600k -cpu-used 8", ("webm", "ivf")),
+    "av1": (ENCODINGS["av1"], ("mp4", "webm", "ivf")),
+    "mpeg4": (f"-c:v mpeg4 {_LONG}", ("avi", "mp4", "m4v")),
+    "mpeg2video": (f"-c:v mpeg2video {_LONG}", ("mpg", "ts", "mxf", "m2v")),
+    "mpeg1video": (f"-c:v mpeg1video {_LONG}", ("mpg",)),
+    "mjpeg": (ENCODINGS["mjpeg"], ("avi", "mov", "mkv")),
+    "wmv2": ("-c:v wmv2 -g 12 -q:v 4", ("wmv",)),
+    "theora": ("-c:v libtheora -g 12 -q:v 7", ("ogv",)),
+}
+_FORMATS = {"m4v": "m4v", "m2v": "mpeg2video", "wmv": "asf", "ogv": "ogg"}
+
+
+@dataclass(frozen=True)
+class Base:
+    """An intact video: its codec, file suffix, bytes, and luma [T, H, W] as ffmpeg decodes it."""
+
+    codec: str
+    suffix: str
+    data: bytes
+    luma: np.ndarray
+
+
+def make_bases(folder: Path) -> list[Base]:
+    """Write one painted video for each pair of codec and container that this ffmpeg can write."""
+    folder.mkdir(exist_ok=True)
+    planes, bases = paint(FRAMES, SIZE), []
+    for codec, (options, suffixes) in _BASES.items():
+        for suffix in suffixes:
+            path = folder / f"{codec}.{suffix}"
+            more = ["-movflags", "frag_keyframe+empty_moov"] if suffix == "frag.mp4" else []
+            if suffix in _FORMATS:
+                more += ["-f", _FORMATS[suffix]]
+            if codec == "hevc" and suffix != "mp4":
+                more += ["-tag:v", "0"]
+            try:
+                encode(path, planes, [*options.split(), *more])
+            except (subprocess.CalledProcessError, BrokenPipeError):
+                path.unlink(missing_ok=True)
+                continue
+            bases.append(Base(codec, suffix, path.read_bytes(), decode(path)))
+    return bases
+
+
+def decode(path: Path, threads: str = "1") -> np.ndarray:
+    """Return the luma of every frame that ffmpeg decodes, uint8 [T, H, W], scaled to SIZE; errors are not looked at."""
+    height, width = SIZE
+    try:
+        demuxer = ["-f", sniff(path.read_bytes()[:HEAD_BYTES])]  # ffmpeg does not recognise all that it can read
+    except SourceError:
+        demuxer = []
+    command = [ffmpeg(), "-nostdin", "-v", "quiet", "-threads", threads, "-thread_type", "slice", *demuxer]
+    command += ["-i", str(path), "-map", "0:v:0"]
+    command += ["-vf", f"scale={width}:{height}:flags=area,format=gray", "-fps_mode", "passthrough"]
+    command += ["-frames:v", "1000", "-f", "rawvideo", "pipe:1"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    whole = len(done.stdout) // (height * width) * height * width
+    return np.frombuffer(done.stdout[:whole], np.uint8).reshape(-1, height, width)
+
+
+def difference(one: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the largest mean difference of any tile between a picture [H, W] and others [T, H, W], float [T]."""
+    apart = np.abs(others.astype(np.int16) - one.astype(np.int16))
+    height, width = SIZE
+    tiles = apart.reshape(-1, height // TILE, TILE, width // TILE, TILE).mean(axis=(2, 4))
+    return tiles.max(axis=(1, 2))
+
+
+def follows(shown: np.ndarray, decoded: np.ndarray, unsettled: np.ndarray | None = None) -> bool:
+    """Return whether all pictures shown are among those decoded, in their order; some may be repeated or left out.
+
+    Args:
+        shown: Luma [T, H, W].
+        decoded: Luma [N, H, W].
+        unsettled: Those that any picture equals, bool [N].
+    """
+    at = 0
+    for picture in shown:
+        equal = difference(picture, decoded[at:]) <= SAME_LEVELS
+        same = np.flatnonzero(equal if unsettled is None else equal | unsettled[at:])
+        if not len(same):
+            return False
+        at += int(same[0])
+    return True
+
+
+def is_damaged(shown: np.ndarray, intact: np.ndarray) -> bool:
+    """Return whether a picture is none of the intact video's."""
+    return any(difference(picture, intact).min() > SAME_LEVELS for picture in shown)
+
+
+def mutate(rng: random.Random, base: Base, other: Base) -> bytes:
+    """Return a copy that is truncated, flipped or spliced, see `test_shard_mutations`."""
+    return rng.choice((truncate, flip, flip, splice))(rng, base.data, other.data)
+
+
+def samples(out: Path):
+    """Yield the source and the video of every packed sample."""
+    for tar in sorted(out.glob("*.tar")):
+        data, source = memoryview(tar.read_bytes()), ""
+        for member in read_members(data):
+            body = bytes(data[member.offset : member.offset + member.size])
+            if member.suffix == "json":
+                source = json.loads(body)["source_id"]
+            elif member.suffix == "mp4":
+                yield source, body
+
+
+class Block:
+    """Some mutants, each a function of a seed, its number and the bases.
+
+    Args:
+        folder: An empty folder for the files.
+        bases: From `make_bases`.
+        seed: Of all blocks.
+        numbers: The mutants of this one.
+    """
+
+    def __init__(self, folder: Path, bases: list[Base], seed: int, numbers: range) -> None:
+        self.folder, self.bases = folder, {}
+        self.raw = folder / "raw"
+        self.raw.mkdir(parents=True)
+        for number in numbers:
+            rng = random.Random(f"{seed}/{number}")
+            base, other = bases[number % len(bases)], rng.choice(bases)
+            self.add(f"{number:05d}-{base.codec}.{base.suffix}", base, mutate(rng, base, other))
+
+    def add(self, name: str, base: Base, data: bytes) -> None:
+        """Write a file that a base was made into."""
+        (self.raw / name).write_bytes(data)
+        self.bases[name] = base
+
+    def shard(self, profile: str, *, seconds: float) -> dict[str, Counter[str]]:
+        """Run `fastvid shard` and return, by the codec of the intact file, how many files had which outcome.
+
+        Raises:
+            subprocess.TimeoutExpired: If the job hangs.
+            AssertionError: If the job ends otherwise than with one verdict on each file.
+        """
+        out = self.folder / profile
+        command = [sys.executable, "-m", "fastvid", "shard", str(self.raw), "--out", str(out), "--profile", profile]
+        command += ["--short-side", str(SIZE[0])] if profile != "copy" else []
+        variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FFMPEG": find_ffmpeg().path}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=seconds)
+        rows = pq.read_table(out / "ledger.parquet").to_pylist() if done.returncode in (0, 3) else []
+        assert sorted(row["source_id"] for row in rows) == sorted(self.bases), (done.returncode, done.stderr[-2000:])
+        outcomes = {base.codec: Counter[str]() for base in self.bases.values()}
+        for row in rows:
+            counts = outcomes[self.bases[row["source_id"]].codec]
+            counts["files"] += 1
+            counts["packed" if row["status"] == "packed" else "rejected"] += 1
+            counts["timeout"] += row["reason"] == "timeout"
+        with ThreadPoolExecutor(available_cores()) as pool:
+            for name, verdicts in pool.map(self.judge, samples(out)):
+                outcomes[self.bases[name].codec].update(verdicts)
+                if "other" in verdicts:
+                    (self.folder.parent / "other").mkdir(exist_ok=True)
+                    (self.folder.parent / "other" / name).write_bytes((self.raw / name).read_bytes())
+        return outcomes
+
+    def unsettled(self, name: str, decoded: np.ndarray) -> np.ndarray:
+        """Return which pictures of a file ffmpeg decodes differently with two threads, bool [N]."""
+        again = decode(self.raw / name, "2")
+        if len(again) != len(decoded):
+            return np.zeros(len(decoded), bool)
+        return (decoded != again).any(axis=(1, 2))  # decoding is exact, so any difference shows what is undefined
+
+    def judge(self, sample: tuple[str, bytes]) -> tuple[str, list[str]]:
+        """Return a sample's source and what is wrong with the sample."""
+        name, video = sample
+        path = self.folder / f"{name}.mp4"
+        path.write_bytes(video)
+        shown, verdicts = decode(path), ["compared"]
+        path.unlink()
+        decoded = decode(self.raw / name)
+        if not len(shown):
+            verdicts.append("other")
+        elif not follows(shown, decoded):
+            verdicts.append("unsettled" if follows(shown, decoded, self.unsettled(name, decoded)) else "other")
+        if is_damaged(shown, self.bases[name].luma):
+            verdicts.append("damaged")
+        return name, verdicts
+
+
+def blank(video: np.ndarray) -> np.ndarray:
+    """Return pictures of which a tile is black, as a decoder shows a slice that it lost."""
+    video = video.copy()
+    video[len(video) // 2, -TILE:, :TILE] = BLACK
+    return video
