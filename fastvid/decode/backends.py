@@ -64,22 +64,34 @@ class Backend:
         decoder: Decoder = self.load()(**options)
         return decoder
 
-    def lanes(self, num_threads: int) -> int:
-        """Return how many decoders to open when `num_threads` threads may decode."""
-        lanes = getattr(self.load(), "lanes", None)
-        return num_threads if lanes is None else int(lanes())
+    def lanes(self, num_threads: int, device_id: int | None = None) -> int:
+        """Return how many decoders to open when `num_threads` threads may decode.
 
-    def why_unavailable(self) -> str | None:
-        """Return None if the decoder runs on this machine, else one sentence that names what is missing."""
+        Args:
+            num_threads: Threads that may decode on the CPU.
+            device_id: Index of the GPU; by default torch's current one. Back-ends of the CPU ignore it.
+        """
+        lanes = getattr(self.load(), "lanes", None)
+        return num_threads if lanes is None else int(lanes(**self._where(device_id)))
+
+    def why_unavailable(self, device_id: int | None = None) -> str | None:
+        """Return None if the decoder runs on this machine, else one sentence that names what is missing.
+
+        Args:
+            device_id: Index of the GPU; by default torch's current one. Back-ends of the CPU ignore it.
+        """
         try:
             check = getattr(self.load(), "check", None)
             if check is not None:
-                check()
+                check(**self._where(device_id))
         except FastvidError as error:
             return str(error).replace("\n", ";")
         except Exception as error:  # noqa: BLE001 - drivers and third-party code may raise any exception
             return f"check of decoder {self.name!r} failed: {_reason(error)}"
         return None
+
+    def _where(self, device_id: int | None) -> dict[str, int | None]:
+        return {"device_id": device_id} if self.device == "cuda" else {}
 
 
 @dataclass(frozen=True, slots=True)

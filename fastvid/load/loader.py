@@ -22,8 +22,8 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
-from fastvid.load.batch.batch import assemble
 from fastvid.load.batch.sinks import VideoSpec
 from fastvid.load.clips.augment import Spatial, Transform
 from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
@@ -31,13 +31,14 @@ from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Sampler
 from fastvid.load.clips.streams import check_streams
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.memory.device import LoaderStream, resolve
 from fastvid.load.order.batches import MASKED, Batches, Last
 from fastvid.load.order.blocks import BlockShuffle
 from fastvid.load.order.epoch import ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
-from fastvid.load.workers.engine import BatchPipeline, PendingBatch
+from fastvid.load.workers.engine import BatchPipeline
 from fastvid.load.workers.lanes import AUTO, choose_backends
 from fastvid.load.workers.progress_view import CopyClock, batch_callbacks
 from fastvid.load.workers.skips import OnError as OnError
@@ -70,7 +71,8 @@ class ClipLoader:
         global_batch_size: Clips per step over all ranks; at least the world size.
         group_size: Consecutive clips of a batch that always go to the same rank; must divide the batch, and above 1
             requires last="drop".
-        device: Device of the batches.
+        device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
+            the loader, and belong to the stream that is current where the next one is requested.
         decoder: Name of a back-end, several joined by "+" that share one queue ("pyav+dali-gpu"), a `Backend`, or
             "auto": the fastest available one, tried for a second when the first iteration starts. On a CPU "auto"
             compares decoders for VP9 and MJPEG only; H.264, HEVC and AV1 start at once.
@@ -92,7 +94,7 @@ class ClipLoader:
             or disk that fails or denies access is no damaged clip: `UnavailableError` is always raised.
         max_skip_rate: Share of this rank's clips that may be skipped before the loader raises, 0 to 1.
         num_threads: Decode threads; by default the cores this rank may use.
-        device_lanes: Decoders of a back-end that decodes on a GPU; by default one per NVDEC engine.
+        device_lanes: Decoders of a back-end that decodes on a GPU; by default as many as it recommends.
         prefetch: Batches to prefetch. At most prefetch + 1 batches of this rank are in memory, besides those you keep.
         num_fetchers: Threads that read packets ahead of decoding. By default none for local disks, where each decode
             thread or process reads its own, and for remote storage its number of concurrent requests, at most 32.
@@ -157,12 +159,15 @@ class ClipLoader:
         self.world = World.resolve(rank, world_size)
         self._orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, repeats=repeats)
         self.batches = Batches(self._orders.num_samples, global_batch_size, last, self.world, group_size)
-        self.device = torch.device(device)
+        self.device = resolve(device)
+        self._stream = LoaderStream(self.device)
         self.num_threads = num_threads = num_threads or available_cores()
         self.stats = LoaderStats(num_threads=num_threads, cores=available_cores(), num_frames=frames.num_frames)
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
-        self._labels, self._fields = dataset.labels, {name: dataset.column(name) for name in fields}
+        columns = {name: dataset.column(name) for name in fields}
+        made = (self.streams, frames.num_frames, () if views is None else (views.num_views,), dataset.labels, columns)
+        self._assembler = Assembler(self._stream, *made, epoch=0)
         self._prefetch, self._timeout = prefetch, timeout
         self._num_fetchers = prefetch_threads(dataset, num_fetchers)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
@@ -170,14 +175,14 @@ class ClipLoader:
         self._run: BatchPipeline | None = None
         pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout)
         levels = None if dtype is torch.uint8 else pixels
-        spec = VideoSpec(frames.num_frames, self.spatial.crop.output, layout, levels, self.device)
+        spec = VideoSpec(frames.num_frames, self.spatial.crop.output, layout, levels, self._stream)
         if views is not None:
             check_views(views, self.frames, self.spatial, repeats=repeats)
         shape = BatchShape(spec, dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
         process_timeout = clip_timeout if workers == "process" else None
         self._backends = ActiveBackends(shape, num_threads, prefetch, device_lanes, process_timeout)
         if decoder != "auto":
-            self._backends.use(choose_backends(decoder))
+            self._backends.use(choose_backends(decoder, self.device))
 
     def __repr__(self) -> str:
         return (
@@ -305,6 +310,7 @@ class ClipLoader:
             planner.plans(self.batches, self._position),
             self._backends.lanes,
             self._backends.finisher,
+            replace(self._assembler, epoch=self._epoch),
             prefetch=self._prefetch,
             planner=worker_planner,
             num_fetchers=self._num_fetchers,
@@ -319,11 +325,11 @@ class ClipLoader:
                 if work is None:
                     break
                 waited = time.perf_counter() - asked
+                with self._copies:
+                    batch = run.take(work)
                 step.add(work.counters)
-                begun = time.perf_counter()
-                batch = self._finish(work, step)
-                step.finish_seconds += time.perf_counter() - begun
-                step.batches = 1
+                step.clips, step.batches = sum(sample != MASKED for sample in work.plan.samples), 1
+                self._skips.take(work.errors, len(batch), step, self.stats.total, *self._assembler.views)
                 if first:
                     step.fill_seconds = waited
                 else:
@@ -351,32 +357,6 @@ class ClipLoader:
             run.close()
             if self._run is run:
                 self._run, self._origin = None, self._position
-
-    def _finish(self, work: PendingBatch, step: Counters) -> Batch:
-        """Return the batch, or raise its first error."""
-        plan, views = work.plan, (self.views.num_views,) if self.views else ()
-        step.clips = sum(sample != MASKED for sample in plan.samples)
-        errors = self._skips.take(work.errors, len(plan.samples), step, self.stats.total, *views)
-        rows = [None if sample == MASKED else sample for sample in plan.samples]
-        fields = {
-            name: tuple(None if row is None else column[row].as_py() for row in rows)
-            for name, column in self._fields.items()
-        }
-        with self._copies:
-            made = [video.view(-1, *views, *video.shape[1:]) for video in work.canvas.finish()]
-        for video in made if errors else ():
-            video[list(errors)] = 0  # a failed row is zero in all its streams and views
-        return assemble(
-            made[0],
-            plan,
-            work.frames,
-            set(errors),
-            labels=self._labels,
-            frames_shape=(*views, self.frames.num_frames),
-            epoch=self._epoch,
-            fields=fields,
-            flow=dict(zip(self.streams, made, strict=True)).get("flow"),
-        )
 
     @property
     def _is_over(self) -> bool:

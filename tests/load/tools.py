@@ -8,10 +8,16 @@ from dataclasses import dataclass
 
 import torch
 
-from fastvid.load.clips.augment import HorizontalFlip, RandomCrop, Spatial
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, Spatial
+from fastvid.load.clips.plan import BatchPlanner
+from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
 from fastvid.load.loader import ClipLoader
+from fastvid.load.order.batches import Batches
+from fastvid.load.order.permutation import Order
+from fastvid.load.workers.lanes import AUTO
+from fastvid.runtime.world import World
 from tests.load.fakes import fake
 
 SPATIAL = (RandomCrop(16), HorizontalFlip(0.5))
@@ -45,6 +51,13 @@ def epoch_of(dataset, world, **options):
     """Return the rest of an epoch as global batches: the rows of all ranks in order."""
     ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]
     return [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
+
+
+def plans(dataset, crop=(96, 160)):
+    """Return six clips of two frames."""
+    one = ClipPlanner(Segments(2), Spatial.of([CenterCrop(crop)]), 0, 0, AUTO)
+    planner = BatchPlanner(dataset, Order(len(dataset), 0, 0), one)
+    return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
 
 
 def fastvid_threads():

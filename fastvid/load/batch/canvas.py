@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from fastvid.decode.recut import SLACK, Recutter
-from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
+from fastvid.decode.request import Output, Planes, Rgb
 from fastvid.load.batch.sinks import OpenSink, Sink
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.memory.buffers import BufferPool
+from fastvid.load.memory.device import LoaderStream
 from fastvid.load.memory.row_layout import SharedRow
 
 # Outputs that a `Recutter` can write.
@@ -28,19 +29,21 @@ class Finisher:
     """Opens the canvas of each batch, and keeps the memory that canvases reuse.
 
     Args:
-        streams: Functions that open the sinks of each stream; a second sink of a stream is for frames that the decoder
-            leaves on the device.
+        streams: Functions that open the sinks of each stream of a sample, one sink for each way in which the decoders
+            write it.
         threads: Number of concurrent decode threads.
+        stream: Where batches are allocated and finished.
     """
 
-    def __init__(self, streams: Sequence[Sequence[OpenSink]], *, threads: int) -> None:
-        self.streams = streams
+    def __init__(self, streams: Sequence[Sequence[OpenSink]], *, threads: int, stream: LoaderStream) -> None:
+        self.streams, self.stream = streams, stream
         self.planes = BufferPool(threads)
         self.recutters: deque[Recutter] = deque()
 
     def open(self, clips: Sequence[BatchRow | None]) -> Canvas:
         """Open a canvas for these rows; None is a masked row, which stays zero."""
-        return Canvas(self, clips)
+        with self.stream.use():
+            return Canvas(self, clips)
 
 
 class Canvas:
@@ -88,12 +91,12 @@ class Canvas:
         self._finisher.recutters.append(recutter)
 
     def finish(self) -> list[torch.Tensor]:
-        """Return each stream on its device. Called once, by the consumer, after every row is done."""
+        """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
     def _part(self, row: int, kinds: Set[type]) -> Output | SharedRow:
         sinks = self._sinks[row // self._rows]
-        sink = self._taken[row] = sinks[-1 if DeviceRgb in kinds else 0]
+        sink = self._taken[row] = next(one for one in sinks if one.kinds & kinds)
         return sink.output(row % self._rows, kinds)
 
     def _part_done(self, row: int, *, good: bool) -> None:
@@ -105,6 +108,9 @@ class Canvas:
     def _finish(self, first: int, sinks: Sequence[Sink]) -> torch.Tensor:
         video = sinks[0].finish()
         for sink in sinks[1:]:
-            rows = [row for row in range(self._rows) if self._taken.get(first + row) is sink]
-            video[rows] = sink.finish()[rows]
+            other = sink.finish()
+            # Row by row, because a list of rows would be copied to the device, and the host would wait for that.
+            for row in range(self._rows):
+                if self._taken.get(first + row) is sink:
+                    video[row] = other[row]
         return video

@@ -17,8 +17,9 @@ from fastvid.decode.pixels import resize
 from fastvid.decode.request import ClipRequest
 from fastvid.format.flow import STEPS, ZERO
 from fastvid.format.packets import StreamInfo
-from fastvid.load.batch.sinks import PlanesBuffer
+from fastvid.load.batch.sinks import HostPlanes
 from fastvid.load.clips.clip import BatchRow
+from fastvid.load.memory.device import LoaderStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class FlowSpec:
         size: Height and width in pixels.
         layout: Order of the axes.
         dtype: A floating type.
-        device: Device of the tensor.
+        stream: Where the tensor is allocated and filled.
     """
 
     num_frames: int
@@ -39,14 +40,14 @@ class FlowSpec:
     size: tuple[int, int]
     layout: Layout
     dtype: torch.dtype
-    device: torch.device
+    stream: LoaderStream
 
 
-class FlowSink(PlanesBuffer):
+class FlowSink(HostPlanes):
     """Collects flow pictures as decoded; they are copied to the device and converted there."""
 
     def __init__(self, spec: FlowSpec, clips: Sequence[BatchRow | None]) -> None:
-        super().__init__(clips, spec.device)
+        super().__init__(clips, spec.stream)
         self._spec = spec
 
     def finish(self) -> Tensor:
@@ -54,8 +55,8 @@ class FlowSink(PlanesBuffer):
         spec = self._spec
         order = (2 * spec.stack, spec.num_frames)
         axes = order if spec.layout == "BCTHW" else order[::-1]
-        flow = torch.zeros((len(self._clips), *axes, *spec.size), dtype=spec.dtype, device=spec.device)
-        moved = self._host.to(spec.device, non_blocking=True)
+        flow = torch.zeros((len(self._clips), *axes, *spec.size), dtype=spec.dtype, device=spec.stream.device)
+        moved = spec.stream.upload(self._take())
         for row, (clip, good) in enumerate(zip(self._clips, self._good, strict=True)):
             if clip is None or not good:
                 continue

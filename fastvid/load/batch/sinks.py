@@ -1,26 +1,30 @@
 """Sinks: the memory that decoders write clips into, and the conversion from there to a batch tensor.
 
-There are two ways, depending on the decoder's output:
+There are two ways for decoders that write to the host, see `fastvid.load.batch.device_sinks` for the others:
 
-- RGB: the thread that decoded a clip also normalises it into the batch, while it is in that core's cache.
-- Planes: the YUV 4:2:0 planes of all clips are packed into one buffer (pinned for CUDA), copied to the device at once,
-  and converted, resized, flipped and normalised there.
+- RGB: the thread that decoded a clip also normalises it into the batch, while it is in that core's cache. For another
+  device the batch is copied as decoded and normalised there.
+- Planes: the YUV 4:2:0 planes of all clips are packed into one buffer, copied to the device at once, and converted,
+  resized, flipped and normalised there.
+
+For CUDA the memory is pinned, and copied on the loader's stream without waiting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 import torch
 
 from fastvid.decode.colours import ClipPlanes, Layout, Pixels
 from fastvid.decode.pixels import finish_planes, finish_rgb
-from fastvid.decode.request import DeviceRgb, Output, Planes, Rgb
-from fastvid.load.clips.clip import BatchRow, as_clips
-from fastvid.load.memory.buffers import BufferPool
+from fastvid.decode.request import Output, Planes, Rgb
+from fastvid.load.clips.clip import BatchRow, Clip, as_clips
+from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
+from fastvid.load.memory.device import LoaderStream
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.runtime.arrays import UInt8Array
 
@@ -39,18 +43,24 @@ class VideoSpec:
         size: Height and width in pixels.
         layout: Order of the axes.
         pixels: How values are normalised; None for uint8 levels 0 to 255 as decoded.
-        device: Device of the tensor.
+        stream: Where the tensor is allocated and filled.
     """
 
     num_frames: int
     size: tuple[int, int]
     layout: Layout
     pixels: Pixels | None
-    device: torch.device
+    stream: LoaderStream
 
 
 class Sink(Protocol):
-    """The memory of one stream of a batch in the making."""
+    """The memory of one stream of a batch in the making.
+
+    Attributes:
+        kinds: What it can return from `output`: decoder outputs, and `SharedRow`.
+    """
+
+    kinds: ClassVar[frozenset[type]]
 
     def output(self, row: int, kinds: Set[type], /) -> Output | SharedRow:
         """Return where to write a clip: memory for a decoder that writes some of `kinds`, or a process's whole row."""
@@ -61,7 +71,7 @@ class Sink(Protocol):
         ...
 
     def finish(self) -> torch.Tensor:
-        """Return the stream on its device. Called once, after every row is done."""
+        """Return the stream on its device; it keeps no memory. Called once, after every row is done."""
         ...
 
 
@@ -80,7 +90,9 @@ class RgbMemory:
 
     def __init__(self, spec: VideoSpec, batches: BufferPool, *, threads: int) -> None:
         self.spec, self.batches, self.clips = spec, batches, BufferPool(threads)
-        on_host, pixels = spec.device.type == "cpu", spec.pixels
+        on_host, pixels = spec.stream.device.type == "cpu", spec.pixels
+        # Worker processes write to their own shared memory, which is not pinned.
+        self.is_pinned = spec.stream.is_asynchronous and not isinstance(batches, SharedBufferPool)
         # Another device gets uint8 as decoded and normalises and transposes there. On the host half precision is
         # converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
         channels = tuple(pixels.channels()) if pixels is not None and on_host else None
@@ -91,10 +103,18 @@ class RgbMemory:
 class RgbSink:
     """Collects RGB from decoders, or whole rows from worker processes, in host memory."""
 
+    kinds: ClassVar[frozenset[type]] = frozenset({Rgb, SharedRow})
+
     def __init__(self, memory: RgbMemory, clips: Sequence[BatchRow | None]) -> None:
         layout = memory.layout
         self._memory = memory
-        bytes_ = memory.batches.take(len(clips) * layout.nbytes)
+        nbytes = len(clips) * layout.nbytes
+        if memory.is_pinned:
+            self._host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            bytes_: UInt8Array = self._host.numpy()
+        else:
+            bytes_ = memory.batches.take(nbytes)
+            self._host = torch.from_numpy(bytes_)
         self._shared = memory.batches.offset(bytes_)
         self._video = bytes_.view(layout.dtype).reshape(len(clips), *layout.shape)
         self._staged: dict[int, UInt8Array] = {}
@@ -125,57 +145,30 @@ class RgbSink:
         """See `Sink`."""
         spec, pixels = self._memory.spec, self._memory.spec.pixels
         # From here on only the tensor keeps the memory alive.
-        video = torch.from_numpy(self._video)
-        del self._video
-        if spec.device.type == "cpu":
+        video, host = torch.from_numpy(self._video), self._host
+        del self._video, self._host
+        if spec.stream.device.type == "cpu":
             return video if pixels is None else video.to(pixels.dtype)
-        video = video.to(spec.device)
-        if pixels is not None:
-            video = finish_rgb(video, pixels)
-            video[self._blank] = 0
-            return video
-        return video if spec.layout == "BCTHW" else video.transpose(1, 2).contiguous()
-
-
-class DeviceSink:
-    """Collects RGB from decoders that write it to the device."""
-
-    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
-        self._spec = spec
-        self._good = [False] * len(clips)
-        shape = (len(clips), 3, spec.num_frames, *spec.size)
-        self._video = torch.empty(shape, dtype=torch.uint8, device=spec.device)
-
-    def output(self, row: int, _kinds: Set[type]) -> Output:
-        """See `Sink`."""
-        return DeviceRgb(self._video[row])
-
-    def done(self, row: int, *, good: bool) -> None:
-        """See `Sink`."""
-        self._good[row] = good
-
-    def finish(self) -> torch.Tensor:
-        """See `Sink`."""
-        spec = self._spec
-        if spec.pixels is None:
-            video = self._video if spec.layout == "BCTHW" else self._video.transpose(1, 2).contiguous()
-        else:
-            video = finish_rgb(self._video, spec.pixels)
-        for row, good in enumerate(self._good):
-            if not good:
-                video[row] = 0
+        video = spec.stream.upload(host).view(video.shape)
+        if pixels is None:
+            return video if spec.layout == "BCTHW" else video.transpose(1, 2).contiguous()
+        video = finish_rgb(video, pixels)
+        for row in self._blank:
+            video[row] = 0
         return video
 
 
 class PlanesBuffer:
-    """Host buffer for the planes of a batch's clips, one after the other; pinned if the device is CUDA.
+    """A buffer for the planes of a batch's clips, one clip after the other.
 
     Args:
         clips: The clip of each row; None for a masked row.
-        device: Device that the planes are copied to.
+        stream: The stream of the batch.
+        on_device: Whether the buffer is on the device of the batch, otherwise on the host: pinned if it is copied to a
+            CUDA device.
     """
 
-    def __init__(self, clips: Sequence[BatchRow | None], device: torch.device) -> None:
+    def __init__(self, clips: Sequence[BatchRow | None], stream: LoaderStream, *, on_device: bool = False) -> None:
         clips = self._clips = as_clips(clips)
         self._good = [False] * len(clips)
         self._spans: list[tuple[int, int]] = []
@@ -184,54 +177,92 @@ class PlanesBuffer:
             size = Planes.nbytes(len(clip.request.frames), clip.request.box) if clip else 0
             self._spans.append((at, at + size))
             at += -(-size // _ALIGN) * _ALIGN
-        # torch caches pinned memory and reuses it only after the copies from it have completed on the device.
-        self._host = torch.empty(at, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._bytes = self._host.numpy()
-
-    def output(self, row: int, _kinds: Set[type]) -> Output:
-        """See `Sink`."""
-        clip = self._clips[row]
-        assert clip is not None
-        start, stop = self._spans[row]
-        return Planes.packed(self._bytes[start:stop], len(clip.request.frames), clip.request.box)
+        if on_device:
+            self._memory = torch.empty(at, dtype=torch.uint8, device=stream.device)
+        else:
+            self._memory = torch.empty(at, dtype=torch.uint8, pin_memory=stream.is_asynchronous)
 
     def done(self, row: int, *, good: bool) -> None:
         """See `Sink`."""
         self._good[row] = good
 
+    def _clip(self, row: int) -> Clip:
+        clip = self._clips[row]
+        assert clip is not None
+        return clip
 
-class PlanesSink(PlanesBuffer):
-    """Collects YUV 4:2:0 planes from decoders, 1.5 bytes per pixel."""
+    def _take(self) -> torch.Tensor:
+        """Return the buffer and keep it no longer."""
+        memory = self._memory
+        del self._memory
+        return memory
+
+
+class HostPlanes(PlanesBuffer):
+    """Collects YUV 4:2:0 planes from decoders on the host, 1.5 bytes per pixel.
+
+    Args:
+        clips: The clip of each row; None for a masked row.
+        stream: The stream of the batch.
+    """
+
+    kinds: ClassVar[frozenset[type]] = frozenset({Planes})
+
+    def __init__(self, clips: Sequence[BatchRow | None], stream: LoaderStream) -> None:
+        super().__init__(clips, stream)
+        self._bytes = self._memory.numpy()
+
+    def output(self, row: int, _kinds: Set[type]) -> Output:
+        """See `Sink`."""
+        clip, (start, stop) = self._clip(row), self._spans[row]
+        return Planes.packed(self._bytes[start:stop], len(clip.request.frames), clip.request.box)
+
+    def _take(self) -> torch.Tensor:
+        del self._bytes
+        return super()._take()
+
+
+class PlanesSink(HostPlanes):
+    """Makes the video of a batch from planes on the host.
+
+    Args:
+        spec: The batch tensor to make.
+        clips: The clip of each row; None for a masked row.
+    """
 
     def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
-        super().__init__(clips, spec.device)
+        super().__init__(clips, spec.stream)
         self._spec = spec
 
     def finish(self) -> torch.Tensor:
         """See `Sink`."""
-        spec = self._spec
-        pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout)
-        moved = self._host.to(spec.device, non_blocking=True)
-        rows = [row for row, good in enumerate(self._good) if good]
-        planes = [self._planes(moved, row) for row in rows]
-        if len(rows) == len(self._clips):
-            video = finish_planes(planes, spec.size, pixels)
-        else:
-            video = pixels.empty(len(self._clips), spec.num_frames, spec.size, spec.device).zero_()
-            if rows:
-                video[rows] = finish_planes(planes, spec.size, pixels)
-        return video if spec.pixels else video.to(torch.uint8)
+        moved = self._spec.stream.upload(self._take())
+        planes = [self._planes(moved, row) if good else None for row, good in enumerate(self._good)]
+        return video_of(planes, self._spec)
 
     def _planes(self, moved: torch.Tensor, row: int) -> ClipPlanes:
-        clip = self._clips[row]
-        assert clip is not None
-        box, (start, stop) = clip.request.box, self._spans[row]
+        clip, (start, stop) = self._clip(row), self._spans[row]
         return ClipPlanes.packed(
             moved[start:stop],
             self._spec.num_frames,
-            box.height,
-            box.width,
+            clip.request.box.height,
+            clip.request.box.width,
             flip=clip.request.flip,
             matrix=clip.info.matrix,
             sample_range=clip.info.range,
         )
+
+
+def video_of(planes: Sequence[ClipPlanes | None], spec: VideoSpec) -> torch.Tensor:
+    """Return the video tensor of a batch, on the device of the planes; rows without planes are zero."""
+    pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout)
+    rows = [row for row, clip in enumerate(planes) if clip is not None]
+    good = [clip for clip in planes if clip is not None]
+    if len(good) == len(planes):
+        video = finish_planes(good, spec.size, pixels)
+    else:
+        video = pixels.empty(len(planes), spec.num_frames, spec.size, spec.stream.device).zero_()
+        # Row by row, because a list of rows would be copied to the device, and the host would wait for that.
+        for row, clip in zip(rows, finish_planes(good, spec.size, pixels) if good else (), strict=True):
+            video[row] = clip
+    return video if spec.pixels else video.to(torch.uint8)

@@ -1,1 +1,1 @@
-"""Host memory of batches, and the layout of clips in it."""
+"""Memory of batches on the host and on a CUDA device, and the layout of clips in it."""

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from fastvid.decode.backends import Backend, backends
-from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import DevicePlanes, DeviceRgb, EncodedClip, Output, Planes, Rgb
 from fastvid.errors import FastvidError
 from fastvid.load.clips.clip import Clip
+from fastvid.load.memory.device import LoaderStream
 from fastvid.load.workers.fetch import fetch_clip
-from fastvid.load.workers.lanes import choose_backends, merge, on_device, split_lanes
+from fastvid.load.workers.lanes import choose_backends, merge, on_device, open_decoder, split_lanes
 from fastvid.runtime.world import World
 
 _log = logging.getLogger(__name__)
@@ -57,47 +58,57 @@ class BackendChoice:
 
 
 def agree(
-    clips: Sequence[Clip], world: World, device: torch.device, num_threads: int, kinds: frozenset[type]
+    clips: Sequence[Clip], world: World, stream: LoaderStream, num_threads: int, kinds: frozenset[type]
 ) -> BackendChoice:
     """Return rank 0's choice on every rank. Collective if torch's process group has the size of `world`.
 
     Args:
         clips: Clips of this rank to decode.
         world: Rank and world size.
-        device: Device of the batches.
+        stream: Where batches are allocated.
         num_threads: Threads that decode on the CPU.
         kinds: Output types that a back-end must support; empty allows any.
     """
     if world.size == 1:
-        return choose(clips, device, num_threads, kinds)
+        return choose(clips, stream, num_threads, kinds)
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == world.size):
         return BackendChoice(DEFAULT, {}, "ranks cannot agree on a measured choice without a process group")
     verdict = (
-        choose(clips, device, num_threads, kinds) if world.rank == 0 else BackendChoice("", {}, "chosen by rank 0")
+        choose(clips, stream, num_threads, kinds) if world.rank == 0 else BackendChoice("", {}, "chosen by rank 0")
     )
     # Broadcast the name as bytes: nothing is unpickled, not even from another rank.
     name = np.zeros(_NAME_BYTES, np.uint8)
     encoded = verdict.name.encode()
     name[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    told = torch.from_numpy(name).to(device if dist.get_backend() == "nccl" else "cpu")
+    told = torch.from_numpy(name).to(_collective_device())
     dist.broadcast(told, src=0)
     return replace(verdict, name=told.cpu().numpy().tobytes().rstrip(b"\0").decode())
 
 
+def _collective_device() -> torch.device:
+    """Return a device whose tensors the process group can send: a group of NCCL alone has none for the CPU."""
+    import torch.distributed as dist
+
+    # For example "cpu:gloo,cuda:nccl"; torch.distributed names a device for each of its back-ends.
+    if "cpu:" in dist.get_backend_config():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def choose(
-    clips: Sequence[Clip], device: torch.device, num_threads: int, kinds: frozenset[type] = frozenset()
+    clips: Sequence[Clip], stream: LoaderStream, num_threads: int, kinds: frozenset[type] = frozenset()
 ) -> BackendChoice:
     """Measure the back-ends that can decode the clips and return the fastest.
 
     Args:
         clips: Clips to decode; a few dozen.
-        device: Device of the batches.
+        stream: Where batches are allocated.
         num_threads: Threads that decode on the CPU.
         kinds: Output types that a back-end must support; empty allows any.
     """
-    able = candidates(clips, device, kinds)
+    able = candidates(clips, stream.device, kinds)
     if len(able) < 2:
         return BackendChoice(able[0][0].name if able else DEFAULT, {}, "no other back-end to measure on this machine")
     fetched = _fetch(clips[:_CLIPS])
@@ -106,7 +117,7 @@ def choose(
     rates = {}
     for group in able:
         name = merge(group).name
-        rates[name] = measure(group, fetched, device, num_threads, _SECONDS / len(able))
+        rates[name] = measure(group, fetched, stream, num_threads, _SECONDS / len(able))
     best = max(rates, key=lambda name: rates[name])
     if rates.get(DEFAULT) and rates[best] < _MARGIN * rates[DEFAULT]:
         best = DEFAULT
@@ -126,24 +137,31 @@ def candidates(
     for one in backends().values():
         if one.name in SLOWER or not codecs <= one.codecs or (one.device != "cpu" and one.device != device.type):
             continue
-        why = one.why_unavailable()
+        try:
+            why = one.why_unavailable(device.index)
+            if why is None and kinds <= one.load().outputs:
+                able.append((one, on_device(one)))
+        except Exception as error:  # noqa: BLE001 - a back-end that cannot be asked is not measured
+            why = f"{type(error).__name__}: {error}"
         if why is not None:
             _log.debug("%s is not measured: %s", one.name, why)
-        elif kinds <= one.load().outputs:
-            able.append(one)
-    default = next((one for one in able if one.name == DEFAULT), None)
-    pairs = [(default, one) for one in able if default is not None and on_device(one)]
-    return [*((one,) for one in able), *pairs]
+    default = next((one for one, _ in able if one.name == DEFAULT), None)
+    pairs = [(default, one) for one, stays in able if default is not None and stays]
+    return [*((one,) for one, _ in able), *pairs]
 
 
 def measure(
-    chosen: Sequence[Backend], clips: Sequence[EncodedClip], device: torch.device, num_threads: int, seconds: float
+    chosen: Sequence[Backend], clips: Sequence[EncodedClip], stream: LoaderStream, num_threads: int, seconds: float
 ) -> float:
     """Return the clips per second of back-ends that share one queue; 0 if one of them fails.
 
     For batches on the CPU the rate is per CPU time, so that other load on the machine hardly changes it.
     """
-    lanes = split_lanes(chosen, num_threads, None)
+    try:
+        lanes = split_lanes(chosen, num_threads, None, stream.device)
+    except Exception as error:  # noqa: BLE001 - a back-end that fails in any way is not chosen
+        _log.warning("decoder %s is not used: %s", merge(chosen).name, error)
+        return 0.0
     counts = [0] * len(lanes)
     failures: list[Exception] = []
     barrier = threading.Barrier(len(lanes))
@@ -152,7 +170,8 @@ def measure(
 
     def work(number: int) -> None:
         try:
-            decoder = lanes[number].open()
+            stream.enter_thread()
+            decoder = open_decoder(lanes[number], stream.device)
             group = max(1, decoder.max_clips)
             place = number % len(clips)
             for turn in range(1 << 30):
@@ -163,7 +182,7 @@ def measure(
                     cpu.append(time.process_time())
                 batch = [clips[(place + step) % len(clips)] for step in range(group)]
                 place += group
-                errors = decoder.decode(batch, [_output(decoder.outputs, clip, device) for clip in batch])
+                errors = decoder.decode(batch, [_output(decoder.outputs, clip, stream) for clip in batch])
                 failures.extend(error for error in errors if error is not None)
                 if turn:
                     counts[number] += group
@@ -185,15 +204,15 @@ def measure(
     if failures:
         _log.warning("decoder %s is not used: %s", merge(chosen).name, failures[0])
         return 0.0
-    if device.type == "cpu":
+    if stream.device.type == "cpu":
         return sum(counts) / max(max(cpu) - min(cpu), 1e-9) * len(lanes)
     return sum(count / spent for count, spent in zip(counts, times, strict=True) if spent)
 
 
-def check(name: str) -> bool:
-    """Return whether the named back-ends are available here."""
+def check(name: str, device: torch.device) -> bool:
+    """Return whether the named back-ends are available here, for batches on a device."""
     try:
-        choose_backends(name)
+        choose_backends(name, device)
     except FastvidError as error:
         _log.warning("decoder %s, chosen in an earlier run, is not available here: %s", name, error)
         return False
@@ -210,11 +229,17 @@ def _fetch(clips: Sequence[Clip]) -> list[EncodedClip]:
     return fetched
 
 
-def _output(kinds: frozenset[type], clip: EncodedClip, device: torch.device) -> Output:
-    request = clip.request
-    count, shape = len(request.frames), (3, len(request.frames), *request.size)
-    if DeviceRgb in kinds:
-        return DeviceRgb(torch.empty(shape, dtype=torch.uint8, device=device))
+def _output(kinds: frozenset[type], clip: EncodedClip, stream: LoaderStream) -> Output:
+    """Return memory for a clip as a batch would have it, see `fastvid.load.batch`."""
+    request, device = clip.request, stream.device
+    count, box, shape = len(request.frames), request.box, (3, len(request.frames), *request.size)
+    with stream.use():
+        if DevicePlanes in kinds:
+            y = torch.empty((count, box.height, box.width), dtype=torch.uint8, device=device)
+            uv = torch.empty((count, box.height // 2, box.width // 2, 2), dtype=torch.uint8, device=device)
+            return DevicePlanes(y, uv, stream.mark())
+        if DeviceRgb in kinds:
+            return DeviceRgb(torch.empty(shape, dtype=torch.uint8, device=device), stream.mark())
     if Planes in kinds and (device.type != "cpu" or Rgb not in kinds):
-        return Planes.packed(np.empty(Planes.nbytes(count, request.box), np.uint8), count, request.box)
+        return Planes.packed(np.empty(Planes.nbytes(count, box), np.uint8), count, box)
     return Rgb(np.empty(shape, np.uint8))

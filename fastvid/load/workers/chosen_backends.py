@@ -10,11 +10,12 @@ from functools import partial
 import torch
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import Planes, Rgb
+from fastvid.decode.request import DevicePlanes, Planes, Rgb
 from fastvid.errors import UsageError
 from fastvid.load.batch.canvas import Finisher
+from fastvid.load.batch.device_sinks import DevicePlanesSink, DeviceRgbSink
 from fastvid.load.batch.flow import FlowSink, FlowSpec
-from fastvid.load.batch.sinks import DeviceSink, OpenSink, PlanesSink, RgbMemory, RgbSink, VideoSpec
+from fastvid.load.batch.sinks import OpenSink, PlanesSink, RgbMemory, RgbSink, VideoSpec
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
 from fastvid.load.workers import auto
@@ -100,7 +101,7 @@ class ActiveBackends:
         planes = all(Planes in one.load().outputs for one in chosen)
         if "flow" in shape.streams and not planes:
             raise UsageError(f"decoder {name!r} does not write planes, which flow needs", hint="use 'pyav'")
-        device = shape.product.device
+        device = shape.product.stream.device
         if any(one.device != device.type for one in chosen if on_device(one)):
             raise UsageError(f"decoder {name!r} leaves frames on a GPU, but the loader's device is {str(device)!r}")
         for one in chosen if self._memory is not None else ():
@@ -108,10 +109,10 @@ class ActiveBackends:
                 raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
         self._shared = False
         sinks = [self._flow() if stream == "flow" else self._rgb(chosen) for stream in shape.streams]
-        self.finisher = Finisher(sinks, threads=self._num_threads)
+        self.finisher = Finisher(sinks, threads=self._num_threads, stream=shape.product.stream)
         self.join = shape.together and planes
-        lanes = {one.name: Lanes(partial(open_lane, one, self._clip_timeout, self._memory)) for one in chosen}
-        self.lanes = [lanes[one.name] for one in split_lanes(chosen, self._num_threads, self._device_lanes)]
+        lanes = {one.name: Lanes(partial(open_lane, one, device, self._clip_timeout, self._memory)) for one in chosen}
+        self.lanes = [lanes[one.name] for one in split_lanes(chosen, self._num_threads, self._device_lanes, device)]
         self.backend = merge(chosen)
 
     def decide(self, rows: Sequence[BatchRow | None], world: World) -> None:
@@ -120,15 +121,17 @@ class ActiveBackends:
         # Decoding views one by one costs several times as much, so require planes to cut them from.
         needs_planes = self._shape.views or "flow" in self._shape.streams
         kinds: frozenset[type] = frozenset({Planes}) if needs_planes else frozenset()
-        verdict = auto.agree(clips, world, self._shape.product.device, self._num_threads, kinds)
+        stream = self._shape.product.stream
+        verdict = auto.agree(clips, world, stream, self._num_threads, kinds)
         _log.info("decoder %s: %s", verdict.name, verdict.reason)
-        self.use(choose_backends(verdict.name))
+        self.use(choose_backends(verdict.name, stream.device))
         self.chosen = True
 
     def restore(self, name: str) -> None:
         """Use the back-ends chosen in an earlier run if they are available; otherwise leave the choice open."""
-        if auto.check(name):
-            self.use(choose_backends(name))
+        device = self._shape.product.stream.device
+        if auto.check(name, device):
+            self.use(choose_backends(name, device))
             self.chosen = True
 
     def close(self) -> None:
@@ -139,8 +142,7 @@ class ActiveBackends:
     def _flow(self) -> list[OpenSink]:
         shape, product = self._shape, self._shape.product
         numbers = shape.dtype if shape.dtype.is_floating_point else torch.float32
-        layout, device = product.layout, product.device
-        flow = FlowSpec(product.num_frames, shape.flow_stack, product.size, layout, numbers, device)
+        flow = FlowSpec(product.num_frames, shape.flow_stack, product.size, product.layout, numbers, product.stream)
         return [partial(FlowSink, flow)]
 
     def _rgb(self, chosen: Sequence[Backend]) -> list[OpenSink]:
@@ -149,15 +151,18 @@ class ActiveBackends:
         sinks: list[OpenSink] = []
         if on_host:
             outputs = frozenset.intersection(*(frozenset(one.load().outputs) for one in on_host))
-            # On the host, the decoder's thread converts fastest, from its cache. A device converts planes faster than
-            # it could receive RGB.
-            if Planes in outputs and (product.device.type != "cpu" or Rgb not in outputs):
+            # On the host, the decoder's thread converts fastest, from its cache. To a device planes are half the bytes
+            # of RGB.
+            if Planes in outputs and (product.stream.device.type != "cpu" or Rgb not in outputs):
                 sinks.append(partial(PlanesSink, product))
             else:
                 self._shared = self._memory is not None
                 batches = self._memory or BufferPool(self._prefetch + 1)
                 threads = len(on_host) * self._num_threads
                 sinks.append(partial(RgbSink, RgbMemory(product, batches, threads=threads)))
-        if len(on_host) < len(chosen):
-            sinks.append(partial(DeviceSink, product))
+        written = [one.load().outputs for one in chosen if on_device(one)]
+        if any(DevicePlanes in outputs for outputs in written):
+            sinks.append(partial(DevicePlanesSink, product))
+        if any(DevicePlanes not in outputs for outputs in written):
+            sinks.append(partial(DeviceRgbSink, product))
         return sinks

@@ -1,8 +1,10 @@
-"""The threads of an iteration: they plan, fetch and decode batches in order, with bounded prefetch.
+"""The threads of an iteration: they plan, fetch, decode and finish batches in order, with bounded prefetch.
 
 One planner thread turns positions into clips, at most `prefetch` batches before the consumer needs them. Decode threads
 take clips in order, each with its own decoder or worker process, so that a slow clip delays no other. For storage with
 high latency, fetch threads read the planned clips before the decode threads take them. Batches are delivered in order.
+For CUDA a finish thread queues the copy and conversion of the next batch on the loader's stream while the consumer uses
+the last one; on a CPU the consumer finishes each batch, because it would wait for that anyway.
 The threads belong to one iteration and end with it, for whatever reason: the last batch, an error, `break`, Ctrl-C or
 interpreter exit. Between iterations no thread runs, so a process may fork then, but not during an iteration.
 """
@@ -20,7 +22,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+import torch
+
 from fastvid.errors import WorkerError
+from fastvid.load.batch.batch import Assembler, Batch
 from fastvid.load.batch.canvas import Canvas, Finisher
 from fastvid.load.clips.clip import BatchRow, Clip, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, add_location
@@ -48,6 +53,7 @@ class PendingBatch:
         errors: Errors by row.
         frames: Frames shown by each row, filled as clips are planned.
         counters: Its cost.
+        finished: The finished batch, with an event of the loader's stream behind its work, until it is delivered.
     """
 
     plan: BatchPlan
@@ -56,6 +62,7 @@ class PendingBatch:
     errors: dict[int, Exception]
     frames: dict[int, IntArray]
     counters: Counters = field(default_factory=Counters)
+    finished: tuple[Batch, torch.cuda.Event | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +80,7 @@ class BatchPipeline:
         plans: The batches in order; computed in the planner thread.
         lanes: For each decode thread, the pool that it takes its lane from.
         finisher: Allocates the batches' memory.
+        assembler: Makes batches of complete canvases.
         prefetch: Maximum number of batches in progress or ready.
         planner: Plans, in worker processes, the clips that `plans` left unplanned.
         num_fetchers: Threads that prefetch for the decode threads, for storage with high latency. If 0, each decode
@@ -84,12 +92,14 @@ class BatchPipeline:
         plans: Iterator[BatchPlan],
         lanes: Sequence[Lanes],
         finisher: Finisher,
+        assembler: Assembler,
         *,
         prefetch: int,
         planner: ClipPlanner | None = None,
         num_fetchers: int = 0,
     ) -> None:
-        self._lanes, self._finisher, self._prefetch, self._planner = lanes, finisher, prefetch, planner
+        self._lanes, self._finisher, self._assembler = lanes, finisher, assembler
+        self._prefetch, self._planner, self._stream = prefetch, planner, finisher.stream
         self._batches: deque[PendingBatch] = deque()
         self._tasks: deque[_Queued] = deque()
         self._fetched: deque[_Queued] = deque()
@@ -100,7 +110,9 @@ class BatchPipeline:
         self._active: dict[int, Sequence[_Queued]] = {}
         # Reentrant, because the garbage collector may close an abandoned iteration from inside any thread.
         self._lock = threading.RLock()
-        self._room, self._work, self._ready, self._arrived = (threading.Condition(self._lock) for _ in range(4))
+        self._room, self._work, self._ready, self._arrived, self._complete = (
+            threading.Condition(self._lock) for _ in range(5)
+        )
         self._threads = [threading.Thread(target=self._guard, args=(self._plan, plans), name="fastvid-plan")]
         for number in range(len(lanes)):
             self._threads.append(
@@ -109,6 +121,10 @@ class BatchPipeline:
         for number in range(num_fetchers):
             self._threads.append(
                 threading.Thread(target=self._guard, args=(self._fetch_ahead, number), name=f"fastvid-fetch-{number}")
+            )
+        if self._stream.is_asynchronous:
+            self._threads.append(
+                threading.Thread(target=self._guard, args=(self._finish_ahead,), name="fastvid-finish")
             )
         for thread in self._threads:
             # Daemon threads, because the interpreter joins all others before it runs the exit handler that ends them.
@@ -128,7 +144,7 @@ class BatchPipeline:
         return len(self._tasks)
 
     def next(self, timeout: float) -> PendingBatch | None:
-        """Return the next batch, or None after the last.
+        """Return the next batch, complete and for CUDA finished, or None after the last.
 
         Raises:
             WorkerError: If it takes longer than `timeout` seconds, or another process began the iteration.
@@ -144,13 +160,25 @@ class BatchPipeline:
             while True:
                 if self._failure is not None:
                     raise self._failure
-                if self._batches and not self._batches[0].pending:
+                if self._batches and self._is_ready(self._batches[0]):
                     self._room.notify()
-                    return self._batches.popleft()
+                    work = self._batches.popleft()
+                    self._complete.notify()
+                    return work
                 if self._planned and not self._batches:
                     return None
                 if not self._ready.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     raise self._late(timeout)
+
+    def take(self, work: PendingBatch) -> Batch:
+        """Return a batch for the calling thread's current stream. Called once for each that `next` returned."""
+        if work.finished is None:
+            self._finish_one(work)
+        assert work.finished is not None
+        # A thread that waits for its next clip still refers to the last one and its batch.
+        (batch, done), work.finished = work.finished, None
+        self._stream.hand_over(batch.device_tensors, done)
+        return batch
 
     def close(self) -> None:
         """Stop all threads and wait for them. Idempotent; any thread may call it."""
@@ -160,7 +188,7 @@ class BatchPipeline:
             self._stopped = True
             self._tasks.clear()
             self._fetched.clear()
-            for condition in (self._room, self._work, self._ready, self._arrived):
+            for condition in (self._room, self._work, self._ready, self._arrived, self._complete):
                 condition.notify_all()
         atexit.unregister(self.close)
         if threading.current_thread() in self._threads:
@@ -173,6 +201,7 @@ class BatchPipeline:
 
     def _guard(self, run: Callable[..., None], *arguments: object) -> None:
         try:
+            self._stream.enter_thread()
             run(*arguments)
         except BaseException as error:  # noqa: BLE001 - whatever ends a thread must reach the consumer
             with self._lock:
@@ -193,11 +222,38 @@ class BatchPipeline:
                 self._batches.append(work)
                 self._tasks.extend(_Queued(row.row, row, work.canvas, row, work) for row in rows)
                 self._work.notify(len(rows))
-                self._ready.notify()
+                self._announce()
         with self._lock:
             self._planned = True
             self._work.notify_all()
-            self._ready.notify()
+            self._announce()
+
+    def _finish_ahead(self) -> None:
+        while work := self._take_complete():
+            self._finish_one(work)
+            with self._lock:
+                self._ready.notify()
+            # While it waits, this thread must not keep the batch alive.
+            del work
+
+    def _finish_one(self, work: PendingBatch) -> None:
+        begun = time.perf_counter()
+        work.finished = self._assembler.make(work.plan, work.canvas, work.frames, work.errors)
+        work.counters.finish_seconds += time.perf_counter() - begun
+
+    def _take_complete(self) -> PendingBatch | None:
+        """Return the next batch once all its clips are decoded; None when the iteration ends."""
+        with self._lock:
+            while not self._stopped:
+                if self._batches and not self._batches[0].pending and self._batches[0].finished is None:
+                    return self._batches[0]
+                if self._planned and not self._batches:
+                    return None
+                self._complete.wait()
+            return None
+
+    def _is_ready(self, work: PendingBatch) -> bool:
+        return work.finished is not None if self._stream.is_asynchronous else not work.pending
 
     def _decode(self, number: int) -> None:
         lane = self._lanes[number].take()
@@ -268,7 +324,12 @@ class BatchPipeline:
                 work.errors.update(dict.fromkeys(clip.failing, error))
             work.pending -= 1
             if not work.pending:
-                self._ready.notify()
+                self._announce()
+
+    def _announce(self) -> None:
+        """Wake the threads that wait for a complete batch, or for the last one."""
+        self._ready.notify()
+        self._complete.notify()
 
     def _late(self, timeout: float) -> WorkerError:
         now = [f"{task.clip.key} of {task.clip.shard.stem}" for tasks in self._active.values() for task in tasks]

@@ -11,13 +11,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import torch
+
 from fastvid.decode.backends import Backend, backend
-from fastvid.decode.request import DeviceRgb
+from fastvid.decode.request import Decoder, DevicePlanes, DeviceRgb
 from fastvid.errors import MissingDependency, UsageError
 from fastvid.format.schema import Codec
 from fastvid.load.memory.buffers import SharedBufferPool
 from fastvid.load.workers.clip_worker import ClipWorker, Lane
 from fastvid.load.workers.processes import ProcessLane
+
+_ON_DEVICE: Final = frozenset({DevicePlanes, DeviceRgb})
 
 AUTO: Final = Backend(name="auto", target="", device="", codecs=frozenset(Codec), install="")
 """Placeholder until the first iteration chooses a back-end."""
@@ -55,19 +59,31 @@ class Lanes:
             lane.close()
 
 
-def open_lane(one: Backend, clip_timeout: float = 0.0, memory: SharedBufferPool | None = None) -> Lane:
-    """Open a lane with its own decoder.
+def open_lane(
+    one: Backend, device: torch.device, clip_timeout: float = 0.0, memory: SharedBufferPool | None = None
+) -> Lane:
+    """Open a lane with its own decoder, in the thread that uses it.
 
     Args:
         one: The back-end.
+        device: Device of the batches, with its index.
         clip_timeout: Seconds without progress after which a worker process is killed.
         memory: If given, decode in a worker process that writes to this memory; otherwise decode in this process.
     """
-    return ClipWorker(one.open()) if memory is None else ProcessLane(one, clip_timeout, memory)
+    return ClipWorker(open_decoder(one, device)) if memory is None else ProcessLane(one, clip_timeout, memory)
 
 
-def choose_backends(decoder: str | Backend) -> tuple[Backend, ...]:
+def open_decoder(one: Backend, device: torch.device) -> Decoder:
+    """Open a decoder; one for CUDA on this device, not on the thread's current one, which is GPU 0 in a new thread."""
+    return one.open(device_id=device.index) if one.device == "cuda" else one.open()
+
+
+def choose_backends(decoder: str | Backend, device: torch.device) -> tuple[Backend, ...]:
     """Return the back-ends that a user named; "+" joins several, for example "pyav+dali-gpu".
+
+    Args:
+        decoder: The names, or a back-end.
+        device: Device of the batches, with its index.
 
     Raises:
         UsageError: If a name is unknown or listed twice.
@@ -77,7 +93,7 @@ def choose_backends(decoder: str | Backend) -> tuple[Backend, ...]:
     if len({one.name for one in chosen}) < len(chosen):
         raise UsageError(f"decoder {decoder!r} names a back-end twice")
     for one in chosen:
-        reason = one.why_unavailable()
+        reason = one.why_unavailable(device.index)
         if reason is not None:
             raise MissingDependency(reason)
     return chosen
@@ -96,22 +112,29 @@ def merge(chosen: Sequence[Backend]) -> Backend:
     )
 
 
-def split_lanes(chosen: Sequence[Backend], num_threads: int, device_lanes: int | None) -> list[Backend]:
+def split_lanes(
+    chosen: Sequence[Backend], num_threads: int, device_lanes: int | None, device: torch.device
+) -> list[Backend]:
     """Return the back-end of each decode thread.
 
     Args:
         chosen: The back-ends. CPU back-ends share the threads equally.
         num_threads: Total threads of the CPU back-ends.
         device_lanes: Lanes of each GPU back-end; by default the number that the back-end recommends.
+        device: Device of the batches, with its index.
     """
     on_cpu = sum(not on_device(one) for one in chosen)
     split: list[Backend] = []
     for one in chosen:
-        own = max(1, num_threads // on_cpu) if not on_device(one) else device_lanes or one.lanes(num_threads)
+        own = (
+            max(1, num_threads // on_cpu)
+            if not on_device(one)
+            else device_lanes or one.lanes(num_threads, device.index)
+        )
         split += [one] * own
     return split
 
 
 def on_device(one: Backend) -> bool:
     """Return whether a back-end leaves its frames on a device."""
-    return DeviceRgb in one.load().outputs
+    return not _ON_DEVICE.isdisjoint(one.load().outputs)

@@ -1,4 +1,4 @@
-"""Shows loader statistics during a run: on the terminal, as JSON lines; and times copies to a device."""
+"""Shows loader statistics during a run: on the terminal, as JSON lines; and times the waits for copies to a device."""
 
 from __future__ import annotations
 
@@ -111,37 +111,41 @@ class LiveView:
         ]
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
 class CopyClock:
-    """Measures copies to a device on its own clock, without waiting: each is read after it has finished.
+    """Measures on the device's clock how long the consumer's stream waits for batches that are copied and converted.
+
+    The host never waits: each measurement is read after the stream has passed it.
 
     Args:
         device: The device; on a CPU nothing is copied, so nothing is measured.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device if device.type == "cuda" else None
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __enter__(self) -> None:
-        if self._cuda:
-            pair = (_event(), _event())
+        if self._device is not None:
+            pair = self._free.pop() if self._free else (_event(), _event())
             self._pending.append(pair)
-            pair[0].record()
+            pair[0].record(torch.cuda.current_stream(self._device))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._cuda:
-            self._pending[-1][1].record()
+        if self._device is not None:
+            self._pending[-1][1].record(torch.cuda.current_stream(self._device))
 
     def seconds(self) -> float:
-        """Return the seconds of copies that have finished since the last call."""
+        """Return the seconds of the waits that have ended since the last call."""
         spent = 0.0
         while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
-            start, stop = self._pending.popleft()
+            start, stop = pair = self._pending.popleft()
             spent += start.elapsed_time(stop) / 1e3
+            self._free.append(pair)
         return spent
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,7 +1,8 @@
 """Loader statistics per batch and in total, and advice on what to change first.
 
 Seconds of fetch, decode and finish are sums over all threads; wait and compute are the consumer's, so that
-wait + compute is wall-clock time.
+wait + compute is wall-clock time. With CUDA a thread only queues the work of finishing; the time that the consumer's
+stream waits for it is copy.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Counters:
         fetch_seconds: Reading and checking packets, over all threads.
         decode_seconds: Decoding, over all threads.
         finish_seconds: Converting and normalising, over all threads.
-        copy_seconds: Copying from host to device, on the device's clock.
+        copy_seconds: Time that the consumer's CUDA stream waited for batches to be copied and converted, on its own
+            clock.
         bytes_read: Bytes read from shards, gaps included.
         bytes_whole: Size of the clips' whole videos: the bytes that reading whole files would take.
         requests: Read requests.
@@ -146,7 +148,7 @@ class LoaderStats:
             return f"{text}; the loader could deliver {1 / self.busy:.1f} times as much" if self.busy else text
         if copying > waiting:
             return (
-                f"copy-bound: {copying:.0%} of the time is spent copying to the device; use a decoder that"
+                f"copy-bound: {copying:.0%} of the time the device waits for copies to it; use a decoder that"
                 " writes planes (pyav) or decodes on the device, which copies half as much or nothing"
             )
         stages = {stage: getattr(total, f"{stage}_seconds") for stage in _STAGES}

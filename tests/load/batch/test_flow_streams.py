@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastvid.decode import pixels
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
@@ -19,7 +20,7 @@ from fastvid.load.clips.views import Views
 from fastvid.load.loader import ClipLoader
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
-from tests import datasets
+from tests import datasets, fake_cuda
 from tests.load.tools import FixedCrop, FixedFrames
 from tests.makers import encode, texture
 
@@ -210,3 +211,20 @@ def test_invalid_stream_arguments_are_refused(folder, tmp_path):
     for wrong in ({"streams": ()}, {"streams": ("flow", "flow")}, {"streams": "flow", "flow_stack": 0}):
         with pytest.raises(UsageError, match=r"streams are|flow_stack is"):
             ClipLoader(Dataset(str(folder / "data")), **common, **wrong)
+
+
+@pytest.mark.parametrize("views", [None, Views(2)], ids=["one", "views"])
+def test_flow_on_a_gpu_is_that_of_the_cpu(folder, monkeypatch, views):
+    options = {"shuffle": False, "spatial": CenterCrop(32), "decoder": "pyav", "frames": Segments(2, jitter=False)}
+    options |= {"views": views, "last": "mask", "global_batch_size": 2}
+    here = batches(folder, **options)
+    cuda = fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(pixels, "_fused", lambda *_: None)  # a kernel needs a real device
+    there = batches(folder, **options, device="cuda:1")
+    assert not cuda.races
+    assert {entry.what.split()[0] for entry in cuda.entries("copy")} == {"pinned"}
+    assert len(cuda.entries("copy")) == 2 * 3
+    assert not cuda.syncs
+    for ours, theirs in zip(there, here, strict=True):
+        assert torch.equal(ours.flow.cpu(), theirs.flow)
+        assert torch.equal(ours.valid.cpu(), theirs.valid)

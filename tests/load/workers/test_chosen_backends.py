@@ -17,11 +17,16 @@ from fastvid.decode.dali import DaliCpuDecoder
 from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Codec
-from fastvid.load.batch.sinks import DeviceSink, VideoSpec
+from fastvid.load.batch.device_sinks import DeviceRgbSink
+from fastvid.load.batch.sinks import VideoSpec
+from fastvid.load.memory.device import LoaderStream
 from fastvid.load.workers import auto, lanes
 from tests.datasets import REPOSITORY, pack
 from tests.load.fakes import FakeDataset
+from tests.load.tools import plans
 from tests.makers import read_numbers
+
+CPU = LoaderStream(torch.device("cpu"))
 
 
 class DeviceLane(DaliCpuDecoder):
@@ -215,7 +220,7 @@ def test_default_is_replaced_only_for_a_clear_gain(dataset, monkeypatch):
     for dali, name in ((149.0, "pyav"), (151.0, "dali-cpu")):
         rates = {"pyav": 100.0, "dali-cpu": dali, "torchcodec-cpu": 20.0}
         monkeypatch.setattr(auto, "measure", lambda chosen, *_, rates=rates: rates[chosen[0].name])
-        assert auto.choose(plans(dataset), torch.device("cpu"), 1).name == name
+        assert auto.choose(plans(dataset), CPU, 1).name == name
 
 
 def test_failing_backend_is_not_chosen(dataset, monkeypatch, caplog):
@@ -224,22 +229,8 @@ def test_failing_backend_is_not_chosen(dataset, monkeypatch, caplog):
 
     monkeypatch.setattr(DaliCpuDecoder, "decode", broken)
     clips = plans(dataset)
-    assert auto.choose(clips, torch.device("cpu"), 1).rates["dali-cpu"] == 0
+    assert auto.choose(clips, CPU, 1).rates["dali-cpu"] == 0
     assert "dali-cpu is not used: no such luck" in caplog.text
-
-
-def plans(dataset):
-    from fastvid.load.clips.augment import Spatial
-    from fastvid.load.clips.plan import BatchPlanner
-    from fastvid.load.clips.planner import ClipPlanner
-    from fastvid.load.order.batches import Batches
-    from fastvid.load.order.permutation import Order
-    from fastvid.runtime.world import World
-
-    spatial = Spatial.of([fastvid.CenterCrop((96, 160))])
-    one = ClipPlanner(fastvid.Segments(2), spatial, 0, 0, lanes.AUTO)
-    planner = BatchPlanner(dataset, Order(len(dataset), 0, 0), one)
-    return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
 
 
 def test_default_is_kept_when_no_clip_can_be_read(monkeypatch):
@@ -247,12 +238,12 @@ def test_default_is_kept_when_no_clip_can_be_read(monkeypatch):
     for sample in range(40):
         dataset.damage(sample)
     monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("tried damaged clips"))
-    verdict = auto.choose(plans(dataset), torch.device("cpu"), 1)
+    verdict = auto.choose(plans(dataset), CPU, 1)
     assert verdict.name == "pyav"
 
 
 def test_ranks_use_the_default_without_a_process_group(dataset):
-    verdict = auto.agree(plans(dataset), fastvid.runtime.world.World(1, 2), torch.device("cpu"), 1, frozenset())
+    verdict = auto.agree(plans(dataset), fastvid.runtime.world.World(1, 2), CPU, 1, frozenset())
     assert verdict.name == "pyav"
 
 
@@ -260,6 +251,7 @@ RANKS = """
 import os, sys
 import torch
 import torch.distributed as dist
+from fastvid.load.memory.device import LoaderStream
 from fastvid.load.workers import auto
 from fastvid.runtime.world import World
 
@@ -267,7 +259,7 @@ child = os.fork()
 rank = 0 if child else 1
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 auto.choose = lambda *_: auto.BackendChoice(f"chosen-by-{rank}", {}, "")
-verdict = auto.agree([], World(rank, 2), torch.device("cpu"), 1, frozenset())
+verdict = auto.agree([], World(rank, 2), LoaderStream(torch.device("cpu")), 1, frozenset())
 sys.stdout.write(f"rank {rank} takes {verdict.name}\\n")
 sys.stdout.flush()
 dist.destroy_process_group()
@@ -293,8 +285,8 @@ def test_invalid_decoder_names_are_refused(dataset, known):
 
 
 def test_device_canvas_keeps_the_layout_of_uint8_values():
-    product = VideoSpec(2, (4, 6), "BTCHW", None, torch.device("cpu"))
-    canvas = DeviceSink(product, [None, None])
+    product = VideoSpec(2, (4, 6), "BTCHW", None, CPU)
+    canvas = DeviceRgbSink(product, [None, None])
     output = canvas.output(0, frozenset({DeviceRgb}))
     output.data.copy_(torch.arange(3 * 2 * 24, dtype=torch.uint8).view(3, 2, 4, 6))
     canvas.done(0, good=True)

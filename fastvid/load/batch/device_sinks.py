@@ -1,0 +1,95 @@
+"""Sinks for decoders that leave their frames on the device of the batch.
+
+Their memory is allocated on the loader's stream, where earlier batches may still read what the allocator hands out
+again. So each output carries an event of that stream, which the decoder's own stream waits for before it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import ClassVar
+
+import torch
+
+from fastvid.decode.colours import ClipPlanes
+from fastvid.decode.pixels import finish_rgb
+from fastvid.decode.request import DevicePlanes, DeviceRgb, Output
+from fastvid.load.batch.sinks import PlanesBuffer, VideoSpec, video_of
+from fastvid.load.clips.clip import BatchRow
+
+
+class DeviceRgbSink:
+    """Collects RGB from decoders that write it to the device.
+
+    Args:
+        spec: The batch tensor to make.
+        clips: The clip of each row; None for a masked row.
+    """
+
+    kinds: ClassVar[frozenset[type]] = frozenset({DeviceRgb})
+
+    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
+        self._spec = spec
+        self._good = [False] * len(clips)
+        shape = (len(clips), 3, spec.num_frames, *spec.size)
+        self._video = torch.empty(shape, dtype=torch.uint8, device=spec.stream.device)
+        self._writable = spec.stream.mark()
+
+    def output(self, row: int, _kinds: Set[type]) -> Output:
+        """See `fastvid.load.batch.sinks.Sink`."""
+        return DeviceRgb(self._video[row], self._writable)
+
+    def done(self, row: int, *, good: bool) -> None:
+        """See `fastvid.load.batch.sinks.Sink`."""
+        self._good[row] = good
+
+    def finish(self) -> torch.Tensor:
+        """See `fastvid.load.batch.sinks.Sink`."""
+        spec, video = self._spec, self._video
+        del self._video
+        if spec.pixels is not None:
+            video = finish_rgb(video, spec.pixels)
+        elif spec.layout == "BTCHW":
+            video = video.transpose(1, 2).contiguous()
+        for row, good in enumerate(self._good):
+            if not good:
+                video[row] = 0
+        return video
+
+
+class DevicePlanesSink(PlanesBuffer):
+    """Collects NV12 planes from decoders that write them to the device, 1.5 bytes per pixel.
+
+    Args:
+        spec: The batch tensor to make.
+        clips: The clip of each row; None for a masked row.
+    """
+
+    kinds: ClassVar[frozenset[type]] = frozenset({DevicePlanes})
+
+    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
+        super().__init__(clips, spec.stream, on_device=True)
+        self._spec = spec
+        self._writable = spec.stream.mark()
+
+    def output(self, row: int, _kinds: Set[type]) -> Output:
+        """See `fastvid.load.batch.sinks.Sink`."""
+        return DevicePlanes(*self._nv12(self._memory, row), self._writable)
+
+    def finish(self) -> torch.Tensor:
+        """See `fastvid.load.batch.sinks.Sink`."""
+        memory = self._take()
+        planes = [self._planes(memory, row) if good else None for row, good in enumerate(self._good)]
+        return video_of(planes, self._spec)
+
+    def _nv12(self, memory: torch.Tensor, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a row's luma [T, h, w] and chroma [T, h/2, w/2, 2]."""
+        request, (start, stop) = self._clip(row).request, self._spans[row]
+        count, height, width = len(request.frames), request.box.height, request.box.width
+        chroma = start + count * height * width
+        luma = memory[start:chroma].view(count, height, width)
+        return luma, memory[chroma:stop].view(count, height // 2, width // 2, 2)
+
+    def _planes(self, memory: torch.Tensor, row: int) -> ClipPlanes:
+        clip, (y, uv) = self._clip(row), self._nv12(memory, row)
+        return ClipPlanes(y, uv[..., 0], uv[..., 1], clip.request.flip, clip.info.matrix, clip.info.range)

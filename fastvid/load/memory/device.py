@@ -1,0 +1,103 @@
+"""The device of a loader's batches, and the CUDA stream on which it allocates, fills and finishes them.
+
+A block of CUDA memory that is freed goes at once to the next allocation on the stream that allocated it, even if work
+on it is still queued; only that stream is in order with it. So everything is allocated on the loader's stream, and
+whoever uses it on another one is put in order:
+
+- Decoders wait for an event of the loader's stream before they write, see `LoaderStream.mark`.
+- They return after their writes, so whatever is queued later, on any stream, follows them.
+- The consumer's stream waits for the finished batch, and the allocator keeps its memory until that stream has used it,
+  see `LoaderStream.hand_over`.
+
+The host never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fastvid.errors import UsageError
+
+_PRIORITY: Final = -1
+"""Above a training step's stream (0): finishing a batch is short, and the next step waits for it. Not measured."""
+
+
+def resolve(device: str | torch.device) -> torch.device:
+    """Return a device with its index, which for "cuda" is the calling thread's current one.
+
+    Other threads have a current device of their own, GPU 0 at first, so the index has to be known before they start.
+
+    Raises:
+        UsageError: If there is no such GPU.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = torch.cuda.current_device() if count and str(device) == "cuda" else device.index
+    if not count or index >= count:
+        raise UsageError(
+            f"device {str(device)!r} does not exist: torch finds {count or 'no'} CUDA devices",
+            hint="use device='cpu', or run `fastvid doctor` to see what is missing",
+        )
+    return torch.device("cuda", index)
+
+
+class LoaderStream:
+    """The stream of a loader's batches. On a CPU every method returns at once.
+
+    Args:
+        device: The device of the batches, from `resolve`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = _stream(device) if device.type == "cuda" else None
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether work is queued on a device, so that a thread can queue it ahead of the consumer."""
+        return self._stream is not None
+
+    def enter_thread(self) -> None:
+        """Make the device the calling thread's current one."""
+        if self._stream is not None:
+            torch.cuda.set_device(self.device)
+
+    def use(self) -> AbstractContextManager[None]:
+        """Return a context in which the calling thread allocates and works on this stream."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Return an event behind everything queued so far; None on a CPU."""
+        return None if self._stream is None else self._stream.record_event()
+
+    def upload(self, host: Tensor) -> Tensor:
+        """Copy a tensor of the host to the device, from pinned memory; on a CPU return it. Call it within `use`."""
+        if self._stream is None:
+            return host.to(self.device)
+        # torch gives pinned memory to nobody else before the copy has completed.
+        return (host if host.is_pinned() else host.pin_memory()).to(self.device, non_blocking=True)
+
+    def hand_over(self, tensors: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
+        """Give tensors of this stream to the calling thread's current stream.
+
+        Args:
+            tensors: Tensors allocated on this stream.
+            done: From `mark`, after they were written.
+        """
+        if done is None:
+            return
+        consumer = torch.cuda.current_stream(self.device)
+        consumer.wait_event(done)
+        for tensor in tensors:
+            tensor.record_stream(consumer)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=_PRIORITY)  # type: ignore[no-untyped-call]
