@@ -247,6 +247,11 @@ print((here[key].frames([0, 5]).data == there[key].frames([0, 5]).data).all())
         server.shutdown()
 
 
+def check_nvdec(one: Installed) -> None:
+    why = one.python("from fastvid.decode.backends import backend; print(backend('nvdec').why_unavailable())")
+    assert "pip install" not in why  # the package is there; a machine without a GPU lacks the driver
+
+
 def check_flow(one: Installed) -> None:
     one.run("fastvid", "shard", "videos/", "--out", "flow", "--streams", "rgb,flow")
     names = one.python("import tarfile; print(tarfile.open('flow/data-000000.tar').getnames())")
@@ -295,6 +300,7 @@ CHECKS: dict[str, tuple[str, Callable[[Installed], None]]] = {
     "dev": ("torch", check_dev),
     "docs": ("", check_docs),
     "flow": ("", check_flow),
+    "nvdec": ("torch", check_nvdec),
     "object-stores": ("", check_object_stores),
     "ray": ("", check_ray),
     "tensorboard": ("torch", check_tensorboard),

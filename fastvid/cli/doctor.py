@@ -1,9 +1,10 @@
 """Check which decoders and encoders work here, why others do not, and whether decoders agree.
 
-Prints versions, the ffmpeg that sharding uses, GPUs with their video engines and driver libraries, and for every
-decoder whether it can be loaded. Then it tests the default pipeline: a tiny video is sharded, planned and decoded by
-every decoder that works. Finally all of these decode the same clips, to compare frames, colours and the speed of one
-lane. The exit code is 1 if a step of the test fails or decoders disagree.
+Prints versions, the ffmpeg that sharding uses, GPUs with their video engines and driver libraries, whether the kernel
+that converts planes compiles on them, and for every decoder whether it can be loaded. Then it tests the default
+pipeline: a tiny video is sharded, planned and decoded by every decoder that works. Finally all of these decode the same
+clips, to compare frames, colours and the speed of one lane. The exit code is 1 if a step of the test fails or decoders
+disagree.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fastvid.runtime.cores import available_cores
 from fastvid.sharding.verify.self_test import self_test
 
 _PACKAGES: Final = (
-    *("torch", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torchcodec"),
+    *("torch", "triton", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
+    *("pynvvideocodec", "torchcodec"),
     "opencv-contrib-python-headless",
 )
 _DECODED: Final = f"decode {REFERENCE}"
@@ -85,8 +87,7 @@ def examine(*, parity: bool = True) -> dict[str, Any]:
             found["problems"].append(f"test clips: {error.message}")
     for row in found["parity"]:
         if not row["frames"]:
-            problem = row["problem"] or f"frames differ from those of {REFERENCE}"
-            found["problems"].append(f"clip {row['clip']!r} by {row['backend']}: {problem}")
+            found["problems"].append(f"clip {row['clip']!r} by {row['backend']}: {row['problem']}")
     return found
 
 
@@ -108,17 +109,24 @@ def _gpus() -> list[dict[str, Any]]:
         import torch
     except (ImportError, OSError):  # an installed torch may lack a library
         return []
-    return [_gpu(torch.cuda.get_device_name(index), index) for index in range(torch.cuda.device_count())]
+    return [_gpu(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
 
 
-def _gpu(name: str, index: int) -> dict[str, Any]:
-    from fastvid.decode import nvdec
+def _gpu(device: Any) -> dict[str, Any]:
+    import torch
 
+    from fastvid.decode.engines import capabilities
+    from fastvid.decode.pixels import kernel_problem
+
+    found: dict[str, Any] = {"name": str(device), "nvdec": {}, "problem": None}
     try:
-        engines = {codec.label: count for codec, count in nvdec.capabilities(index).items()}
-    except (MissingDependency, RuntimeError) as error:  # torch raises RuntimeError if a GPU is full or in use
-        return {"name": name, "nvdec": {}, "problem": str(error).strip().replace("\n", ";")}
-    return {"name": name, "nvdec": engines, "problem": None if engines else "it has no NVDEC engine"}
+        found["name"] = torch.cuda.get_device_name(device)
+        found["nvdec"] = {codec.label: count for codec, count in capabilities(device.index).items()}
+    except Exception as error:  # noqa: BLE001 - a GPU may be full, in use or broken
+        found["problem"] = str(error).strip().replace("\n", ";")
+    else:
+        found["problem"] = None if found["nvdec"] else "it has no NVDEC engine"
+    return found | {"kernel": kernel_problem(device)}
 
 
 def _driver() -> dict[str, Any]:
@@ -193,7 +201,7 @@ def text(found: dict[str, Any]) -> str:
         )
     for row in found["parity"]:
         head = f"          {row['clip']:16} {row['range']:8} {row['backend']:16}"
-        if row["problem"] is not None:
+        if row["frames"] is None:
             lines.append(f"{head} FAILED  {row['problem']}")
         else:
             frames = "agree" if row["frames"] else "DIFFER"
@@ -222,6 +230,7 @@ def _text_gpus(found: dict[str, Any]) -> list[str]:
     for number, gpu in enumerate(found["gpus"]):
         engines = ", ".join(f"{count} for {codec}" for codec, count in gpu["nvdec"].items())
         lines.append(f"{'GPUs' if not number else '':9} {gpu['name']}: NVDEC {gpu['problem'] or engines}")
+        lines.append(f"{'':9} {gpu['kernel'] or 'the fused kernel that converts planes compiles and is right'}")
     lines = lines or ["GPUs      none"]
     driver = found["driver"]
     if driver["version"] or any(driver["libraries"].values()):

@@ -33,9 +33,13 @@ class Backend:
         target: ``module:class`` of the decoder, a `fastvid.decode.request.Decoder`. The class takes keyword options,
             defines its ``outputs``, and may define class methods: ``check()`` raises MissingDependency if this machine
             cannot run it; ``lanes()`` returns the best number of decoders for the device, by default one per thread.
+            If `device` is "cuda", the class, ``check`` and ``lanes`` take ``device_id``, the index of the GPU; None
+            means the calling thread's current one. It is opened in the thread that uses it.
         device: Device of the decoded frames, "cpu" or "cuda".
         codecs: The codecs that it decodes.
         install: The pip requirement that installs it.
+        bound: Largest mean difference of a frame from `pyav`'s RGB in levels of 255, for `fastvid.decode.parity`. The
+            default leaves room for interpolated chroma, and none for wrong coefficients or a wrong range.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Backend:
     device: str
     codecs: frozenset[Codec]
     install: str
+    bound: float = 4.0
 
     def load(self) -> Any:
         """Import and return the decoder's class.
@@ -121,11 +126,20 @@ _BUILT_IN = (
         install="fastvid-toolkit[dali-cuda13]",
     ),
     Backend(
+        name="nvdec",
+        target="fastvid.decode.nvdec:NvdecDecoder",
+        device="cuda",
+        codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9, Codec.AV1}),
+        install="fastvid-toolkit[nvdec]",
+        bound=1.5,
+    ),
+    Backend(
         name="pyav",
         target="fastvid.decode.pyav:PyAvDecoder",
         device="cpu",
         codecs=frozenset(Codec),
         install="fastvid-toolkit",
+        bound=0.0,
     ),
     Backend(
         name="torchcodec-cpu",
@@ -133,13 +147,14 @@ _BUILT_IN = (
         device="cpu",
         codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9}),
         install="torchcodec",
+        bound=1.5,
     ),
     Backend(
         name="torchcodec-cuda",
         target="fastvid.decode.torchcodec:TorchcodecCudaDecoder",
         device="cuda",
         codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9}),
-        install="torchcodec",
+        install="torchcodec>=0.14",
     ),
 )
 
@@ -169,7 +184,7 @@ def _registered(point: metadata.EntryPoint) -> Backend:
 
 def _broken(point: metadata.EntryPoint, why: str) -> Backend:
     message = f"entry point {point.value!r} of group {ENTRY_POINTS}: {why}"
-    return _Broken(point.value, "", "cpu", frozenset(), "", point.name, message)
+    return _Broken(point.value, "", "cpu", frozenset(), "", entry=point.name, why=message)
 
 
 def _is_absent(error: BaseException | None) -> bool:

@@ -1,38 +1,54 @@
 """The DALI back-end: decodes planned packets, wrapped in minimal MP4s, with ``fn.decoders.video``.
 
-On a GPU each decoder has its own DALI pipeline, which keeps one NVDEC engine busy, so there are as many decoders as
-engines (`fastvid.decode.nvdec`). The same graph runs on a CPU, where DALI 2.4 decodes VP8, VP9 and MJPEG; H.264 and
-HEVC need the GPU. DALI's operators crop, resize, flip and lay out in the same pipeline.
+On a GPU each decoder has its own DALI pipeline, whose operator decodes as many clips at once as it has threads, on a
+CUDA stream of its own. The same graph runs on a CPU, where DALI 2.4 decodes VP8, VP9 and MJPEG; H.264 and HEVC need the
+GPU. DALI's operators crop, resize, flip and lay out in the same pipeline. No GPU has run this yet: which numbers of
+pipelines and threads are best is not measured; ``python -m bench gpu`` measures it.
 
 Colours: DALI always converts with BT.601, so streams with other coefficients are rejected. It interpolates chroma:
-compared with the reference in `fastvid.decode.pixels` it is 2 levels off on average and at most 13 on a texture of
-smooth colours, more at sharp edges between colours.
+on a CPU it is 2 levels off the reference in `fastvid.decode.pixels` on average and at most 13 on a texture of smooth
+colours, more at sharp edges between colours. On a GPU this is not measured.
 
-An undecodable sample invalidates its pipeline. The pipeline is then rebuilt (1 to 7 ms on a CPU, 50 to 70 ms more for
-each NVDEC decoder) and the batch repeated sample by sample, so that only the bad sample fails.
+Missing pictures: DALI returns success and leaves a frame unwritten if NVDEC's parser swallows its picture. Decoded
+frames are therefore overwritten after use, and a frame that comes out unchanged by the next run is an error. Memory
+that a pipeline uses for the first time contains no such mark.
+
+An undecodable sample invalidates its pipeline. The pipeline is then rebuilt (1 to 7 ms on a CPU, not measured on a GPU)
+and the batch repeated sample by sample, so that only the bad sample fails.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from contextlib import nullcontext
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import nvidia.dali.fn
 import nvidia.dali.pipeline
 import nvidia.dali.types
 
-from fastvid.decode import nvdec
+from fastvid.decode import engines
 from fastvid.decode.container import WrappedClip, check_target, wrap
+from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
 from fastvid.errors import FastvidError, UsageError
+from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
+
+_log = logging.getLogger(__name__)
 
 # DALI's type stubs are incomplete.
 _fn: Any = nvidia.dali.fn
 _types: Any = nvidia.dali.types
 _Pipeline: Any = nvidia.dali.pipeline.Pipeline
+
+# Levels of overwritten frames. A video may have grey frames of the first, which then do not change to the second.
+_MARK: Final = 0x5A
+_OTHER_MARK: Final = 0xA5
+_UNWRITTEN: Final = "DALI did not write frame {}: NVDEC's parser dropped its picture"
 
 
 class DaliCpuDecoder:
@@ -52,7 +68,7 @@ class DaliCpuDecoder:
             raise UsageError(f"max_clips {max_clips} and num_threads {num_threads} must be at least 1")
         self.max_clips = max_clips
         self._num_threads = num_threads
-        self._device_id: int | None = None
+        self._stream: DeviceStream | None = None
         self._graphs: dict[bool, _Graph] | None = {}
         self._lock = threading.Lock()
 
@@ -72,13 +88,14 @@ class DaliCpuDecoder:
             wrapped: dict[int, WrappedClip] = {}
             for number, clip in enumerate(clips):
                 try:
-                    wrapped[number] = wrap(clip, f"DALI on a {self.device}", self.codecs)
+                    wrapped[number] = self._wrap(clip)
                 except FastvidError as error:
                     results[number] = clip.error(error.message, hint=error.hint)
-            for resized in (False, True):
-                group = [number for number, sample in wrapped.items() if sample.resized is resized]
-                for first in range(0, len(group), self.max_clips):
-                    self._run(resized, group[first : first + self.max_clips], wrapped, targets, results)
+            with nullcontext() if self._stream is None else self._stream.writing(outputs):
+                for resized in (False, True):
+                    group = [number for number, sample in wrapped.items() if sample.resized is resized]
+                    for first in range(0, len(group), self.max_clips):
+                        self._run(resized, group[first : first + self.max_clips], wrapped, targets, results)
             return results
         finally:
             self._lock.release()
@@ -87,6 +104,9 @@ class DaliCpuDecoder:
         """Release the pipelines. May be called twice."""
         with self._lock:
             self._graphs = None
+
+    def _wrap(self, clip: EncodedClip) -> WrappedClip:
+        return wrap(clip, f"DALI on a {self.device}", self.codecs)
 
     def _run(
         self,
@@ -101,7 +121,7 @@ class DaliCpuDecoder:
         graph = self._graphs.pop(resized, None)
         try:
             if graph is None:
-                graph = _Graph(resized, self.max_clips, self._num_threads, self._device_id)
+                graph = _Graph(resized, self.max_clips, self._num_threads, self._stream)
             errors = graph.run([wrapped[number] for number in numbers], [targets[number] for number in numbers])
         except RuntimeError as error:
             if len(numbers) == 1:
@@ -122,27 +142,31 @@ class DaliGpuDecoder(DaliCpuDecoder):
 
     Args:
         max_clips: Maximum number of clips per DALI batch.
-        num_threads: Threads of the pipeline, for parsing and demuxing.
-        device_id: Index of the GPU; by default torch's current one.
+        num_threads: Clips that the operator decodes at once; by default `max_clips`.
+        device_id: Index of the GPU; by default the calling thread's current one.
     """
 
     outputs = frozenset({DeviceRgb})
     codecs = frozenset({Codec.H264, Codec.HEVC, Codec.VP9})
     device = "gpu"
 
-    def __init__(self, *, max_clips: int = 4, num_threads: int = 1, device_id: int | None = None) -> None:
-        super().__init__(max_clips=max_clips, num_threads=num_threads)
-        self._device_id = nvdec.current_device() if device_id is None else device_id
+    def __init__(self, *, max_clips: int = 4, num_threads: int | None = None, device_id: int | None = None) -> None:
+        super().__init__(max_clips=max_clips, num_threads=max_clips if num_threads is None else num_threads)
+        self._stream = DeviceStream(engines.gpu_index(device_id))
 
     @staticmethod
-    def check() -> None:
-        """Raise MissingDependency, with the reason, if no GPU can decode."""
-        nvdec.require(nvdec.current_device())
+    def check(device_id: int | None = None) -> None:
+        """Raise MissingDependency, with the reason, if the GPU cannot decode."""
+        engines.require(device_id)
 
     @staticmethod
-    def lanes() -> int:
-        """Return the number of NVDEC engines of torch's current GPU: each needs one decoder."""
-        return nvdec.engines(nvdec.current_device())
+    def lanes(device_id: int | None = None) -> int:
+        """Return the number of NVDEC engines of the GPU, as many pipelines as there are engines."""
+        return engines.engines(engines.gpu_index(device_id))
+
+    def _wrap(self, clip: EncodedClip) -> WrappedClip:
+        _warn_if_padded(clip.info)
+        return super()._wrap(clip)
 
 
 class _Graph:
@@ -152,45 +176,13 @@ class _Graph:
         resized: Whether crops are resized; cropping alone costs a third of that.
         max_clips: Maximum number of samples per run.
         num_threads: Threads of the pipeline.
-        device_id: Index of the GPU, or None for the CPU.
+        stream: Stream of the GPU, or None for the CPU.
     """
 
-    def __init__(self, resized: bool, max_clips: int, num_threads: int, device_id: int | None) -> None:
+    def __init__(self, resized: bool, max_clips: int, num_threads: int, stream: DeviceStream | None) -> None:
         self._resized = resized
-        self._device_id = device_id
-        pipeline = _Pipeline(
-            batch_size=max_clips,
-            num_threads=num_threads,
-            device_id=device_id,
-            prefetch_queue_depth=1,
-            set_affinity=False,
-        )
-        with pipeline:
-            mp4 = _fn.external_source(name="mp4", dtype=_types.UINT8, ndim=1)
-            positions = _fn.external_source(name="positions", dtype=_types.INT32, ndim=1)
-            # Without pad_mode="none" a missing frame would silently be black.
-            video = _fn.decoders.video(
-                mp4, frames=positions, device="cpu" if device_id is None else "mixed", pad_mode="none"
-            )
-            corner = _fn.external_source(name="corner", dtype=_types.FLOAT, ndim=1)
-            extent = _fn.external_source(name="extent", dtype=_types.FLOAT, ndim=1)
-            flip = _fn.external_source(name="flip", dtype=_types.INT32, ndim=0)
-            if resized:
-                size = _fn.external_source(name="size", dtype=_types.FLOAT, ndim=1)
-                cut = _fn.resize(
-                    video,
-                    roi_start=corner,
-                    roi_end=corner + extent,
-                    size=size,
-                    interp_type=_types.INTERP_LINEAR,
-                    antialias=True,
-                )
-            else:
-                cut = _fn.slice(video, corner, extent, axes=(1, 2), normalized_anchor=False, normalized_shape=False)
-            rgb = _fn.crop_mirror_normalize(cut, mirror=flip, output_layout="CFHW", dtype=_types.UINT8)
-            pipeline.set_outputs(rgb, video.shape())
-        pipeline.build()
-        self._pipeline = pipeline
+        self._stream = stream
+        self._pipeline = _pipeline(resized, max_clips, num_threads, None if stream is None else stream.device.index)
 
     def run(self, samples: Sequence[WrappedClip], targets: Sequence[Rgb | DeviceRgb]) -> list[str | None]:
         """Decode samples into their targets.
@@ -200,6 +192,29 @@ class _Graph:
 
         Raises:
             RuntimeError: If DALI failed; the graph cannot be used again.
+        """
+        errors, videos, marked = self._decode(samples, targets, _MARK)
+        if marked:
+            # Either these frames are grey, or DALI did not write them. Another mark tells.
+            _overwrite(videos, _OTHER_MARK)
+            doubtful = sorted(marked)
+            again, videos, marked = self._decode(
+                [samples[place] for place in doubtful], [targets[place] for place in doubtful], _OTHER_MARK
+            )
+            for number, place in enumerate(doubtful):
+                unwritten = ", ".join(map(str, marked.get(number, ())))
+                errors[place] = again[number] or (_UNWRITTEN.format(unwritten) if unwritten else None)
+        _overwrite(videos, _MARK)
+        return errors
+
+    def _decode(
+        self, samples: Sequence[WrappedClip], targets: Sequence[Rgb | DeviceRgb], mark: int
+    ) -> tuple[list[str | None], list[Any], dict[int, list[int]]]:
+        """Run the pipeline once.
+
+        Returns:
+            For each sample None or the error message; its frames as DALI has them, [U, h, w, 3], if the target is on a
+            device; and for each such sample that has any, its frames of the level `mark` only.
         """
         requests = [sample.clip.request for sample in samples]
         boxes = [request.box for request in requests]
@@ -211,33 +226,110 @@ class _Graph:
         feed("flip", [np.array(request.flip, np.int32) for request in requests])
         if self._resized:
             feed("size", [np.array(request.size, np.float32) for request in requests])
-        rgb, shapes = self._pipeline.run()
+        rgb, video = self._pipeline.run(None if self._stream is None else self._stream.stream.cuda_stream)
+        on_host = isinstance(targets[0], Rgb)
+        view = np.asarray if on_host else _tensor
+        videos = [view(video.at(place)) for place in range(len(samples))]
         errors: list[str | None] = []
+        flat: dict[int, Any] = {}
         for place, (sample, target) in enumerate(zip(samples, targets, strict=True)):
             info = sample.clip.info
-            decoded = tuple(np.asarray(shapes.at(place)).tolist())
+            decoded = tuple(videos[place].shape)
             expected = (len(sample.positions), info.height, info.width, 3)
             if decoded != expected:
                 errors.append(f"decoded frames have shape {decoded}, expected {expected} for this stream")
                 continue
             if isinstance(target, Rgb):
-                frames = np.asarray(rgb.at(place))
+                frames = view(rgb.at(place))
                 target.data[...] = frames if sample.in_order else frames[:, sample.index]
             else:
-                self._deliver(rgb.at(place), sample, target)
+                flat[place] = _deliver(view(rgb.at(place)), sample, target, mark)
             errors.append(None)
-        if self._device_id is not None:
-            # The next run overwrites the pipeline's outputs, and the consumer uses its own CUDA stream.
-            nvdec.synchronize(self._device_id)
-        return errors
+        marked = {
+            place: np.unique(samples[place].clip.request.frames)[found].tolist()
+            for place, found in ((place, found.cpu().numpy()) for place, found in flat.items())
+            if found.any()
+        }
+        return errors, [] if on_host else videos, marked
 
-    def _deliver(self, tensor: Any, sample: WrappedClip, target: DeviceRgb) -> None:
-        """Copy from DALI's tensor to ours on the device, without passing through the host."""
-        import torch
-        from torch.utils.dlpack import from_dlpack
 
-        frames = from_dlpack(tensor)
-        target.data.copy_(frames if sample.in_order else frames[:, torch.from_numpy(sample.index).to(frames.device)])
+def _deliver(frames: Any, sample: WrappedClip, target: DeviceRgb, mark: int) -> Any:
+    """Copy uint8 [3, U, H, W] on the device; return which of the frames have one level only, bool [U]."""
+    import torch
+
+    if sample.in_order:
+        target.data.copy_(frames, non_blocking=True)
+    else:
+        target.data.copy_(frames[:, torch.tensor(sample.index, device=frames.device)], non_blocking=True)
+    return (frames.amin((0, 2, 3)) == mark) & (frames.amax((0, 2, 3)) == mark)
+
+
+def _overwrite(videos: Sequence[Any], mark: int) -> None:
+    for video in videos:
+        video.fill_(mark)
+
+
+def _pipeline(resized: bool, max_clips: int, num_threads: int, device_id: int | None) -> Any:
+    """Build a pipeline with outputs uint8 [3, U, H, W] and the decoder's own [U, h, w, 3] of the whole stream."""
+    pipeline = _Pipeline(
+        batch_size=max_clips,
+        num_threads=num_threads,
+        device_id=device_id,
+        prefetch_queue_depth=1,
+        set_affinity=False,
+    )
+    # The GPU's operator has a pool of `num_threads` of its own, and would pin it to cores that all lanes share.
+    where = {"device": "cpu"} if device_id is None else {"device": "mixed", "affine": False}
+    with pipeline:
+        mp4 = _fn.external_source(name="mp4", dtype=_types.UINT8, ndim=1)
+        positions = _fn.external_source(name="positions", dtype=_types.INT32, ndim=1)
+        # Without pad_mode="none" a missing frame would silently be black.
+        video = _fn.decoders.video(mp4, frames=positions, pad_mode="none", **where)
+        corner = _fn.external_source(name="corner", dtype=_types.FLOAT, ndim=1)
+        extent = _fn.external_source(name="extent", dtype=_types.FLOAT, ndim=1)
+        flip = _fn.external_source(name="flip", dtype=_types.INT32, ndim=0)
+        if resized:
+            size = _fn.external_source(name="size", dtype=_types.FLOAT, ndim=1)
+            cut = _fn.resize(
+                video,
+                roi_start=corner,
+                roi_end=corner + extent,
+                size=size,
+                interp_type=_types.INTERP_LINEAR,
+                antialias=True,
+            )
+        else:
+            cut = _fn.slice(video, corner, extent, axes=(1, 2), normalized_anchor=False, normalized_shape=False)
+        rgb = _fn.crop_mirror_normalize(cut, mirror=flip, output_layout="CFHW", dtype=_types.UINT8)
+        pipeline.set_outputs(rgb, video)
+    pipeline.build()
+    return pipeline
+
+
+def _tensor(tensor: Any) -> Any:
+    """Return DALI's tensor as torch's, without a copy."""
+    from torch.utils.dlpack import from_dlpack
+
+    return from_dlpack(tensor)
+
+
+_padded: Final[set[tuple[int, int]]] = set()
+
+
+def _warn_if_padded(info: StreamInfo) -> None:
+    """Warn once per size if DALI 2.4 will create an NVDEC decoder for every clip.
+
+    Its cache stores decoders by their target size and looks them up by the coded size, which is a multiple of 16 for
+    H.264 (macroblocks) and of 8 for the other codecs (smallest coding block).
+    """
+    unit, size = 16 if info.codec is Codec.H264 else 8, (info.width, info.height)
+    if (info.width % unit or info.height % unit) and size not in _padded:
+        _padded.add(size)
+        _log.warning(
+            "DALI creates an NVDEC decoder for every clip of %dx%d %s, because the sides are no multiples of %d:"
+            " use the decoder nvdec, or shard with a profile that scales",
+            *(*size, info.codec.label, unit),
+        )
 
 
 def _reason(error: RuntimeError) -> str:

@@ -1,112 +1,276 @@
-"""Query the NVDEC engines of an NVIDIA GPU: how many there are, and which codecs they decode.
+"""The NVDEC back-end: feeds planned packets to a GPU's video decoder and leaves NV12 frames on the GPU.
 
-The driver's ``cuvidGetDecoderCaps`` (NVIDIA Video Codec SDK, ``cuviddec.h``) reports the engines of the device or MIG
-slice that this process sees: 7 on H100 and H200, 5 on A100, none on some slices.
+It uses the packet decoder of PyNvVideoCodec (NVIDIA; checked against 2.2.4), without a container and without a
+conversion to RGB: planes are those of the standard, and `fastvid.decode.pixels` converts them with the stream's own
+coefficients and range. No GPU has run this yet, so its speed is not measured; ``python -m bench gpu`` measures it.
+
+- A decoder stays open between clips, one for each codec, and is reconfigured when the size changes. After any error it
+  is discarded; a clip that fails in a reconfigured decoder is tried once more in a new one.
+- Every packet carries its frame's index as pts. A picture that is missing, repeated or out of order is an error.
+- Parameter sets precede each key packet, and an end of stream follows each clip, so that no picture of one clip can
+  show in another.
+- Frames are copied on the decoder's own stream before the next packet, which reuses their memory.
+- NVDEC conceals damage without an error; the checksums of packets detect it before.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
-from typing import Final
+import importlib
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
 
-from fastvid.errors import MissingDependency
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastvid.decode import engines
+from fastvid.decode.annexb import elementary_stream
+from fastvid.decode.device_stream import DeviceStream
+from fastvid.decode.request import DevicePlanes, EncodedClip, Output
+from fastvid.errors import DecodeError, FastvidError, UsageError
+from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
 
-# cudaVideoCodec of cuviddec.h.
-_CODECS: Final = {Codec.H264: 4, Codec.MJPEG: 5, Codec.HEVC: 8, Codec.VP8: 9, Codec.VP9: 10, Codec.AV1: 11}
-_CHROMA_420: Final = 1
-_LIBRARY: Final = "libnvcuvid.so.1"
+# Importing it logs versions of the driver at level INFO.
+logging.getLogger("PyNvVideoCodec").addFilter(lambda record: record.levelno > logging.INFO)
+_nvc: Any = importlib.import_module("PyNvVideoCodec")
+
+_CODECS: Final = {Codec.H264: "H264", Codec.HEVC: "HEVC", Codec.VP9: "VP9", Codec.AV1: "AV1"}
+# Sides of new decoders are rounded up to it, so that a decoder fits most sizes of a dataset.
+_ROOM: Final = 256
+_LATENCIES: Final = ("native", "low")
+# Threads decode in turn on an engine: while one copies and feeds, another one's picture is decoded.
+_LANES_PER_ENGINE: Final = 2
 
 
-class _Caps(ctypes.Structure):
-    """CUVIDDECODECAPS of cuviddec.h."""
+class NvdecDecoder:
+    """Decodes one clip at a time on the calling thread's share of a GPU's NVDEC engines.
 
-    _fields_ = (
-        ("codec", ctypes.c_int),
-        ("chroma_format", ctypes.c_int),
-        ("bit_depth_minus_8", ctypes.c_uint),
-        ("reserved_1", ctypes.c_uint * 3),
-        ("is_supported", ctypes.c_ubyte),
-        ("num_engines", ctypes.c_ubyte),
-        ("output_formats", ctypes.c_ushort),
-        ("max_width", ctypes.c_uint),
-        ("max_height", ctypes.c_uint),
-        ("max_macroblocks", ctypes.c_uint),
-        ("min_width", ctypes.c_ushort),
-        ("min_height", ctypes.c_ushort),
-        ("histogram", ctypes.c_ubyte * 4),
-        ("reserved_3", ctypes.c_uint * 10),
-    )
+    Args:
+        device_id: Index of the GPU; by default the calling thread's current one.
+        latency: "native" decodes up to four pictures while earlier ones are copied; "low" waits for each picture.
+            PyNvVideoCodec's third mode, "zero", returns pictures in decode order, which hides those out of order.
+    """
+
+    max_clips: Final = 1
+    outputs: Final = frozenset({DevicePlanes})
+
+    def __init__(self, *, device_id: int | None = None, latency: str = "native") -> None:
+        if latency not in _LATENCIES:
+            raise UsageError(f"unknown latency {latency!r}", hint=f"use one of {', '.join(_LATENCIES)}")
+        self._latency = getattr(_nvc.DisplayDecodeLatencyType, latency.upper())
+        self._stream = DeviceStream(engines.gpu_index(device_id))
+        self._sessions: dict[Codec, _Session] | None = {}
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def check(device_id: int | None = None) -> None:
+        """Raise MissingDependency, with the reason, if the GPU cannot decode."""
+        engines.require(device_id)
+
+    @staticmethod
+    def lanes(device_id: int | None = None) -> int:
+        """Return twice the number of NVDEC engines of the GPU; which number is best is not measured."""
+        return _LANES_PER_ENGINE * engines.engines(engines.gpu_index(device_id))
+
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
+        """See `fastvid.decode.request.Decoder`.
+
+        Raises:
+            UsageError: If the decoder is closed or used by another thread, or an output does not match its request.
+        """
+        targets = [_checked(clip, output) for clip, output in zip(clips, outputs, strict=True)]
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("NVDEC decoder is in use by another thread", hint="open one decoder for each thread")
+        try:
+            if self._sessions is None:
+                raise UsageError("decoder is closed")
+            with self._stream.writing(outputs):
+                return [self._decode(clip, target, self._sessions) for clip, target in zip(clips, targets, strict=True)]
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Release the decoders. May be called twice."""
+        with self._lock:
+            self._sessions = None
+
+    def _decode(self, clip: EncodedClip, target: DevicePlanes, sessions: dict[Codec, _Session]) -> FastvidError | None:
+        codec = clip.info.codec
+        try:
+            _check(clip)
+            session = sessions.pop(codec, None)
+            # Remove the decoder while it is in use; put it back only after a clip without errors.
+            if session is not None and session.fits(clip.info):
+                same_size = session.size == (clip.info.width, clip.info.height)
+                try:
+                    session.decode(clip, target)
+                except DecodeError:
+                    if same_size:
+                        raise
+                    session = None
+            else:
+                session = None
+            if session is None:
+                session = _Session(clip.info, self._stream, self._latency)
+                session.decode(clip, target)
+        except FastvidError as error:
+            return clip.error(error.message, hint=error.hint)
+        sessions[codec] = session
+        return None
 
 
-def current_device() -> int:
-    """Return the index of torch's current GPU.
+class _Session:
+    """An open decoder of one codec, for pictures up to some size.
 
     Raises:
-        MissingDependency: If torch is missing or finds no GPU.
+        DecodeError: If the GPU cannot decode such a stream.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependency(f"torch fails to import: {error}", hint="pip install torch") from error
-    if not torch.cuda.is_available():
-        raise MissingDependency(
-            "torch finds no CUDA device", hint="use a machine with an NVIDIA GPU, its driver, and torch for CUDA"
-        )
-    return torch.cuda.current_device()
+
+    def __init__(self, info: StreamInfo, stream: DeviceStream, latency: Any) -> None:
+        self.size = (info.width, info.height)
+        self._room = tuple(-(-side // _ROOM) * _ROOM for side in self.size)
+        self._device = stream.device
+        try:
+            self._decoder = _nvc.CreateDecoder(
+                gpuid=stream.device.index,
+                codec=getattr(_nvc.cudaVideoCodec, _CODECS[info.codec]),
+                cudacontext=0,
+                cudastream=stream.stream.cuda_stream,
+                usedevicememory=True,
+                maxwidth=self._room[0],
+                maxheight=self._room[1],
+                outputColorType=_nvc.OutputColorType.NATIVE,
+                latency=latency,
+            )
+        except Exception as error:  # PyNvVideoCodec raises exceptions of several types
+            raise _failed(error) from error
+
+    def fits(self, info: StreamInfo) -> bool:
+        """Return whether the decoder can be reconfigured to a stream's size."""
+        return info.width <= self._room[0] and info.height <= self._room[1]
+
+    def decode(self, clip: EncodedClip, target: DevicePlanes) -> None:
+        """Decode a clip's wanted frames into the target, on the current stream.
+
+        Raises:
+            FastvidError: If decoding failed; the decoder cannot be used again.
+        """
+        packets = elementary_stream(clip)
+        pictures = _Pictures(clip, target, self._device)
+        address = packets.data.ctypes.data
+        hidden = -1
+        try:
+            size = (clip.info.width, clip.info.height)
+            if size != self.size:
+                self._decoder.setReconfigParams(*size)
+                self.size = size
+            for start, length, show in zip(packets.starts, packets.sizes, clip.shows.tolist(), strict=True):
+                pts, hidden = (show, hidden) if show >= 0 else (hidden, hidden - 1)
+                self._feed(pictures, address + start, length, pts, _nvc.VideoPacketFlag.ENDOFPICTURE)
+            self._feed(pictures, 0, 0, 0, _nvc.VideoPacketFlag.ENDOFSTREAM)
+        except FastvidError:
+            raise
+        except Exception as error:  # PyNvVideoCodec raises exceptions of several types
+            raise _failed(error) from error
+        pictures.finish()
+
+    def _feed(self, pictures: _Pictures, address: int, size: int, pts: int, flag: Any) -> None:
+        packet = _nvc.PacketData()
+        packet.bsl_data, packet.bsl, packet.pts, packet.decode_flag = address, size, pts, flag
+        for frame in self._decoder.Decode(packet):
+            pictures.take(frame)
 
 
-def synchronize(device_id: int) -> None:
-    """Wait for all work of this process on a GPU to finish."""
-    import torch
+class _Pictures:
+    """Checks each decoded picture of a clip and copies the wanted ones to the output."""
 
-    torch.cuda.synchronize(device_id)
+    def __init__(self, clip: EncodedClip, target: DevicePlanes, device: torch.device) -> None:
+        self._clip = clip
+        self._target = target
+        self._device = device
+        self._places: dict[int, int] = {}
+        for place, frame in enumerate(clip.request.frames.tolist()):
+            self._places.setdefault(frame, place)
+        self._last = -1
+        self._count = 0
+
+    def take(self, frame: Any) -> None:
+        number = int(frame.getPTS())
+        if number < 0:
+            return
+        if number <= self._last:
+            raise DecodeError(
+                f"frame {number} was decoded after frame {self._last}",
+                hint="run `fastvid index`: the packet index is wrong",
+            )
+        self._last = number
+        self._count += 1
+        place = self._places.get(number)
+        info = self._clip.info
+        y, uv = _planes(frame, self._device)
+        rows, columns = y.shape
+        # PyNvVideoCodec rounds odd sides up.
+        if (rows + rows % 2, columns + columns % 2) != (info.height + info.height % 2, info.width + info.width % 2):
+            raise DecodeError(f"frame {number} has size {columns}x{rows}, the stream {info.width}x{info.height}")
+        if place is None:
+            return
+        box = self._clip.request.box
+        below, right = box.y + box.height, box.x + box.width
+        self._target.y[place].copy_(y[box.y : below, box.x : right], non_blocking=True)
+        chroma = uv[box.y // 2 : below // 2, box.x // 2 : right // 2]
+        self._target.uv[place].copy_(chroma, non_blocking=True)
+
+    def finish(self) -> None:
+        """Copy repeated frames, after checks that no picture is missing."""
+        shown = int(np.count_nonzero(self._clip.shows >= 0))
+        if self._count != shown:
+            raise DecodeError(f"{self._count} frames were decoded from {shown} packets that show a frame")
+        for place, frame in enumerate(self._clip.request.frames.tolist()):
+            if self._places[frame] != place:
+                for plane in (self._target.y, self._target.uv):
+                    plane[place].copy_(plane[self._places[frame]], non_blocking=True)
 
 
-def require(device_id: int) -> None:
-    """Raise MissingDependency if the GPU has no NVDEC engine."""
-    if not engines(device_id):
-        raise MissingDependency(
-            f"GPU {device_id} has no NVDEC engine", hint="choose another GPU, or a MIG slice that has one"
-        )
-
-
-def engines(device_id: int, codec: Codec = Codec.H264) -> int:
-    """Return how many engines of a GPU decode a codec in 8-bit 4:2:0.
+def _planes(frame: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return views of a picture's planes: Y [h, w] and UV [h/2, w/2, 2], uint8.
 
     Raises:
-        MissingDependency: If the driver's decoding library is missing, as in a container without the ``video``
-            capability, or reports an error.
+        DecodeError: If the picture is not 8-bit 4:2:0.
     """
-    return capabilities(device_id).get(codec, 0)
+    planes = [torch.as_tensor(view, device=device) for view in frame.cuda()]
+    if [(plane.dtype, plane.shape[2:]) for plane in planes] != [(torch.uint8, (1,)), (torch.uint8, (2,))]:
+        found = ", ".join(f"{plane.dtype} {tuple(plane.shape)}" for plane in planes)
+        raise DecodeError(f"pictures are not 8-bit 4:2:0: {found}", hint="use pyav")
+    y, uv = planes
+    return y[..., 0], uv
 
 
-@cache
-def capabilities(device_id: int) -> dict[Codec, int]:
-    """Return the number of engines for each codec that a GPU decodes.
+def _checked(clip: EncodedClip, output: Output) -> DevicePlanes:
+    if not isinstance(output, DevicePlanes):
+        raise UsageError(f"the decoder writes DevicePlanes, not {type(output).__name__}")
+    box = clip.request.box
+    expected = (len(clip.request.frames), box.height, box.width)
+    if tuple(output.y.shape) != expected:
+        raise UsageError(f"output has shape {tuple(output.y.shape)}, the request requires {expected}")
+    return output
 
-    Raises:
-        MissingDependency: See `engines`.
-    """
-    import torch
 
-    try:
-        library = ctypes.CDLL(_LIBRARY)
-    except OSError as error:
-        raise MissingDependency(
-            f"cannot load {_LIBRARY} of the NVIDIA driver: {error}",
-            hint="give the container the `video` capability: NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
-        ) from error
-    with torch.cuda.device(device_id):
-        torch.cuda.synchronize()  # cuvidGetDecoderCaps needs a CUDA context, which torch creates on first use
-        found = {}
-        for codec, number in _CODECS.items():
-            caps = _Caps(codec=number, chroma_format=_CHROMA_420)
-            code = library.cuvidGetDecoderCaps(ctypes.byref(caps))
-            if code:
-                raise MissingDependency(f"cuvidGetDecoderCaps failed with CUDA error {code}")
-            if caps.is_supported:
-                # Drivers before 440 report 0 even if there is an engine.
-                found[codec] = max(1, caps.num_engines)
-    return found
+def _check(clip: EncodedClip) -> None:
+    """Raise DecodeError if NVDEC would decode something else than the packets' description says."""
+    if clip.info.codec not in _CODECS:
+        known = ", ".join(sorted(codec.label for codec in _CODECS))
+        raise DecodeError(f"NVDEC back-end decodes {known}, not {clip.info.codec.label}", hint="use pyav")
+    if not clip.keys[0]:
+        raise DecodeError("first packet of the plan is not a key packet")
+    if not clip.sizes.all():
+        raise DecodeError("packet is empty", frame=int(clip.shows[np.argmin(clip.sizes)]))
+    if not np.isin(clip.request.frames, clip.shows).all():
+        raise DecodeError("plan lacks the packets of some wanted frames")
+
+
+def _failed(error: Exception) -> DecodeError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return DecodeError(f"NVDEC: {lines[0]}")

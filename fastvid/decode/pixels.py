@@ -9,6 +9,7 @@ Shape letters: B clips, T frames, h and w crop, H and W output.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -19,6 +20,8 @@ from torch.nn import functional
 
 from fastvid.decode.colours import ClipPlanes, Pixels, conversion
 from fastvid.format.schema import Matrix, Range
+
+_log = logging.getLogger(__name__)
 
 
 def yuv_to_rgb(
@@ -81,10 +84,10 @@ def finish_planes(
     """Convert decoded planes to a batch. Clips with the same crop size are converted together.
 
     Args:
-        clips: All with T frames, on one device.
+        clips: All with T frames, on one device. Chroma may be strided by 2, as in views of NV12.
         size: H and W.
         pixels: The pixel format of the batch.
-        out: The output; by default a new tensor.
+        out: The output, of any strides, such as those of `torch.channels_last_3d`; by default a new contiguous tensor.
 
     Returns:
         The batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of `pixels.dtype`.
@@ -92,10 +95,14 @@ def finish_planes(
     device = clips[0].y.device
     if out is None:
         out = pixels.empty(len(clips), len(clips[0].y), size, device)
-    fused = _fused() if device.type == "cuda" and out.is_contiguous() else None
+    fused = _fused(device) if device.type == "cuda" else None
     if fused is not None and fused.fits(clips):
         done: Tensor = fused.finish_planes_fused(clips, size, pixels, out)
         return done
+    return _finish_plain(clips, size, pixels, out)
+
+
+def _finish_plain(clips: Sequence[ClipPlanes], size: tuple[int, int], pixels: Pixels, out: Tensor) -> Tensor:
     target = _channels_first(out, pixels)
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, clip in enumerate(clips):
@@ -142,12 +149,40 @@ def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Ten
 
 
 @cache
-def _fused() -> Any:
-    """Return the module of the one-pass kernel if Triton is installed (as with torch for CUDA), else None."""
+def kernel_problem(device: torch.device) -> str | None:
+    """Return None if the one-pass kernel works on a GPU, else one sentence that says why plain PyTorch replaces it.
+
+    Compiles the kernel and compares one clip with plain PyTorch, which takes seconds: the result is kept.
+
+    Args:
+        device: A CUDA device with an index.
+    """
     try:
         from fastvid.decode import pixels_fused
-    except ImportError:
+
+        frames, pixels = 2, Pixels()
+        ramp = torch.arange(frames * 10 * 14 * 3 // 2, device=device, dtype=torch.float32)
+        clip = ClipPlanes.packed((ramp % 251).to(torch.uint8), frames, 10, 14)
+        plain, fused = (pixels.empty(1, frames, (8, 8), device).fill_(float("nan")) for _ in range(2))
+        _finish_plain([clip], (8, 8), pixels, plain)
+        pixels_fused.finish_planes_fused([clip], (8, 8), pixels, fused)
+        levels = float(((plain - fused).abs().amax() * 255 * max(pixels.std)).cpu())
+    except Exception as error:  # noqa: BLE001 - Triton and the compiler that it starts may raise any exception
+        lines = str(error).strip().splitlines() or [""]
+        return f"the fused kernel does not compile on {device}: {type(error).__name__}: {lines[0]}"
+    # A sum in another order may round to the next level. NaN compares false.
+    return None if levels < 1.5 else f"the fused kernel differs from PyTorch by {levels:.1f} levels on {device}"
+
+
+@cache
+def _fused(device: torch.device) -> Any:
+    """Return the module of the one-pass kernel if it works on the device; else warn once and return None."""
+    problem = kernel_problem(device)
+    if problem is not None:
+        _log.warning("%s; batches are converted by plain PyTorch, which is slower", problem)
         return None
+    from fastvid.decode import pixels_fused
+
     return pixels_fused
 
 

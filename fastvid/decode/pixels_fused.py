@@ -5,7 +5,7 @@ converts, clamps, filters, rounds, mirrors, normalises and writes three values. 
 per pixel 1.5 bytes are read and 3 values written, while plain PyTorch moves about 100 bytes.
 
 Filter weights are those of PyTorch's antialiased bilinear resize (``aten/src/ATen/native/cuda/UpSample.cuh``), computed
-on the fly.
+on the fly. Its share of a GPU's bandwidth is not measured; ``python -m bench gpu`` measures it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def _weight(position: Any, centre: Any, scale: Any) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _kernel(
-    buffer: Any,  # uint8, all planes of all clips
+    buffer: Any,  # uint8, the luma of the first clip
     out: Any,
-    places: Any,  # int64 [B, 4]: offsets of a clip's Y, U and V, and 1 if it is mirrored
-    sizes: Any,  # int32 [B, 2]: height and width of a clip's crop
-    colours: Any,  # float32 [B, 6]: black, luma scale, red of V, green of U, green of V, blue of U
-    affine: Any,  # float32 [3, 2]: scale and bias of R, G and B
+    table: Any,  # float64 [6 + 13 B]: scale and bias of R, G and B; then for each clip the offsets of Y, U and V,
+    # chroma step, 1 if mirrored, crop height and width, black, luma scale, red of V, green of U and V, blue of U
     frames: Any,
     height: Any,
     width: Any,
     stride_clip: Any,
     stride_channel: Any,
     stride_frame: Any,
+    stride_row: Any,
+    stride_column: Any,
     rows: tl.constexpr,
     columns: tl.constexpr,
     resize: tl.constexpr,
@@ -54,16 +54,14 @@ def _kernel(
     place = tl.program_id(0) * block + tl.arange(0, block)
     inside = place < frames * height * width
     column, row, frame = place % width, place // width % height, place // width // height
-    start_y, start_u, start_v = (
-        tl.load(places + clip * 4),
-        tl.load(places + clip * 4 + 1),
-        tl.load(places + clip * 4 + 2),
-    )
-    flip = tl.load(places + clip * 4 + 3).to(tl.int32)
-    h, w = tl.load(sizes + clip * 2), tl.load(sizes + clip * 2 + 1)
-    black, luma_scale = tl.load(colours + clip * 6), tl.load(colours + clip * 6 + 1)
-    red_v, green_u = tl.load(colours + clip * 6 + 2), tl.load(colours + clip * 6 + 3)
-    green_v, blue_u = tl.load(colours + clip * 6 + 4), tl.load(colours + clip * 6 + 5)
+    # Offsets are whole numbers below 2**53, so float64 stores them exactly.
+    start_y, start_u = tl.load(table + 6 + clip * 13).to(tl.int64), tl.load(table + 7 + clip * 13).to(tl.int64)
+    start_v, step = tl.load(table + 8 + clip * 13).to(tl.int64), tl.load(table + 9 + clip * 13).to(tl.int32)
+    flip = tl.load(table + 10 + clip * 13).to(tl.int32)
+    h, w = tl.load(table + 11 + clip * 13).to(tl.int32), tl.load(table + 12 + clip * 13).to(tl.int32)
+    black, luma_scale = tl.load(table + 13 + clip * 13).to(tl.float32), tl.load(table + 14 + clip * 13).to(tl.float32)
+    red_v, green_u = tl.load(table + 15 + clip * 13).to(tl.float32), tl.load(table + 16 + clip * 13).to(tl.float32)
+    green_v, blue_u = tl.load(table + 17 + clip * 13).to(tl.float32), tl.load(table + 18 + clip * 13).to(tl.float32)
     across = column + flip * (width - 1 - 2 * column)
 
     red = tl.zeros((block,), tl.float32)
@@ -84,10 +82,12 @@ def _kernel(
             valid = inside & (y < h) & (x < w)
             if resize:
                 weight = _weight(y.to(tl.float32), centre_y, reach_y) * _weight(x.to(tl.float32), centre_x, reach_x)
+                # There are up to twice as many taps as the filter is wide: nothing is read for the others.
+                valid = valid & (weight > 0.0)
                 weight = tl.where(valid, weight, 0.0)
             else:
                 weight = tl.where(valid, 1.0, 0.0)
-            chroma = frame * (h // 2) * (w // 2) + y // 2 * (w // 2) + x // 2
+            chroma = (frame * (h // 2) * (w // 2) + y // 2 * (w // 2) + x // 2) * step
             level = tl.load(buffer + start_y + frame * h * w + y * w + x, mask=valid, other=0).to(tl.float32)
             u = tl.load(buffer + start_u + chroma, mask=valid, other=0).to(tl.float32) - 128.0
             v = tl.load(buffer + start_v + chroma, mask=valid, other=0).to(tl.float32) - 128.0
@@ -97,56 +97,69 @@ def _kernel(
             blue += weight * tl.minimum(tl.maximum(luma + blue_u * u, 0.0), 255.0)
             total += weight
     total = tl.where(total > 0.0, total, 1.0)
-    target = out + clip.to(tl.int64) * stride_clip + frame.to(tl.int64) * stride_frame + row * width + column
-    red = tl.floor(red / total + 0.5) * tl.load(affine) + tl.load(affine + 1)
-    green = tl.floor(green / total + 0.5) * tl.load(affine + 2) + tl.load(affine + 3)
-    blue = tl.floor(blue / total + 0.5) * tl.load(affine + 4) + tl.load(affine + 5)
+    target = out + clip.to(tl.int64) * stride_clip + frame.to(tl.int64) * stride_frame
+    target += row.to(tl.int64) * stride_row + column.to(tl.int64) * stride_column
+    red = tl.floor(red / total + 0.5) * tl.load(table).to(tl.float32) + tl.load(table + 1).to(tl.float32)
+    green = tl.floor(green / total + 0.5) * tl.load(table + 2).to(tl.float32) + tl.load(table + 3).to(tl.float32)
+    blue = tl.floor(blue / total + 0.5) * tl.load(table + 4).to(tl.float32) + tl.load(table + 5).to(tl.float32)
     tl.store(target, red.to(out.dtype.element_ty), mask=inside)
     tl.store(target + stride_channel, green.to(out.dtype.element_ty), mask=inside)
     tl.store(target + 2 * stride_channel, blue.to(out.dtype.element_ty), mask=inside)
 
 
 def fits(clips: Sequence[ClipPlanes]) -> bool:
-    """Return whether all planes of all clips are contiguous views of one storage, as in a loader's batch."""
-    storage = clips[0].y.untyped_storage().data_ptr()
-    planes = [plane for clip in clips for plane in (clip.y, clip.u, clip.v)]
-    return all(plane.is_contiguous() and plane.untyped_storage().data_ptr() == storage for plane in planes)
+    """Return whether the kernel can read the planes: contiguous, but U and V may alternate as in NV12."""
+    return all(clip.y.is_contiguous() and _chroma_step(clip) is not None for clip in clips)
 
 
 def finish_planes_fused(clips: Sequence[ClipPlanes], size: tuple[int, int], pixels: Pixels, out: Tensor) -> Tensor:
-    """See `fastvid.decode.pixels.finish_planes`; requires `fits(clips)` and a contiguous `out`."""
-    device = clips[0].y.device
-    frames, (height, width) = len(clips[0].y), size
+    """See `fastvid.decode.pixels.finish_planes`; requires `fits(clips)`. `out` may have any strides."""
+    first = clips[0].y
+    frames, (height, width) = len(first), size
     sizes = [tuple(clip.y.shape[1:]) for clip in clips]
-    buffer = torch.empty(0, dtype=torch.uint8, device=device).set_(clips[0].y.untyped_storage())
-    places = [[*(int(plane.storage_offset()) for plane in (clip.y, clip.u, clip.v)), int(clip.flip)] for clip in clips]
+    table = [number for channel in pixels.channels() for number in channel]
+    for clip in clips:
+        # Offsets may lead from one allocation into another: the kernel adds them to an address.
+        table += (plane.data_ptr() - first.data_ptr() for plane in (clip.y, clip.u, clip.v))
+        table += (_chroma_step(clip) or 1, clip.flip, *clip.y.shape[1:], *conversion(clip.matrix, clip.range))
     resize = any(own != size for own in sizes)
-    taps = [1, 1]
-    if resize:
-        # The filter's radius is one output pixel, or one source pixel when enlarging.
-        taps = [max(ceil(2 * max(own[axis] / size[axis], 1.0)) + 1 for own in sizes) for axis in (0, 1)]
-
-    def table(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(rows, dtype=dtype).to(device, non_blocking=True)
-
-    channel, frame = (out.stride(1), out.stride(2)) if pixels.layout == "BCTHW" else (out.stride(2), out.stride(1))
+    # From pinned memory the copy neither waits for the stream nor makes the host wait.
+    on_gpu = first.device.type == "cuda"
+    moved = torch.tensor(table, dtype=torch.float64, pin_memory=on_gpu).to(first.device, non_blocking=True)
+    channel, frame = (1, 2) if pixels.layout == "BCTHW" else (2, 1)
     grid = (triton.cdiv(frames * height * width, _BLOCK), len(clips))
     _kernel[grid](
-        buffer,
+        first,
         out,
-        table(places, torch.int64),
-        table(sizes, torch.int32),
-        table([conversion(clip.matrix, clip.range) for clip in clips], torch.float32),
-        table(pixels.channels(), torch.float32),
+        moved,
         frames,
         height,
         width,
         out.stride(0),
-        channel,
-        frame,
-        rows=taps[0],
-        columns=taps[1],
+        out.stride(channel),
+        out.stride(frame),
+        out.stride(3),
+        out.stride(4),
+        rows=taps(sizes, size, 0) if resize else 1,
+        columns=taps(sizes, size, 1) if resize else 1,
         resize=resize,
         block=_BLOCK,
     )
     return out
+
+
+def taps(sizes: Sequence[tuple[int, ...]], size: tuple[int, int], axis: int) -> int:
+    """Return the taps of the filter along an axis: 3, 5, 9, 17 ..., so that random crops compile few kernels.
+
+    The filter's radius is one output pixel, or one source pixel when enlarging.
+    """
+    needed = max(ceil(2 * max(own[axis] / size[axis], 1.0)) + 1 for own in sizes)
+    return (1 << (needed - 2).bit_length()) + 1
+
+
+def _chroma_step(clip: ClipPlanes) -> int | None:
+    """Return how many bytes are between neighbouring samples of U and of V, None if rows or frames have gaps."""
+    _, height, width = clip.u.shape
+    step = clip.u.stride(2)
+    wanted = (height * width * step, width * step, step)
+    return step if clip.u.stride() == clip.v.stride() == wanted else None

@@ -4,7 +4,8 @@ For users who already have torchcodec, and as a rival in benchmarks: on a CPU it
 opens a container for every clip and converts whole frames before cropping.
 
 Colours: on a CPU libswscale converts with nearest chroma, as in `fastvid.decode.swscale`; the coefficients are those of
-the bitstream, so streams other than BT.601 are rejected. On a GPU NVIDIA's converter interpolates chroma.
+the bitstream, so streams other than BT.601 are rejected. On a GPU NVIDIA's converter interpolates chroma; neither the
+difference nor the speed is measured, because no GPU has run this yet (``python -m bench gpu`` measures them).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import av
 import numpy as np
 import torch
 
-from fastvid.decode import libraries, nvdec
+from fastvid.decode import engines, libraries
 from fastvid.decode.container import WrappedClip, check_target, wrap
+from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.pixels import resize
 from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
 from fastvid.errors import DecodeError, FastvidError, MissingDependency, UsageError
@@ -105,6 +107,9 @@ VideoDecoder: Any = _video_decoder()
 # Tolerated error of a frame's time, in frame durations: containers have exact ticks, torchcodec float seconds.
 _TIME_SLACK = 0.25
 
+# Of torchcodec: "nvdec" is its default back-end on CUDA, and its wheels on PyPI contain it.
+_FIRST_WITH_NVDEC = (0, 14)
+
 
 class TorchcodecCpuDecoder:
     """Decodes one clip at a time on the calling thread."""
@@ -167,14 +172,10 @@ class TorchcodecCpuDecoder:
         """
         info, positions = wrapped.clip.info, wrapped.positions
         try:
-            # The container's packet table is exact, so "approximate" seeks, which skip the scan, are exact as well.
-            decoder = VideoDecoder(
-                wrapped.mp4, num_ffmpeg_threads=1, device=self._torch_device(), seek_mode="approximate"
-            )
+            decoder = self._open(wrapped)
             batch = decoder.get_frames_at(positions.tolist())
         except (RuntimeError, ValueError, IndexError) as error:
             raise DecodeError(f"torchcodec: {str(error).strip().partition(chr(10))[0]}") from error
-        self._accept(decoder)
         expected = (len(positions), 3, info.height, info.width)
         if tuple(batch.data.shape) != expected:
             raise DecodeError(
@@ -186,55 +187,76 @@ class TorchcodecCpuDecoder:
         frames: torch.Tensor = batch.data
         return frames
 
+    def _open(self, wrapped: WrappedClip) -> Any:
+        # The container's packet table is exact, so "approximate" seeks, which skip the scan, are exact as well.
+        return VideoDecoder(wrapped.mp4, num_ffmpeg_threads=1, device=self._torch_device(), seek_mode="approximate")
+
     def _torch_device(self) -> str:
         return "cpu"
-
-    def _accept(self, decoder: Any) -> None:
-        """Raise DecodeError if the decoder did not work as requested."""
 
 
 class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
     """Decodes one clip at a time with NVDEC and leaves the frames on the GPU.
 
+    Requires torchcodec 0.14, the first with a cache of NVDEC decoders by default and with CUDA in its wheels on PyPI.
+
     Args:
-        device_id: Index of the GPU; by default torch's current one.
+        device_id: Index of the GPU; by default the calling thread's current one.
+        cached_decoders: NVDEC decoders that torchcodec keeps for each GPU, one for each combination of codec and size
+            in use at the same time; its own default is 20. Never reduces what is set.
     """
 
     outputs = frozenset({DeviceRgb})
     device = "cuda"
 
-    def __init__(self, *, device_id: int | None = None) -> None:
+    def __init__(self, *, device_id: int | None = None, cached_decoders: int = 64) -> None:
         super().__init__()
-        self._device_id = nvdec.current_device() if device_id is None else device_id
+        self._stream = DeviceStream(engines.gpu_index(device_id))
+        decoders = _cuda_decoders()
+        decoders.set_nvdec_cache_capacity(max(cached_decoders, decoders.get_nvdec_cache_capacity()))
 
     @staticmethod
-    def check() -> None:
-        """Raise MissingDependency, with the reason, if no GPU can decode or torchcodec lacks CUDA."""
-        nvdec.require(nvdec.current_device())
-        from torchcodec import __version__
-
-        if "+cpu" in __version__:
-            raise MissingDependency(
-                f"torchcodec {__version__} is built without CUDA",
-                hint=_fitting(),
-            )
+    def check(device_id: int | None = None) -> None:
+        """Raise MissingDependency, with the reason, if the GPU cannot decode or torchcodec lacks CUDA."""
+        engines.require(device_id)
+        _cuda_decoders()
 
     @staticmethod
-    def lanes() -> int:
-        """Return the number of NVDEC engines of torch's current GPU: each needs one decoder."""
-        return nvdec.engines(nvdec.current_device())
+    def lanes(device_id: int | None = None) -> int:
+        """Return the number of NVDEC engines of the GPU: each needs one decoder."""
+        return engines.engines(engines.gpu_index(device_id))
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
         """See `TorchcodecCpuDecoder.decode`."""
-        results = super().decode(clips, outputs)
-        # The output must be visible to every CUDA stream.
-        nvdec.synchronize(self._device_id)
-        return results
+        with self._stream.writing(outputs):
+            return super().decode(clips, outputs)
 
-    def _torch_device(self) -> str:
-        return f"cuda:{self._device_id}"
-
-    def _accept(self, decoder: Any) -> None:
+    def _open(self, wrapped: WrappedClip) -> Any:
+        with _cuda_decoders().set_cuda_backend("nvdec"):
+            decoder = super()._open(wrapped)
         # A silent fallback to the CPU would look like a slow GPU.
         if decoder.cpu_fallback:
             raise DecodeError(f"torchcodec cannot decode this stream on the GPU: {decoder.cpu_fallback}")
+        return decoder
+
+    def _torch_device(self) -> str:
+        return str(self._stream.device)
+
+
+def _cuda_decoders() -> Any:
+    """Return ``torchcodec.decoders`` if it has NVDEC.
+
+    Raises:
+        MissingDependency: If it is too old or built without CUDA.
+    """
+    import torchcodec
+    from torchcodec import decoders
+
+    if "+cpu" in torchcodec.__version__:
+        raise MissingDependency(f"torchcodec {torchcodec.__version__} is built without CUDA", hint=_fitting())
+    if tuple(map(int, torchcodec.__version__.split(".")[:2])) < _FIRST_WITH_NVDEC:
+        raise MissingDependency(
+            f"torchcodec {torchcodec.__version__} has no cache of NVDEC decoders by default",
+            hint="pip install --upgrade 'torchcodec>=0.14'",
+        )
+    return decoders

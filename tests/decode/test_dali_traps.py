@@ -16,7 +16,7 @@ from fastvid.decode.dali import DaliCpuDecoder
 from fastvid.decode.request import Box, Rgb
 from fastvid.errors import DecodeError, UsageError
 from fastvid.format.schema import Range
-from tests.conformance.suite import empty, numbers, read
+from tests.conformance.outputs import empty, numbers, read
 
 
 @pytest.fixture

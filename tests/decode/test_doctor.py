@@ -9,17 +9,21 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from fastvid.cli import doctor
 from fastvid.cli.main import main
+from fastvid.decode import engines, parity, pixels
 from fastvid.decode.backends import Backend, backend
-from fastvid.decode.parity import SampleClip, compare
+from fastvid.decode.parity import SampleClip, compare, judge
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Rgb
+from fastvid.decode.request import DevicePlanes, DeviceRgb, Rgb
 from fastvid.errors import DecodeError
 from fastvid.format.schema import Codec, Range
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.verify.self_test import self_test
+from tests import fake_cuda
+from tests.conformance.posing import SPOILED, Late, Unwritten, posing
 from tests.sharding.shardtools import REPOSITORY, stub
 
 
@@ -74,8 +78,41 @@ def test_compare_detects_wrong_frames_and_failures(videos):
     ]  # fmt: skip
     assert (rows[0].mean, rows[0].most) == (0, 0)
     assert rows[0].rate > 0
+    assert rows[1].problem.startswith("frame 9 ")
     assert rows[2].problem == "the engine is on fire"
     assert rows[3].problem == "OSError: the driver is gone"
+
+
+@pytest.mark.parametrize("kind", [DeviceRgb, DevicePlanes])
+def test_compare_refuses_decoders_of_a_device_that_are_wrong_without_an_error(videos, kind):
+    clip = SampleClip("compact", videos.textured("compact").data)
+    right, wrong = posing(kind), [posing(kind, spoiled) for spoiled in SPOILED]
+    rows = compare([clip], [backend("pyav"), right, *wrong], seconds=0)
+    assert [(row.backend, row.frames) for row in rows] == [
+        ("pyav", True),
+        (right.name, True),
+        *((one.name, False) for one in wrong),
+    ]
+    for row in rows[2:]:
+        assert row.problem.startswith("frame ")
+
+
+@pytest.mark.parametrize("kind", [DeviceRgb, DevicePlanes])
+def test_late_frames_within_the_bound_are_refused(videos, kind):
+    clip = SampleClip("compact", videos.textured("compact").data)
+    (_, row) = compare([clip], [backend("pyav"), posing(kind, Late, bound=100.0)], seconds=0)
+    assert not row.frames
+    assert row.problem == "frame 9 looks like frame 1"
+
+
+def test_unwritten_frames_agree_if_memory_has_the_right_ones(videos, monkeypatch):
+    """Shows why outputs are filled before each call."""
+    clip, decoder = SampleClip("compact", videos.textured("compact").data), posing(DeviceRgb, Unwritten).open()
+    every = clip.decode(backend("pyav").open(), "cpu", np.arange(clip.info.num_frames))
+    assert judge(clip.decode(decoder, "cpu", clip.frames), clip.frames, every, 1.5).problem
+    left = torch.from_numpy(every[:, clip.frames].copy())
+    monkeypatch.setattr(parity, "_filled", lambda kinds, shape, device: DeviceRgb(left))
+    assert judge(clip.decode(decoder, "cpu", clip.frames), clip.frames, every, 1.5).problem is None
 
 
 def test_compare_agrees_in_limited_and_full_range(videos):
@@ -212,6 +249,28 @@ def test_doctor_names_the_missing_video_capability_of_a_container(monkeypatch):
     assert doctor.examine(parity=False)["driver"]["problem"] is None
     there.clear()
     assert doctor.examine(parity=False)["driver"]["problem"] is None
+
+
+def test_doctor_says_which_engines_a_gpu_has_and_whether_the_kernel_compiles(monkeypatch):
+    fake_cuda.install(monkeypatch, devices=2)
+    monkeypatch.setattr(doctor, "self_test", lambda decoders: [])
+    monkeypatch.setattr(pixels, "kernel_problem", lambda device: "no compiler" if device.index else None)
+
+    def capabilities(device_id):
+        if device_id:
+            raise RuntimeError("CUDA error: out of memory")
+        return {Codec.H264: 7, Codec.HEVC: 7}
+
+    monkeypatch.setattr(engines, "capabilities", capabilities)
+    found = doctor.examine(parity=False)
+    text = doctor.text(found)
+    assert "GPUs      Fake: NVDEC 7 for h264, 7 for hevc" in text
+    assert "          Fake: NVDEC CUDA error: out of memory" in text
+    assert [gpu["kernel"] for gpu in found["gpus"]] == [None, "no compiler"]
+    assert "kernel that converts planes compiles and is right" in text
+    assert "          no compiler" in text
+    for name in ("dali-gpu", "nvdec", "torchcodec-cuda"):
+        assert f"{name}" in text
 
 
 def test_sample_clips_have_the_stated_codecs_and_ranges(tmp_path):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from fastvid.decode import pixels, pixels_fused
 from fastvid.decode.colours import ClipPlanes, Pixels
 from fastvid.decode.pixels import clip_to_rgb, finish_planes, finish_rgb, resize, yuv_to_rgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Matrix, Range
+from tests import fake_cuda
 
 # Kr and Kb as printed in ITU-R BT.601, BT.709, BT.2020 and ITU-T H.273 table 4.
 COEFFICIENTS = {
@@ -191,3 +195,51 @@ def test_finish_writes_and_returns_out(layout):
 def test_invalid_pixel_settings_are_rejected(options):
     with pytest.raises(UsageError):
         Pixels(**options)
+
+
+def test_chroma_that_alternates_as_in_nv12_is_read():
+    plain = clip(seed=3)
+    uv = torch.stack((plain.u, plain.v), -1)
+    strided = replace(plain, u=uv[..., 0], v=uv[..., 1])
+    assert torch.equal(finish_planes([strided], (6, 9), Pixels()), finish_planes([plain], (6, 9), Pixels()))
+
+
+def test_output_may_be_channels_last():
+    wanted = finish_planes([clip(seed=1), clip(seed=2)], (8, 12), Pixels())
+    out = torch.full_like(wanted, float("nan")).contiguous(memory_format=torch.channels_last_3d)
+    assert finish_planes([clip(seed=1), clip(seed=2)], (8, 12), Pixels(), out=out) is out
+    assert torch.equal(out, wanted)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Move clips to a fake GPU, where Triton finds no driver."""
+    cuda = fake_cuda.install(monkeypatch)
+    pixels.kernel_problem.cache_clear()
+    pixels._fused.cache_clear()
+    yield lambda one: replace(one, **{name: cuda.upload(getattr(one, name), 1, False) for name in ("y", "u", "v")})
+    pixels.kernel_problem.cache_clear()
+    pixels._fused.cache_clear()
+
+
+def test_kernel_that_does_not_compile_is_replaced_with_one_warning(on_gpu, caplog):
+    batches = [finish_planes([on_gpu(clip(seed=1))], (8, 12), Pixels()) for _ in range(3)]
+    assert torch.equal(batches[2].cpu(), finish_planes([clip(seed=1)], (8, 12), Pixels()))
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("the fused kernel does not compile on cuda:1: ")
+
+
+@pytest.mark.parametrize("wrong", [0.0, 20.0, float("nan")])
+def test_kernel_is_used_only_if_its_pixels_are_right(on_gpu, caplog, monkeypatch, wrong):
+    used = []
+
+    def fused(clips, size, form, out):
+        used.append(len(clips))
+        return pixels._finish_plain(clips, size, form, out).add_(wrong)
+
+    monkeypatch.setattr(pixels_fused, "finish_planes_fused", fused)
+    moved = [on_gpu(clip(seed=seed)) for seed in (1, 2)]
+    found = finish_planes(moved, (8, 12), Pixels())
+    assert torch.equal(found.cpu(), finish_planes([clip(seed=1), clip(seed=2)], (8, 12), Pixels()))
+    assert used == ([1] if wrong else [1, 2])
+    assert len(caplog.records) == (1 if wrong else 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Planes
-from tests.conformance.suite import decoded, empty
+from tests.conformance.outputs import decoded, empty
 from tests.makers import Video, arguments, ffmpeg
 
 PROFILES = ("compact", "intra", "vp9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import metadata
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from fastvid.decode import backends
 from fastvid.decode.backends import ENTRY_POINTS, Backend, backend
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, ClipRequest, Planes, Rgb
+from fastvid.decode.request import Box, ClipRequest, DevicePlanes, Planes, Rgb
 from fastvid.errors import MissingDependency, UsageError
 from fastvid.format.schema import Codec
 
@@ -56,8 +57,8 @@ def test_built_in_backends_are_listed():
     assert backend("pyav").why_unavailable() is None
     decoder = backend("pyav").open(max_contexts=3)
     decoder.close()
-    with pytest.raises(UsageError, match="use one of dali-cpu, dali-gpu, pyav, torchcodec-cpu, torchcodec-cuda"):
-        backend("nvdec")
+    with pytest.raises(UsageError, match="use one of dali-cpu, dali-gpu, nvdec, pyav, torchcodec-cpu, torchcodec-cuda"):
+        backend("nvenc")
 
 
 def test_missing_package_is_named_with_its_install_hint():
@@ -170,3 +171,27 @@ def test_invalid_registration_is_rejected_and_does_not_affect_others(registered,
     for name in ("package:thing", "theirs"):
         with pytest.raises(MissingDependency, match=ENTRY_POINTS):
             backend(name).open()
+
+
+class OnDevice:
+    outputs = frozenset({DevicePlanes})
+    seen: ClassVar[list] = []
+
+    @staticmethod
+    def check(device_id):
+        OnDevice.seen.append(("check", device_id))
+
+    @staticmethod
+    def lanes(device_id):
+        OnDevice.seen.append(("lanes", device_id))
+        return 7
+
+
+def test_backend_of_a_device_is_told_the_device_and_one_of_the_cpu_is_not(failing):
+    one = Backend("on-device", f"{__name__}:OnDevice", "cuda", frozenset(Codec), "nothing")
+    assert one.why_unavailable(3) is None
+    assert one.lanes(16, 2) == 7
+    assert one.lanes(16) == 7
+    assert OnDevice.seen == [("check", 3), ("lanes", 2), ("lanes", None)]
+    assert backend("pyav").why_unavailable(3) is None
+    assert backend("pyav").lanes(16, 2) == 16

@@ -31,7 +31,7 @@ from fastvid.decode import libraries
 from fastvid.decode.backends import backend
 from fastvid.decode.request import Rgb
 from fastvid.errors import MissingDependency
-from tests.conformance.suite import numbers
+from tests.conformance.outputs import numbers
 from tests.makers import Video
 
 # A child cannot use the threads that torch had started before the fork.

@@ -105,8 +105,8 @@ def test_a_decoder_that_is_not_installed_is_refused_on_construction():
     absent = type(fake())("absent", "no_such_module:Decoder", "cpu", frozenset(), "no-such-package")
     with pytest.raises(MissingDependency, match="pip install 'no-such-package'"):
         make(FakeDataset(40), decoder=absent)
-    with pytest.raises(UsageError, match="unknown decoder 'nvdec'"):
-        make(FakeDataset(40), decoder="nvdec")
+    with pytest.raises(UsageError, match="unknown decoder 'nvenc'"):
+        make(FakeDataset(40), decoder="nvenc")
 
 
 def test_a_hanging_decoder_raises_an_error_naming_the_clip(monkeypatch):

@@ -1,0 +1,106 @@
+"""Query the NVDEC engines of an NVIDIA GPU: how many there are, and which codecs they decode.
+
+The driver's ``cuvidGetDecoderCaps`` (NVIDIA Video Codec SDK, ``cuviddec.h``) reports the engines of the device or MIG
+slice that this process sees: 7 on H100 and H200, 5 on A100, none on some slices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Final
+
+from fastvid.errors import MissingDependency
+from fastvid.format.schema import Codec
+
+# cudaVideoCodec of cuviddec.h.
+_CODECS: Final = {Codec.H264: 4, Codec.MJPEG: 5, Codec.HEVC: 8, Codec.VP8: 9, Codec.VP9: 10, Codec.AV1: 11}
+_CHROMA_420: Final = 1
+_LIBRARY: Final = "libnvcuvid.so.1"
+
+
+class _Caps(ctypes.Structure):
+    """CUVIDDECODECAPS of cuviddec.h."""
+
+    _fields_ = (
+        ("codec", ctypes.c_int),
+        ("chroma_format", ctypes.c_int),
+        ("bit_depth_minus_8", ctypes.c_uint),
+        ("reserved_1", ctypes.c_uint * 3),
+        ("is_supported", ctypes.c_ubyte),
+        ("num_engines", ctypes.c_ubyte),
+        ("output_formats", ctypes.c_ushort),
+        ("max_width", ctypes.c_uint),
+        ("max_height", ctypes.c_uint),
+        ("max_macroblocks", ctypes.c_uint),
+        ("min_width", ctypes.c_ushort),
+        ("min_height", ctypes.c_ushort),
+        ("histogram", ctypes.c_ubyte * 4),
+        ("reserved_3", ctypes.c_uint * 10),
+    )
+
+
+def gpu_index(device_id: int | None = None) -> int:
+    """Return the index of a GPU, by default the calling thread's current one.
+
+    Raises:
+        MissingDependency: If torch is missing or finds no GPU.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency(f"torch fails to import: {error}", hint="pip install torch") from error
+    if not torch.cuda.is_available():
+        raise MissingDependency(
+            "torch finds no CUDA device", hint="use a machine with an NVIDIA GPU, its driver, and torch for CUDA"
+        )
+    return torch.cuda.current_device() if device_id is None else device_id
+
+
+def require(device_id: int | None = None) -> None:
+    """Raise MissingDependency if the GPU, by default the current one, has no NVDEC engine."""
+    index = gpu_index(device_id)
+    if not engines(index):
+        raise MissingDependency(
+            f"GPU {index} has no NVDEC engine", hint="choose another GPU, or a MIG slice that has one"
+        )
+
+
+def engines(device_id: int, codec: Codec = Codec.H264) -> int:
+    """Return how many engines of a GPU decode a codec in 8-bit 4:2:0.
+
+    Raises:
+        MissingDependency: If the driver's decoding library is missing, as in a container without the ``video``
+            capability, or reports an error.
+    """
+    return capabilities(device_id).get(codec, 0)
+
+
+@cache
+def capabilities(device_id: int) -> dict[Codec, int]:
+    """Return the number of engines for each codec that a GPU decodes.
+
+    Raises:
+        MissingDependency: See `engines`.
+    """
+    import torch
+
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise MissingDependency(
+            f"cannot load {_LIBRARY} of the NVIDIA driver: {error}",
+            hint="give the container the `video` capability: NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
+        ) from error
+    found: dict[Codec, int] = {}
+    with torch.cuda.device(device_id):
+        torch.empty(1, device="cuda")  # cuvidGetDecoderCaps needs a CUDA context, which torch creates on first use
+        for codec, number in _CODECS.items():
+            caps = _Caps(codec=number, chroma_format=_CHROMA_420)
+            code = library.cuvidGetDecoderCaps(ctypes.byref(caps))
+            if code:
+                raise MissingDependency(f"cuvidGetDecoderCaps failed with CUDA error {code}")
+            if caps.is_supported:
+                # Drivers before 440 report 0 even if there is an engine.
+                found[codec] = max(1, caps.num_engines)
+    return found
