@@ -22,7 +22,7 @@ BENCHES: Final = {
     "cold": ("bench.load.cold", "time to the first batch: 100 million samples, 10,000 shards, real footage"),
     "load": ("bench.load.load", "throughput of whole pipelines against other loaders, from disk and over HTTP"),
     "decode": ("bench.decode.decode", "clips/s against other decoders on the same videos"),
-    "gpu": ("bench.gpu.gpu", "one GPU: decoders, lanes, parity, pixels, a training step; under 8 minutes in total"),
+    "gpu": ("bench.gpu.gpu", "everything that needs a GPU, proved and measured in half an hour; --pack makes its data"),
     "moments": ("bench.strategies.moments", "Adam under K-step averaging with local, averaged or reset moments"),
     "motion_sync": (
         "bench.strategies.motion_sync",

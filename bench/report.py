@@ -26,7 +26,7 @@ READERS: Final = {
     "fastvid-bench-cold/1": "bench.load.charts:cold",
     "fastvid-bench-decode/1": "bench.decode.charts:charts",
     "fastvid-bench-elastic/1": "bench.train.charts:elastic",
-    "fastvid-bench-gpu/1": "bench.gpu.charts:charts",
+    "fastvid-bench-gpu/2": "bench.gpu.charts:charts",
     "fastvid-bench-launch/1": "bench.train.charts:launch",
     "fastvid-bench-load/1": "bench.load.charts:load",
     "fastvid-bench-moments/1": "bench.strategies.charts:moments",

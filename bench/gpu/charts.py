@@ -7,34 +7,39 @@ from typing import Any
 
 from bench.common.charts import Bars, Chart, Table
 
-_SECTIONS = ("doctor", "datasets", "lanes", "decoders", "pixels", "step")
+_WORDS = {True: "met", False: "MISSED", None: "not judged"}
 
 
 def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, with a table of the sections that failed."""
-    device, found = record["device"], list[Chart]()
-    failed = [(name, part["failed"]) for name, part in _parts(record) if isinstance(part, dict) and "failed" in part]
-    if failed:
-        found.append(Table(f"Failed sections on {device}", ("section", "why"), failed))
-    for section, key, what in (("decoders", "decoder", "Decoders"), ("lanes", "lanes", "Lanes of one decoder")):
-        rows = record.get(section, ())
-        if isinstance(rows, dict):
-            continue
-        for profile, side in dict.fromkeys((row["profile"], row["short_side"]) for row in rows):
-            own = [row for row in rows if (row["profile"], row["short_side"]) == (profile, side)]
-            refused = [f"{row[key]}: {row['failed']}" for row in own if "failed" in row]
-            values = {str(row[key]): row["clips_per_s"] for row in own if "failed" not in row}
-            if values:
-                title = f"{what} on {device}: {profile}, short side {side}"
-                found.append(Bars(title, "clips/s", values, note="; ".join(refused)))
-    facts = [
-        (f"{name}: {key}", str(value))
-        for name, part in _parts(record)
-        if name in ("pixels", "step") and isinstance(part, dict) and "failed" not in part
-        for key, value in part.items()
+    """Return the goals and proofs of a result, and charts of what was swept; a rehearsal has no charts."""
+    title = "Rehearsal of the GPU benchmark on a CPU" if record["fake"] else "GPU benchmark"
+    rows = [
+        (row["section"], row["says"], row["expected"], _number(row["found"]), _WORDS[row["met"]])
+        for row in sorted(record["verdicts"], key=lambda row: not row["goal"])
     ]
-    return [*found, *([Table(f"Pixels and a training step on {device}", ("what", ""), facts)] if facts else [])]
+    broken = [(name, how) for name, how in record["ended"].items() if how is not None]
+    found: list[Chart] = [Table(f"{title}: goals and proofs", ("section", "what", "expected", "found", ""), rows)]
+    if broken:
+        found.append(Table(f"{title}: sections that broke", ("section", "how"), broken))
+    if record["fake"]:
+        return found
+    sections = record["sections"]
+    sweep = [row for row in sections.get("lanes", {}).get("sweep", ()) if "frames_per_s" in row]
+    for dataset in dict.fromkeys(row["dataset"] for row in sweep):
+        values = {
+            ", ".join([f"{row['lanes']} x {row['decoder']}", *map(str, row["options"].values())]): row["frames_per_s"]
+            for row in sweep
+            if row["dataset"] == dataset
+        }
+        found.append(Bars(f"Delivered by GPU decoders: {dataset}", "frames/s", values))
+    if times := sections.get("step", {}).get("cached_ms"):
+        found.append(Bars("A training step on a cached batch", "ms", times))
+    loaders = [row for row in sections.get("step", {}).get("loaders", ()) if "of_cached" in row]
+    if loaders:
+        values = {row["decoder"]: row["of_cached"] for row in loaders}
+        found.append(Bars("Steps fed by the loader, relative to a cached batch", "cached = 1", values))
+    return found
 
 
-def _parts(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, record[name]) for name in _SECTIONS if name in record]
+def _number(found: float | None) -> str:
+    return "not measured" if found is None else f"{found:.6g}"

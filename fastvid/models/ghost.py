@@ -59,21 +59,19 @@ class GhostBatchNorm(_BatchNorm):
             )
         assert self.running_mean is not None
         assert self.running_var is not None
-        assert len(input) % self.groups.count == 0, (len(input), self.groups)
-        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        groups = self.groups.count
+        assert len(input) % groups == 0, (len(input), self.groups)
         if not self._seen:
-            self._mean, self._var = torch.zeros_like(mean), torch.zeros_like(var)
-        out, means, variances = [], torch.zeros_like(mean), torch.zeros_like(mean)
-        for rows in input.tensor_split(self.groups.count):
-            # With momentum 1 the buffers end up with this group's own mean and unbiased variance.
-            out.append(functional.batch_norm(rows, mean, var, self.weight, self.bias, True, 1.0, self.eps))
-            means += mean
-            variances += var
-        # Add the sums only here: activation checkpointing may abort its second run inside the loop.
-        self._mean += means
-        self._var += variances
-        self._seen += self.groups.count
-        return torch.cat(out)
+            self._mean, self._var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        # With momentum 1 the buffers end up with the groups' own means and unbiased variances.
+        mean, var = self.running_mean.new_zeros(2, groups * self.num_features).unbind()
+        weight, bias = (None if own is None else own.repeat(groups) for own in (self.weight, self.bias))
+        out = functional.batch_norm(_side_by_side(input, groups), mean, var, weight, bias, True, 1.0, self.eps)
+        # Add the sums only here: activation checkpointing may abort its second run before.
+        self._mean += mean.view(groups, -1).sum(0)
+        self._var += var.view(groups, -1).sum(0)
+        self._seen += groups
+        return _one_after_another(out, groups)
 
     @torch.no_grad()
     def update_running(self, share: float) -> None:
@@ -84,6 +82,33 @@ class GhostBatchNorm(_BatchNorm):
         for running, total in ((self.running_mean, self._mean), (self.running_var, self._var)):
             running.mul_(1.0 - momentum).add_(total, alpha=momentum * share / self._seen)
         self._seen = 0
+
+
+def _side_by_side(rows: Tensor, groups: int) -> Tensor:
+    """Turn [groups * n, C, ...] into [n, groups * C, ...], so that one batch norm treats each group by itself."""
+    if groups == 1:
+        return rows
+    apart = rows.movedim(1, -1) if _is_channels_last(rows) else rows
+    apart = apart.reshape(groups, -1, *apart.shape[1:])
+    if _is_channels_last(rows):
+        return apart.movedim(0, -2).flatten(-2).movedim(-1, 1)
+    return apart.transpose(0, 1).flatten(1, 2)
+
+
+def _one_after_another(columns: Tensor, groups: int) -> Tensor:
+    """Undo `_side_by_side`; the memory format stays."""
+    if groups == 1:
+        return columns
+    if _is_channels_last(columns):
+        apart = columns.movedim(1, -1)
+        return apart.reshape(*apart.shape[:-1], groups, -1).movedim(-2, 0).flatten(0, 1).movedim(-1, 1)
+    rows, _, *rest = columns.shape
+    return columns.reshape(rows, groups, -1, *rest).transpose(0, 1).flatten(0, 1)
+
+
+def _is_channels_last(rows: Tensor) -> bool:
+    """Return whether neighbouring channels are neighbours in memory, so that convolutions need no transposition."""
+    return rows.ndim > 2 and not rows.is_contiguous() and rows.movedim(1, -1).is_contiguous()
 
 
 def use_ghost_norm(model: nn.Module, group_size: int) -> nn.Module:

@@ -47,17 +47,6 @@ def test_every_benchmark_schema_has_a_reader():
         assert callable(report.reader(schema))
 
 
-def test_failed_gpu_sections_are_listed_with_the_reason():
-    rows = [
-        {"profile": "intra", "short_side": 256, "decoder": "pyav", "clips_per_s": 900.0},
-        {"profile": "intra", "short_side": 256, "decoder": "dali-gpu", "failed": "no NVDEC"},
-    ]
-    record = {"schema": "fastvid-bench-gpu/1", "device": "cuda", "decoders": rows, "pixels": {"failed": "memory"}}
-    failed, decoders = report.charts(record, "gpu")
-    assert failed.rows == [("pixels", "memory")]
-    assert (decoders.values, decoders.note) == ({"pyav": 900.0}, "dali-gpu: no NVDEC")
-
-
 def test_bars_of_two_machines_are_merged_into_one_chart(tmp_path):
     ours = report.load(RESULTS / "decode.json")
     theirs = copy.deepcopy(ours)

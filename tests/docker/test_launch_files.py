@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -77,7 +78,7 @@ def test_an_image_is_pinned_unprivileged_and_has_a_health_check(name):
     assert [step.text for step in found if step.word == "USER"] == ["1000:1000"]
     assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
     check = next(step.text for step in found if step.word == "HEALTHCHECK")
-    assert check.endswith('CMD ["fastvid", "doctor", "--no-parity"]')
+    assert check.endswith('"fastvid", "doctor", "--no-parity"]')
     labels = next(step.text for step in found if step.word == "LABEL")
     for label in ("title", "description", "licenses", "version", "revision", "base.name"):
         assert f"org.opencontainers.image.{label}=" in labels
@@ -85,6 +86,36 @@ def test_an_image_is_pinned_unprivileged_and_has_a_health_check(name):
     environment = next(step.text for step in found if step.word == "ENV")
     assert f"{UNSHARED}=1" in environment
     assert ("NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in environment) == name.endswith("cuda")
+
+
+def test_the_cuda_image_can_compile_kernels_and_its_health_check_uses_no_gpu():
+    found = steps("Dockerfile.cuda")
+    final = found[max(index for index, step in enumerate(found) if step.word == "FROM") :]
+    installs = [step.text for step in final if step.word == "RUN" and "apt-get install" in step.text]
+    # Triton needs a compiler and the headers of the C library where kernels are launched, not where wheels are built.
+    assert len(installs) == 1
+    assert {"gcc", "libc6-dev"} <= set(installs[0].split())
+    check = next(step.text for step in final if step.word == "HEALTHCHECK")
+    assert json.loads(check.partition("CMD")[2])[:3] == ["env", "CUDA_VISIBLE_DEVICES=", "fastvid"]
+
+
+def test_the_cuda_image_requires_the_driver_of_its_build_argument():
+    found = steps("Dockerfile.cuda")
+    first = max(index for index, step in enumerate(found) if step.word == "FROM")
+    words = {}
+    for step in found[first:]:
+        if step.word == "ARG":
+            name, _, value = step.text.partition("=")
+            words[name] = value.strip('"')
+    words["REQUIRE_CUDA"] = "cuda>=12.6"
+    environment = next(step.text for step in found[first:] if step.word == "ENV")
+    assert 'NVIDIA_REQUIRE_CUDA="cuda>=12.6"' in run_steps.substitute(environment, words | {"PATH": ""})
+    # The header says how to build it for CUDA 12, with an extra that exists.
+    header = (DOCKER / "Dockerfile.cuda").read_text().partition("ARG PYTHON_IMAGE")[0]
+    extras = re.search(r"EXTRAS=(\S+)", header)
+    assert extras is not None
+    assert "nvidia-dali-cuda120" in " ".join(requirements.requirements(ROOT / "pyproject.toml", extras[1].split(",")))
+    assert "--shm-size" in header
 
 
 def test_images_have_the_projects_version():

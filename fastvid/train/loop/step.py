@@ -79,21 +79,24 @@ class Stepper:
             replica.freezer.freeze_norms(replica.samples)
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         slices = micro_batches(len(batch), self.run.micro_batch_size, self.group_size)
-        for rows in slices:
-            label = batch.label[rows]
-            with self.strategy.accumulate(replica, last=rows is slices[-1]):
-                with autocast(device, self.run.amp):
-                    logits = replica.forward(*(clip[rows] for clip in clips))
-                logits = logits.float() if logits.dtype in HALVES else logits
-                losses = self._losses(logits, label)
-                if mixed is not None:
-                    own = mixed.own[rows].to(losses.dtype)
-                    losses = own * losses + (1 - own) * self._losses(logits, mixed.partner[rows])
-                loss = (losses * weight[rows].to(losses.dtype)).sum()
-                torch.autograd.backward(replica.scaler.scale(loss))
-                if self.exposure is not None and rows is slices[-1]:
-                    self.exposure.backward_ended()
-            sums += count(logits.detach(), label, batch.valid[rows])
+        # Autocast forgets its half-precision weights when the outermost context ends. This one keeps them for all
+        # micro-batches; it is disabled, because backward must not run under autocast.
+        with torch.autocast(device.type, enabled=False):
+            for rows in slices:
+                label = batch.label[rows]
+                with self.strategy.accumulate(replica, last=rows is slices[-1]):
+                    with autocast(device, self.run.amp):
+                        logits = replica.forward(*(clip[rows] for clip in clips))
+                    logits = logits.float() if logits.dtype in HALVES else logits
+                    losses = self._losses(logits, label)
+                    if mixed is not None:
+                        own = mixed.own[rows].to(losses.dtype)
+                        losses = own * losses + (1 - own) * self._losses(logits, mixed.partner[rows])
+                    loss = (losses * weight[rows].to(losses.dtype)).sum()
+                    torch.autograd.backward(replica.scaler.scale(loss))
+                    if self.exposure is not None and rows is slices[-1]:
+                        self.exposure.backward_ended()
+                sums += count(logits.detach(), label, batch.valid[rows])
         if replica.freezer is not None:
             replica.freezer.drop_gradients(replica.samples)
         norm = None

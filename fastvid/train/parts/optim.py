@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -18,6 +18,9 @@ _TSM_BIAS = 2.0
 _TSM_HEAD_WEIGHT = 5.0
 _TSM_HEAD_BIAS = 10.0
 
+# Settings of torch's optimizers that choose kernels, not results.
+_KERNELS = ("foreach", "fused", "capturable")
+
 # Groups with weight decay: LARS and LAMB scale their layers.
 _ADAPTED = ("weight", "head_weight")
 
@@ -31,7 +34,7 @@ def sgd(model: nn.Module, config: OptimConfig) -> SGD:
         UsageError: If the groups do not fit the model.
     """
     groups = parameter_groups(model, config.groups, config.weight_decay, config.head_lr_mult, config.no_decay)
-    return SGD(groups, lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov)
+    return SGD(groups, lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov, fused=_fused(model))
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
@@ -53,7 +56,24 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     if config.name == "adagrad":
         return Adagrad(groups, lr=config.base_lr, eps=config.eps)
     kind: type[Adam] = {"adam": Adam, "adamw": AdamW}[config.name]
-    return kind(groups, lr=config.base_lr, betas=betas, eps=config.eps)
+    return kind(groups, lr=config.base_lr, betas=betas, eps=config.eps, fused=_fused(model))
+
+
+def _fused(model: nn.Module) -> bool | None:
+    """Return True on a GPU: one kernel updates many parameters, and fp16 steps need no host synchronisation."""
+    return True if all(parameter.is_cuda for parameter in model.parameters()) else None
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore an optimizer's state, which may come from another device; its own kernels stay chosen.
+
+    Raises:
+        ValueError: If it belongs to other parameters.
+    """
+    chosen = [{name: group[name] for name in _KERNELS if name in group} for group in optimizer.param_groups]
+    optimizer.load_state_dict(dict(state))
+    for group, own in zip(optimizer.param_groups, chosen, strict=True):
+        group |= own
 
 
 def parameter_groups(

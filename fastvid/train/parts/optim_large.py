@@ -1,6 +1,8 @@
 """Optimizers for very large batches: each layer's step is scaled by weight norm / update norm.
 
-Parameters of groups without weight decay (biases and norms) take the unscaled step, as in the authors' code.
+Parameters of groups without weight decay (biases and norms) take the unscaled step, as in the authors' code. All
+parameters of a group are updated together by torch's ``_foreach`` functions, whose operations and their order are those
+of one parameter at a time.
 """
 
 from __future__ import annotations
@@ -46,21 +48,20 @@ class Lars(Optimizer):
         assert closure is None
         for group in self.param_groups:
             decay = group["weight_decay"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                update = parameter.grad
+            for parameters, gradients in _alike(group["params"]):
+                velocities = [
+                    _state(self.state[parameter], parameter, "momentum_buffer")[0] for parameter in parameters
+                ]
+                updates = gradients
+                if group["adapt"] or decay:
+                    updates = list(torch._foreach_add(gradients, parameters, alpha=decay))
                 if group["adapt"]:
-                    size, length = parameter.norm(), update.norm()
-                    ratio = _ratio(group["trust"] * size, length + decay * size)
-                    update = update.add(parameter, alpha=decay).mul_(ratio)
-                elif decay:
-                    update = update.add(parameter, alpha=decay)
-                state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                velocity = state["momentum_buffer"].mul_(group["momentum"]).add_(update, alpha=group["lr"])
-                parameter.sub_(velocity)
+                    sizes, lengths = _norms(parameters), _norms(gradients)
+                    ratios = _ratio(group["trust"] * sizes, lengths + decay * sizes)
+                    torch._foreach_mul_(updates, ratios.unbind())
+                torch._foreach_mul_(velocities, group["momentum"])
+                torch._foreach_add_(velocities, updates, alpha=group["lr"])
+                torch._foreach_sub_(parameters, velocities)
 
 
 class Lamb(Optimizer):
@@ -94,24 +95,56 @@ class Lamb(Optimizer):
         """One step; there is no closure."""
         assert closure is None
         for group in self.param_groups:
-            first, second = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.tensor(0.0)
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
-                state["step"] += 1
-                steps = float(state["step"])
-                mean = state["exp_avg"].lerp_(parameter.grad, 1 - first)
-                square = state["exp_avg_sq"].mul_(second).addcmul_(parameter.grad, parameter.grad, value=1 - second)
-                root = (square / (1 - second**steps)).sqrt_().add_(group["eps"])
-                update = (mean / (1 - first**steps)).div_(root).add_(parameter, alpha=group["weight_decay"])
-                if group["adapt"]:
-                    update.mul_(_ratio(parameter.norm(), update.norm()))
-                parameter.sub_(update, alpha=group["lr"])
+            for parameters, gradients in _alike(group["params"]):
+                self._update(group, parameters, gradients)
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        first, second = group["betas"]
+        states = [self.state[parameter] for parameter in parameters]
+        moments = [_state(state, one, "exp_avg", "exp_avg_sq") for state, one in zip(states, parameters, strict=True)]
+        means, squares = [mean for mean, _ in moments], [square for _, square in moments]
+        # On the CPU, as in torch's optimizers, so that reading the numbers does not wait for a GPU.
+        for state in states:
+            if "step" not in state:
+                state["step"] = torch.tensor(0.0)
+        counts = [state["step"] for state in states]
+        torch._foreach_add_(counts, 1)
+        steps = [float(count) for count in counts]
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+        roots = torch._foreach_div(squares, [1 - second**number for number in steps])
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["eps"])
+        updates = list(torch._foreach_div(means, [1 - first**number for number in steps]))
+        torch._foreach_div_(updates, roots)
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        if group["adapt"]:
+            torch._foreach_mul_(updates, _ratio(_norms(parameters), _norms(updates)).unbind())
+        torch._foreach_sub_(parameters, updates, alpha=group["lr"])
+
+
+def _alike(parameters: Iterable[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Return parameters with their gradients, if any, by device and dtype: each group is updated by few kernels."""
+    found: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            own, gradients = found.setdefault((parameter.device, parameter.dtype), ([], []))
+            own.append(parameter)
+            gradients.append(parameter.grad)
+    return list(found.values())
+
+
+def _state(state: dict[str, Any], parameter: Tensor, *names: str) -> tuple[Tensor, ...]:
+    """Return tensors of a parameter's state, zeros at first."""
+    return tuple(
+        state[name] if name in state else state.setdefault(name, torch.zeros_like(parameter)) for name in names
+    )
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor."""
+    return torch.stack(torch._foreach_norm(tensors))
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from fastvid.errors import StateError
 from fastvid.train.parts.ema import Average
 from fastvid.train.parts.freeze import Freezer
+from fastvid.train.parts.optim import load_optimizer
 from fastvid.train.parts.schedule import Schedule
 
 
@@ -98,7 +99,7 @@ class Replica:
         """
         try:
             self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"])
             if self.average is not None and state.get("average") is not None:
                 # Checkpoints of fastvid 0.1 lack `num_batches_tracked` in the average.
                 self.average.module.load_state_dict({**state["model"], **state["average"]})

@@ -40,6 +40,12 @@ log = logging.getLogger(__name__)
 UNSHARED_STORE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Environment variable of torchrun; "1" gives the workers a store separate from the rendezvous store."""
 
+SHARED_DEVICE: Final = "FASTVID_SHARE_GPU"
+"""Environment variable; "1" lets ranks share GPUs: CUDA tensors use gloo, because NCCL refuses two ranks on one GPU.
+
+It is for tests of distributed training on a machine with fewer GPUs than ranks: gloo copies through the host.
+"""
+
 # Set by torchrun's agent for its workers, from the variable above (elastic/agent/server/local_elastic_agent.py).
 _STORE_IS_SHARED: Final = "TORCHELASTIC_USE_AGENT_STORE"
 _NNODES_FLAG: Final = "--nnodes"
@@ -68,32 +74,38 @@ class Member:
 def join(timeout_s: float) -> Iterator[Member]:
     """Join the process group described by torchrun's environment; without torchrun, the world size is 1.
 
-    CPU tensors use gloo, CUDA tensors use NCCL. The process ends if torchrun's agent dies, see
-    `fastvid.train.ranks.agent`.
+    CPU tensors use gloo, CUDA tensors use NCCL, or gloo if `SHARED_DEVICE` is set. The process ends if torchrun's agent
+    dies, see `fastvid.train.ranks.agent`.
 
     Args:
         timeout_s: Seconds to wait for a peer, here and in every later collective.
 
     Raises:
-        UsageError: If the job is elastic and would fail when a node joins.
+        UsageError: If the job is elastic and would fail when a node joins, or the machine has fewer GPUs than ranks.
         WorkerError: If the group does not form in time, or if another rank ends during the block; names the rank.
     """
-    cuda = torch.cuda.is_available()
+    device = device_of(os.environ)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if "RANK" not in os.environ:
-        yield Member(World(), torch.device("cuda" if cuda else "cpu"))
+        yield Member(World(), device)
         return
     check_rendezvous(os.environ, agent_command())
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
     limit = timedelta(seconds=timeout_s)
     try:
         store, rank, size = next(rendezvous("env://", timeout=limit))
         if os.environ.get(_STORE_IS_SHARED) == "True":
             store = fresh_store(store, World(rank, size), timeout_s)
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        nccl = device.type == "cuda" and not shares_devices(os.environ)
+        # With its device, NCCL connects here, and a peer that cannot is an error here; else in the first step.
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=limit,
+            device_id=device if nccl else None,
+        )
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
             f"the process group did not form within {timeout_s:g} s: {error}",
@@ -115,6 +127,28 @@ def join(timeout_s: float) -> Iterator[Member]:
     # that releases a tensor at interpreter exit aborts the process ("terminate called without an active exception").
     gc.collect()
     dist.destroy_process_group()
+
+
+def shares_devices(environment: Mapping[str, str]) -> bool:
+    """Return whether ranks of this job may share a GPU, see `SHARED_DEVICE`."""
+    return environment.get(SHARED_DEVICE) == "1"
+
+
+def device_of(environment: Mapping[str, str]) -> torch.device:
+    """Return the device of a rank: the GPU with its local rank's number, or the CPU on machines without a GPU.
+
+    Raises:
+        UsageError: If the machine has too few GPUs, and ranks may not share them.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    rank, count = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if rank >= count and not shares_devices(environment):
+        raise UsageError(
+            f"local rank {rank} has no GPU, this machine has {count}",
+            hint=f"start {count} ranks per machine; to test with more, set {SHARED_DEVICE}=1",
+        )
+    return torch.device("cuda", rank % count)
 
 
 def check_rendezvous(environment: Mapping[str, str], command: Sequence[str]) -> None:

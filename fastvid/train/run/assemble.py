@@ -236,7 +236,10 @@ def build_model(config: Config, member: Member) -> nn.Module:
     if config.model.ghost_norm:
         use_ghost_norm(model, config.data.group_size)
     model = model.to(member.device)
-    if config.model.channels_last:
+    if member.device.type == "cuda":
+        # Training batches all have one shape, so trying cuDNN's algorithms pays off within the first steps.
+        torch.backends.cudnn.benchmark = True
+    if channels_last(config, member.device):
         for parameter in model.parameters():
             if parameter.ndim in _FORMATS:
                 parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
@@ -246,6 +249,12 @@ def build_model(config: Config, member: Member) -> nn.Module:
     if config.model.compile:
         model.compile()
     return model
+
+
+def channels_last(config: Config, device: torch.device) -> bool:
+    """Return whether a model on a device uses the channels-last memory format."""
+    chosen = config.model.channels_last
+    return device.type == "cuda" and config.run.amp != "off" if chosen is None else chosen
 
 
 def check_streams(config: Config, model: nn.Module) -> None:

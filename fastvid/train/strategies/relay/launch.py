@@ -42,6 +42,7 @@ from fastvid.errors import UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, to_json
+from fastvid.train.ranks.elastic import device_of
 from fastvid.train.ranks.rendezvous import fresh_store
 from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
 from fastvid.train.strategies.relay.clips import Clips
@@ -123,10 +124,8 @@ def sweep(configs: Sequence[Config]) -> int:
         FastvidError: If data, models or options are wrong; raised before the first visit, by rank 0 alone.
     """
     options = SweepOptions.of(configs[0])
-    if not torch.cuda.is_available():
-        device = torch.device("cpu")
-    else:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = device_of(os.environ)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     if options.hub is not None:
         _work(configs, options.hub, options, device)

@@ -1,0 +1,110 @@
+"""What every section of the GPU benchmark shares: the data, the device, the decoders, and where numbers go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import fastvid
+from bench.common.harness import write_json
+from bench.gpu import fake
+from fastvid.decode.access import VideoDataset
+from fastvid.decode.backends import Backend, backends
+from fastvid.errors import StorageError
+from fastvid.train.config.config import Amp
+
+MANIFEST: Final = "pack.json"
+REFERENCE: Final = "reference"
+NUM_FRAMES: Final = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of a section; a section runs in a process of its own, so they must pickle.
+
+    Attributes:
+        data: Folder made by ``--pack``.
+        fake: Whether decoders on the CPU pose as GPU decoders, and every number is only a rehearsal.
+        seconds: Duration of one measurement.
+        batch: Clips per batch.
+        model: Model of the training step.
+        model_options: Its options.
+        amp: Precision of the training step; a CPU is slow in bfloat16.
+    """
+
+    data: Path
+    fake: bool = False
+    seconds: float = 4.0
+    batch: int = 32
+    model: str = "tsm-r50"
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    amp: Amp = "bf16"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of batches and models."""
+        return torch.device("cpu") if self.fake else torch.device("cuda", 0)
+
+    def datasets(self, *, lines: int | None = None) -> dict[str, VideoDataset]:
+        """Return the datasets of the pack by name, or those with a number of lines.
+
+        Raises:
+            StorageError: If the folder is not a pack.
+        """
+        manifest = self.data / MANIFEST
+        if not manifest.exists():
+            raise StorageError(
+                "not the data of this benchmark", file=manifest, hint="make them with `python -m bench gpu --pack DIR`"
+            )
+        rows = json.loads(manifest.read_text())["datasets"]
+        wanted = [row["name"] for row in rows if lines in (None, row["lines"])]
+        return {name: fastvid.open(self.data / name) for name in wanted}
+
+    def smallest(self) -> tuple[str, VideoDataset]:
+        """Return the dataset of sections that need only one: compact, with the fewest lines."""
+        every = self.datasets()
+        rows = json.loads((self.data / MANIFEST).read_text())["datasets"]
+        name = min((row["lines"], row["name"]) for row in rows if row["name"].startswith("compact"))[1]
+        return name, every[name]
+
+    def on_device(self) -> tuple[list[Backend], dict[str, str]]:
+        """Return the decoders that leave frames on the device, and why others cannot run here, by name."""
+        if self.fake:
+            return list(fake.BACKENDS), {}
+        found = [one for one in backends().values() if one.device == "cuda"]
+        reasons = {one.name: why for one in found if (why := one.why_unavailable()) is not None}
+        return [one for one in found if one.name not in reasons], reasons
+
+    def index(self) -> int:
+        """Return the device's index, as decoders take it."""
+        return self.device.index or 0
+
+
+class Notes:
+    """The numbers of a section, written to a file with every addition, so that a time limit loses none.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: dict[str, Any] = {}
+
+    def put(self, **values: Any) -> None:
+        """Add values by name."""
+        self._found |= values
+        write_json(self._path, self._found)
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return a value that was put, or the default."""
+        return self._found.get(name, default)
+
+    def row(self, table: str, **values: Any) -> None:
+        """Add a row to a table."""
+        self.put(**{table: [*self._found.get(table, []), values]})

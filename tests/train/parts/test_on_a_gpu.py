@@ -1,0 +1,294 @@
+"""What the trainer does differently on a GPU, shown without one: kernels, memory format, devices, events."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastvid.errors import UsageError
+from fastvid.models.ghost import update_running_stats, use_ghost_norm
+from fastvid.runtime.world import World
+from fastvid.train.config.config import Config, OptimConfig
+from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.optim import load_optimizer, make_optimizer
+from fastvid.train.parts.optim_large import Lamb, Lars
+from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.schedule import Schedule
+from fastvid.train.ranks import elastic
+from fastvid.train.ranks.elastic import SHARED_DEVICE, Member, device_of, join
+from fastvid.train.records.exposure import Exposure
+from fastvid.train.run import assemble
+from tests.train import toy
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+ON_THE_CPU = ("_local_scalar_dense",)
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operations that are dispatched, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        self.casts: Counter[torch.dtype] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func.overloadpacket.__name__] += 1
+        if func.overloadpacket.__name__ == "_to_copy" and args[0].requires_grad:
+            self.casts[(kwargs or {}).get("dtype")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_ghost_norm_is_one_batch_norm_for_any_number_of_groups(layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    plain, ghost = nn.Sequential(nn.BatchNorm2d(6)), nn.Sequential(nn.BatchNorm2d(6))
+    use_ghost_norm(ghost, 2)
+    for model in (plain, ghost):
+        nn.init.uniform_(model[0].weight)
+        nn.init.uniform_(model[0].bias)
+    ghost.load_state_dict(plain.state_dict())
+    clips = (torch.randn(8, 6, 5, 3, dtype=torch.float64) * 3 + 1).to(memory_format=layout)
+    plain, ghost = plain.double(), ghost.double()
+    ours, theirs = (clips.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(2))
+    with Calls() as calls:
+        out = ghost(ours)
+    norms = sum(count for name, count in calls.names.items() if "batch_norm" in name)
+    assert norms == 1, calls.names
+    expected = torch.cat([plain(group) for group in theirs.split(2)])
+    assert torch.allclose(out, expected, atol=1e-12)
+    # The next convolution needs no transposition.
+    assert out.is_contiguous(memory_format=layout)
+    slope = torch.randn_like(expected)
+    out.backward(slope)
+    expected.backward(slope)
+    assert torch.allclose(ours.grad, theirs.grad, atol=1e-12)
+    assert torch.allclose(ghost[0].weight.grad, plain[0].weight.grad, atol=1e-12)
+    update_running_stats(ghost)
+    groups = torch.stack([group.mean(dim=(0, 2, 3)) for group in clips.split(2)])
+    assert torch.allclose(ghost[0].running_mean, 0.1 * groups.mean(0), atol=1e-12)
+
+
+def lars(groups: list[dict[str, Any]], state: dict[Tensor, Tensor], lr: float, momentum: float, trust: float) -> None:
+    """One step of LARS, one parameter at a time."""
+    for group in groups:
+        for weight in group["params"]:
+            update = weight.grad.add(weight, alpha=group["weight_decay"])
+            if group["adapt"]:
+                size, length = weight.norm(), weight.grad.norm()
+                update = update.mul(trust * size / (length + group["weight_decay"] * size))
+            velocity = state.setdefault(weight, torch.zeros_like(weight)).mul_(momentum).add_(update, alpha=lr)
+            weight.sub_(velocity)
+
+
+def lamb(groups: list[dict[str, Any]], state: dict[Tensor, Any], number: int, lr: float, eps: float) -> None:
+    """One step of LAMB, one parameter at a time."""
+    for group in groups:
+        for weight in group["params"]:
+            mean, square = state.setdefault(weight, (torch.zeros_like(weight), torch.zeros_like(weight)))
+            mean.lerp_(weight.grad, 0.1)
+            square.mul_(0.999).addcmul_(weight.grad, weight.grad, value=1 - 0.999)
+            root = (square / (1 - 0.999**number)).sqrt_().add_(eps)
+            update = (mean / (1 - 0.9**number)).div_(root).add_(weight, alpha=group["weight_decay"])
+            if group["adapt"]:
+                update.mul_(weight.norm() / update.norm())
+            weight.sub_(update, alpha=lr)
+
+
+def weights(count: int) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(1)
+    made = [nn.Parameter(torch.randn(3 + number % 4, 5, generator=generator)) for number in range(count)]
+    half = count // 2
+    return [
+        {"params": made[:half], "adapt": True, "weight_decay": 0.1},
+        {"params": made[half:], "adapt": False, "weight_decay": 0.0},
+    ]
+
+
+def graded(groups: list[dict[str, Any]], number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    for group in groups:
+        for weight in group["params"]:
+            weight.grad = torch.randn(weight.shape, generator=generator)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+@torch.no_grad()
+def test_large_batch_optimizers_update_all_parameters_at_once_as_one_by_one(name: str) -> None:
+    ours, theirs, state = weights(6), weights(6), dict[Tensor, Any]()
+    optimizer = Lars(ours, lr=0.1, trust=0.01) if name == "lars" else Lamb(ours, lr=0.1, eps=1e-6)
+    for number in range(1, 6):
+        graded(ours, number)
+        graded(theirs, number)
+        optimizer.step()
+        if name == "lars":
+            lars(theirs, state, 0.1, 0.9, 0.01)
+        else:
+            lamb(theirs, state, number, 0.1, 1e-6)
+    for one, two in zip(ours, theirs, strict=True):
+        for weight, expected in zip(one["params"], two["params"], strict=True):
+            assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [Lars, Lamb])
+def test_large_batch_optimizers_take_no_more_calls_for_more_parameters(kind: Any) -> None:
+    counts = []
+    for size in (4, 40):
+        groups = weights(size)
+        optimizer = kind(groups, lr=0.1)
+        graded(groups, 0)
+        optimizer.step()
+        with Calls() as calls:
+            optimizer.step()
+        # A step's number is read from the CPU for each parameter.
+        counts.append({name: count for name, count in calls.names.items() if name not in ON_THE_CPU})
+    assert counts[0] == counts[1]
+
+
+class OnGpu(nn.Linear):
+    """A layer that says that its parameters are on a GPU."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        return iter([SimpleNamespace(is_cuda=True)])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizers_are_fused_on_a_gpu_only_and_stay_so_after_a_restore(name: Any) -> None:
+    config = OptimConfig(base_lr=0.1, base_batch_size=8, name=name)
+    on_cpu, on_gpu = make_optimizer(nn.Linear(3, 2), config), make_optimizer(OnGpu(3, 2), config)
+    assert [group["fused"] for group in on_cpu.param_groups] == [None, None]
+    assert [group["fused"] for group in on_gpu.param_groups] == [True, True]
+    saved = [optimizer.state_dict() for optimizer in (on_cpu, on_gpu)]
+    load_optimizer(on_gpu, saved[0])
+    load_optimizer(on_cpu, saved[1])
+    assert [group["fused"] for group in on_cpu.param_groups] == [None, None]
+    assert [group["fused"] for group in on_gpu.param_groups] == [True, True]
+    assert on_gpu.param_groups[0]["lr"] == 0.1
+
+
+def configured(tmp_path: Any, **run: Any) -> Config:
+    base = toy.toy_config(tmp_path, **run)
+    model = replace(base.model, name="tsn-r18", options={"width": 8})
+    return replace(base, model=model, data=replace(base.data, spatial=base.data.spatial))
+
+
+def test_channels_last_is_the_default_on_a_gpu_in_half_precision(tmp_path: Any) -> None:
+    half, full = configured(tmp_path, amp="bf16"), configured(tmp_path)
+    assert assemble.channels_last(half, CUDA)
+    assert not assemble.channels_last(half, CPU)
+    assert not assemble.channels_last(full, CUDA)
+    for chosen in (False, True):
+        config = replace(half, model=replace(half.model, channels_last=chosen))
+        assert assemble.channels_last(config, CUDA) is chosen
+        assert assemble.channels_last(config, CPU) is chosen
+
+
+def test_a_model_on_a_gpu_is_channels_last_and_tries_cudnns_algorithms(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.Module, "to", lambda self, *_: self)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    config = configured(tmp_path, amp="bf16")
+    assemble.build_model(config, Member(World(), CPU))
+    assert not torch.backends.cudnn.benchmark
+    model = assemble.build_model(config, Member(World(), CUDA))
+    assert torch.backends.cudnn.benchmark
+    kernels = [weight for weight in model.parameters() if weight.ndim == 4 and weight.shape[-1] > 1]
+    assert kernels
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in kernels)
+
+
+class Event:
+    """Stands for `torch.cuda.Event`; time is the number of the record."""
+
+    made = clock = 0
+
+    def __init__(self, **_: Any) -> None:
+        Event.made += 1
+
+    def record(self) -> None:
+        Event.clock += 1
+        self.time = Event.clock
+
+    def synchronize(self) -> None:
+        return
+
+    def elapsed_time(self, other: Event) -> float:
+        return 1000.0 * (other.time - self.time)
+
+
+def test_timing_events_are_recorded_again_after_they_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    exposure = Exposure(nn.Linear(2, 2), CUDA)
+    seconds = []
+    for _ in range(4):
+        for _ in range(3):
+            with exposure.waiting():
+                pass
+        seconds.append(exposure.take())
+    assert seconds == [3.0] * 4
+    assert Event.made == 6
+
+
+def test_weights_are_cast_once_for_all_micro_batches(tmp_path: Any) -> None:
+    config = toy.toy_config(tmp_path, amp="bf16", micro_batch_size=2)
+    member = Member(World(), CPU)
+    # A convolution and a linear layer, each with a weight and a bias.
+    model = nn.Sequential(nn.Conv3d(3, 4, (2, 3, 3)), nn.Flatten(), nn.Linear(16, toy.CLASSES))
+    optim = replace(config.optim, groups="plain")
+    schedule = Schedule.of(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
+    replica = Replica(model, make_optimizer(model, optim), schedule)
+    batch = next(iter(toy.ToyLoader(World())))
+    batch = replace(batch, video=batch.video.float())
+    with Calls() as calls:
+        Stepper.of(config, member, build_strategy("ddp", member, {})).step(replica, batch)
+    assert calls.casts[torch.bfloat16] == 4
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """One GPU, and what the process group is told."""
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.update(device=device))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **words: told.update(words, backend=backend))
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(elastic, "rendezvous", lambda *_, **__: iter([(None, 1, 2)]))
+    monkeypatch.setattr(elastic, "check_rendezvous", lambda *_: None)
+    for name, value in {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setitem(os.environ, name, value)
+    monkeypatch.delenv(SHARED_DEVICE, raising=False)
+    return told
+
+
+def test_a_rank_tells_nccl_its_device(gpus: dict[str, Any]) -> None:
+    with join(60) as member:
+        assert member.device == CUDA
+    assert gpus["device"] == gpus["device_id"] == CUDA
+    assert gpus["backend"] == "cpu:gloo,cuda:nccl"
+
+
+def test_ranks_share_a_gpu_over_gloo_only_if_told_to(gpus: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "LOCAL_RANK", "1")
+    with pytest.raises(UsageError, match="local rank 1 has no GPU, this machine has 1"), join(60):
+        pass
+    monkeypatch.setitem(os.environ, SHARED_DEVICE, "1")
+    with join(60) as member:
+        assert member.device == CUDA
+    assert (gpus["backend"], gpus["device_id"]) == ("gloo", None)
+    assert device_of({"LOCAL_RANK": "5", SHARED_DEVICE: "1"}) == CUDA
