@@ -6,6 +6,7 @@ from typing import Final
 
 _COUNTS: Final = "every value that is counted was found at least once"
 _FROZEN: Final = "nothing assigns to its fields; frozen=True keeps programmers from it"
+_PIECES: Final = "the hash does not depend on the size of the pieces"
 _COMMIT: Final = "storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table"
 
 EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
@@ -76,6 +77,25 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
             "if version != CHECKPOINT_VERSION:",
             "if version is not CHECKPOINT_VERSION:",
             "Python has one object for each small integer",
+        ),
+    ),
+    "fastvid/runtime/hashing.py": (
+        ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 2 << 24", _PIECES),
+        ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 1 + 24", _PIECES),
+        ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 1 ^ 24", _PIECES),
+        ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 1 << 25", _PIECES),
+        ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 1 << 23", _PIECES),
+        ("_READ: Final = 1 << 20", "_READ: Final = 2 << 20", _PIECES),
+        ("_READ: Final = 1 << 20", "_READ: Final = 1 * 20", _PIECES),
+        ("_READ: Final = 1 << 20", "_READ: Final = 1 << 19", _PIECES),
+        ("_READ: Final = 1 << 20", "_READ: Final = 1 << 21", _PIECES),
+    ),
+    "fastvid/load/clips/views.py": (
+        ("if self.num_crops == 3:", "if self.num_crops <= 3:", "the numbers below are refused, or returned before"),
+        (
+            "def check_views(views: Views, sampler: object, spatial: Spatial, *, repeats: int = 1) -> None:",
+            "def check_views(views: Views, sampler: object, spatial: Spatial, *, repeats: int = 0) -> None:",
+            "0 and 1 are both not above 1",
         ),
     ),
 }

@@ -15,6 +15,8 @@ def test_hashes_equal_sha256sum_for_every_input_form(tmp_path, monkeypatch):
     path.write_bytes(data := np.random.default_rng(0).bytes(100_003))
     wanted = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout.split()[0]
     assert sha256(data) == wanted
+    with path.open("rb") as file:
+        assert sha256_of_file(file.fileno()) == wanted
     for name in ("_BLOCK", "_READ"):
         monkeypatch.setattr(hashing, name, 1 << 10)  # many blocks, the last one not full
     assert sha256(memoryview(data)) == wanted

@@ -11,7 +11,7 @@ from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
-from fastvid.load.clips.views import Views
+from fastvid.load.clips.views import Views, check_views
 from fastvid.load.loader import ClipLoader
 from tests.datasets import make_clip, pack
 from tests.load.fakes import HEIGHT, WIDTH, FakeDataset, fake, picture
@@ -173,6 +173,19 @@ def test_a_damaged_video_is_skipped_with_all_its_views():
     assert (batches[0].video[5] == 0).all()
     assert batches[0].video[4].any()
     assert loader.stats.total.skips == {"ChecksumError": 1}
+
+
+def test_samplers_need_only_what_the_views_ask_for():
+    class Own:
+        """A sampler without `spread`, and one that spreads but never draws at random."""
+
+    class Spreads:
+        def spread(self) -> None: ...
+
+    check_views(Views(1, 3), Own(), Spatial(CenterCrop(16)))
+    check_views(Views(2, 3), Spreads(), Spatial(CenterCrop(16)))
+    with pytest.raises(UsageError, match="makes one clip of a video"):
+        check_views(Views(2, 3), Own(), Spatial(CenterCrop(16)))
 
 
 @pytest.mark.parametrize(
