@@ -94,7 +94,9 @@ def test_a_source_that_was_not_processed_is_rejected_with_its_problem():
 
 @pytest.mark.parametrize("digest", [TarDigest(10_240, "ab" * 32, 2), None])
 def test_a_part_is_read_as_it_was_written(store, digest):
-    samples = [PackedSample("a", "a/0", 7), PackedSample("a", "a/1", 4, "parent", 1.5, 2.25)] if digest else []
+    facts = ("30000/1001", 320, 240)
+    samples = [PackedSample("a", "a/0", 7, *facts), PackedSample("a", "a/1", 4, *facts, "parent", 1.5, 2.25)]
+    samples = samples if digest else []
     part = Part("data-000004", [ledger_row(SOURCE, PACKED, "data-000004")], samples, digest, {"ffmpeg": "8"})
     write_part(store, part)
     assert store.list("") == [part_name("data-000004")] == ["ledger-parts/data-000004.parquet"]

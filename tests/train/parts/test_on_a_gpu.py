@@ -270,6 +270,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     monkeypatch.setattr(elastic, "rendezvous", lambda *_, **__: iter([(None, 1, 2)]))
     monkeypatch.setattr(elastic, "check_rendezvous", lambda *_: None)
+    monkeypatch.setattr(elastic, "gather_bytes", lambda data, _member: [data, data])
     for name, value in {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setitem(os.environ, name, value)
     monkeypatch.delenv(SHARED_DEVICE, raising=False)
