@@ -222,15 +222,15 @@ def test_models_with_different_shared_settings_are_refused(folder: Path, monkeyp
 
 
 def test_a_refused_start_leaves_nothing_and_is_reported_once(folder: Path, tmp_path: Path) -> None:
-    """The training split has two shards, too few for three partitions; the folder then takes another sweep."""
+    """The training split has three shards, too few for four partitions; the folder then takes another sweep."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
-    command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={out}", "sync_options.partitions=3"]
+    command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={out}", "sync_options.partitions=4"]
     refused = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=250, check=False
     )
     assert refused.returncode != 0
-    assert refused.stderr.count("fewer than 3 partitions") == 1
+    assert refused.stderr.count("fewer than 4 partitions") == 1
     assert not out.exists()
     configs = [
         replace(config, run=replace(config.run, out=str(out)), sync_options={"partitions": 2})
