@@ -1,6 +1,6 @@
 """Print the dependencies of a project and of the named extras of its pyproject.toml, one per line.
 
-    python requirements.py torch,dali-cuda13
+    python requirements.py torch,nvdec,dali-cuda13
 
 The images install these before they copy the code, so that the large layer changes only with the dependencies.
 """

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def recipe() -> Config:
 
 
 def measure(settings: Settings, notes: Notes) -> None:
-    """Train with one rank; then with two on the same device, kill them in the second epoch, and resume."""
+    """Train with one rank; beside it with two on the same device, kill them in the second epoch, and resume."""
     name, dataset = settings.smallest()
     values = {
         "path": str((settings.data / name).resolve()), "frames": NUM_FRAMES, "side": crop_of(dataset), "batch": _BATCH,
@@ -48,13 +49,15 @@ def measure(settings: Settings, notes: Notes) -> None:
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         (folder / "recipe.py").write_text(_RECIPE.format(**values))
-        code = _torchrun(folder, "one", 1)
-        one = _summary(folder / "one")
-        notes.put(dataset=name, one=one, one_exit_code=code, finished=int(one.get("over") is True))
         steps = len(dataset) // _BATCH
         # Each process counts its own steps: after the restart fewer remain than this.
         fault = {FAULT: f"step:{steps + max(1, steps // 2)}"}
-        code = _torchrun(folder, "two", 2, **{SHARED_DEVICE: "1"}, **fault)
+        with ThreadPoolExecutor(2) as pool:  # both spend most of their time on starting processes
+            second = pool.submit(_torchrun, folder, "two", 2, **{SHARED_DEVICE: "1"}, **fault)
+            code = _torchrun(folder, "one", 1)
+            one = _summary(folder / "one")
+            notes.put(dataset=name, one=one, one_exit_code=code, finished=int(one.get("over") is True))
+            code = second.result()
         two = _summary(folder / "two")
         starts = [
             row["samples"] for row in metrics.read(folder / "two" / metrics.METRICS_FILE) if row["kind"] == "start"

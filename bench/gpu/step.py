@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Iterator
@@ -98,33 +99,41 @@ def _config(settings: Settings, side: int, amp: Amp, *, channels_last: bool, com
 def measure(settings: Settings, notes: Notes) -> None:
     """Time the variants on one cached batch, then the best one beside the loader; count host synchronisations."""
     name, dataset = settings.smallest()
-    loader = make_loader(settings, dataset, "pyav", dtype=torch.float32)
-    cached = next(endless(loader))
-    loader.close()
+    cached = {channels_last: _cached(settings, dataset, channels_last=channels_last) for channels_last in (False, True)}
     side, finite = crop_of(dataset), True
     notes.put(dataset=name, model=settings.model, batch=settings.batch)
     times: dict[str, float] = {}
     for variant, chosen in _VARIANTS.items():
         if settings.fake and chosen["compile"]:
             continue  # compiling takes longer than the whole rehearsal
-        steps = Steps(settings, side, **chosen)
-        times[variant] = 1e3 * timed(lambda steps=steps: steps(cached), settings)  # type: ignore[misc]
-        finite = finite and bool(torch.isfinite(steps(cached)).all())
+        steps, batch = Steps(settings, side, **chosen), cached[chosen["channels_last"]]
+        times[variant] = 1e3 * timed(lambda steps=steps, batch=batch: steps(batch), settings)  # type: ignore[misc]
+        finite = finite and bool(torch.isfinite(steps(batch)).all())
         notes.put(cached_ms={name: round(value, 2) for name, value in times.items()}, finite=int(finite))
     notes.put(channels_last_speedup=round(times["nchw"] / times["channels_last"], 3))
     best = min(times, key=times.__getitem__)
     notes.put(best=best)
-    _with_loader(settings, dataset, notes, Steps(settings, side, **_VARIANTS[best]), cached)
+    channels_last = _VARIANTS[best]["channels_last"]
+    steps = Steps(settings, side, **_VARIANTS[best])
+    _with_loader(settings, dataset, notes, steps, cached[channels_last], channels_last=channels_last)
 
 
-def _with_loader(settings: Settings, dataset: VideoDataset, notes: Notes, steps: Steps, cached: Any) -> None:
+def _cached(settings: Settings, dataset: VideoDataset, *, channels_last: bool) -> Any:
+    loader = make_loader(settings, dataset, "pyav", dtype=torch.float32, channels_last=channels_last)
+    with contextlib.closing(loader):
+        return next(endless(loader))
+
+
+def _with_loader(
+    settings: Settings, dataset: VideoDataset, notes: Notes, steps: Steps, cached: Any, *, channels_last: bool
+) -> None:
     """Measure steps fed by each decoder's loader against steps on the cached batch, in the same minute."""
     runs, _ = settings.on_device()
     decoders: list[str | Backend] = ["pyav", *runs]
     for decoder in decoders:
         name = decoder if isinstance(decoder, str) else decoder.name
         try:
-            loader = make_loader(settings, dataset, decoder, dtype=torch.float32)
+            loader = make_loader(settings, dataset, decoder, dtype=torch.float32, channels_last=channels_last)
         except FastvidError as error:
             notes.row("loaders", decoder=name, failed=error.message)
             continue

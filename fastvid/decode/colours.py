@@ -44,12 +44,14 @@ class Pixels:
         std: Standard deviation of R, G and B in [0, 1], not zero.
         dtype: A floating dtype.
         layout: "BCTHW" or "BTCHW".
+        channels_last: Memory format, see `empty_batch`.
     """
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     dtype: torch.dtype = torch.float32
     layout: Layout = "BCTHW"
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         if len(self.mean) != 3 or len(self.std) != 3 or 0 in self.std:
@@ -61,12 +63,35 @@ class Pixels:
 
     def empty(self, clips: int, frames: int, size: tuple[int, int], device: torch.device | str) -> Tensor:
         """Allocate an uninitialised batch [B, C, T, H, W] or [B, T, C, H, W]."""
-        order = (3, frames) if self.layout == "BCTHW" else (frames, 3)
-        return torch.empty((clips, *order, *size), dtype=self.dtype, device=device)
+        return empty_batch((clips, 3, frames, *size), self.layout, self.dtype, device, channels_last=self.channels_last)
 
     def channels(self) -> list[tuple[float, float]]:
         """Return the scale and bias of each channel, for ``level * scale + bias``."""
         return [(1 / (255 * std), -mean / std) for mean, std in zip(self.mean, self.std, strict=True)]
+
+
+def empty_batch(
+    shape: tuple[int, int, int, int, int],
+    layout: Layout,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    channels_last: bool = False,
+) -> Tensor:
+    """Allocate an uninitialised batch [B, C, T, H, W] or [B, T, C, H, W].
+
+    Args:
+        shape: B, C, T, H, W.
+        layout: Order of the axes of the tensor.
+        dtype: Any dtype.
+        device: Any device.
+        channels_last: Whether the channels of a pixel are neighbours in memory, which is then [B, T, H, W, C]; for
+            "BCTHW" this is `torch.channels_last_3d`. Otherwise the tensor is contiguous.
+    """
+    memory = "BTHWC" if channels_last else layout
+    sizes = dict(zip("BCTHW", shape, strict=True))
+    batch = torch.empty([sizes[axis] for axis in memory], dtype=dtype, device=device)
+    return batch.permute([memory.index(axis) for axis in layout])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -87,6 +87,8 @@ class ClipLoader:
         world_size: Processes that share each global batch.
         fields: Annotation columns to deliver in `Batch.fields`.
         layout: "BCTHW" or "BTCHW".
+        channels_last: Whether the channels of a pixel are neighbours in memory, as models in torch's channels-last
+            memory format expect: "BCTHW" is then `torch.channels_last_3d`. Values and shapes are the same.
         dtype: A floating type for normalised values, or torch.uint8 for levels 0 to 255.
         mean: Mean of R, G, B in 0 to 1; not used for torch.uint8.
         std: Standard deviation of R, G, B in 0 to 1; not used for torch.uint8.
@@ -133,6 +135,7 @@ class ClipLoader:
         world_size: int | None = None,
         fields: Sequence[str] = (),
         layout: Layout = "BCTHW",
+        channels_last: bool = False,
         dtype: torch.dtype = torch.float32,
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
@@ -173,9 +176,9 @@ class ClipLoader:
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
-        pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout)
+        pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout, channels_last)
         levels = None if dtype is torch.uint8 else pixels
-        spec = VideoSpec(frames.num_frames, self.spatial.crop.output, layout, levels, self._stream)
+        spec = VideoSpec(frames.num_frames, self.spatial.crop.output, layout, levels, self._stream, channels_last)
         if views is not None:
             check_views(views, self.frames, self.spatial, repeats=repeats)
         shape = BatchShape(spec, dtype, self.streams, self.flow_stack, views is not None, repeats > 1)

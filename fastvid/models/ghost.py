@@ -74,13 +74,14 @@ class GhostBatchNorm(_BatchNorm):
         return _one_after_another(out, groups)
 
     @torch.no_grad()
-    def update_running(self, share: float) -> None:
+    def update_running(self, share: Tensor | float) -> None:
         """Move the running statistics; see `update_running_stats`."""
         if not self._seen or self.running_mean is None or self.running_var is None:
             return
         momentum = 0.1 if self.momentum is None else self.momentum
         for running, total in ((self.running_mean, self._mean), (self.running_var, self._var)):
-            running.mul_(1.0 - momentum).add_(total, alpha=momentum * share / self._seen)
+            # Not as `alpha`, which the host would have to read if `share` is a tensor on a device.
+            running.mul_(1.0 - momentum).add_(total * (momentum * share / self._seen))
         self._seen = 0
 
 
@@ -144,12 +145,13 @@ def use_ghost_norm(model: nn.Module, group_size: int) -> nn.Module:
     return model
 
 
-def update_running_stats(model: nn.Module, share: float = 1.0) -> None:
+def update_running_stats(model: nn.Module, share: Tensor | float = 1.0) -> None:
     """Update the running statistics of all ghost batch norms from the batches seen since the last call.
 
     Args:
         model: Any model.
-        share: Clips of this process in this step, divided by the mean over all processes. Because the update is linear,
+        share: Clips of this process in this step, divided by the mean over all processes; a tensor on the device is
+            not read by the host. Because the update is linear,
             the mean of all processes' statistics then equals that of one process with the whole batch.
     """
     for module in model.modules():

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
+from fastvid.decode.backends import backends
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 IMAGES = ["Dockerfile.cpu", "Dockerfile.cuda"]
@@ -97,6 +99,18 @@ def test_the_cuda_image_can_compile_kernels_and_its_health_check_uses_no_gpu():
     assert {"gcc", "libc6-dev"} <= set(installs[0].split())
     check = next(step.text for step in final if step.word == "HEALTHCHECK")
     assert json.loads(check.partition("CMD")[2])[:3] == ["env", "CUDA_VISIBLE_DEVICES=", "fastvid"]
+
+
+def test_the_cuda_image_has_every_decoder_that_an_extra_installs():
+    extras = next(step.text for step in steps("Dockerfile.cuda") if step.text.startswith("EXTRAS=")).partition("=")[2]
+    header = (DOCKER / "Dockerfile.cuda").read_text().partition("ARG PYTHON_IMAGE")[0]
+    for_cuda_12 = re.search(r"EXTRAS=(\S+)", header)
+    assert for_cuda_12 is not None
+    named = [re.search(r"\[(.+)\]", one.install) for one in backends().values() if one.device == "cuda"]
+    wanted = {one[1] for one in named if one is not None}
+    assert wanted == {"nvdec", "dali-cuda13"}
+    assert wanted <= set(extras.split(","))
+    assert {name.replace("cuda13", "cuda12") for name in wanted} <= set(for_cuda_12[1].split(","))
 
 
 def test_the_cuda_image_requires_the_driver_of_its_build_argument():

@@ -18,7 +18,7 @@ from fastvid.load.workers import lanes
 from tests import fake_cuda
 from tests.load.fakes import FakeDataset, fake
 from tests.load.gpu_fakes import GpuDecoder, gpu
-from tests.load.tools import make, rows, until
+from tests.load.tools import channels_are_neighbours, make, rows, until
 
 WAYS = {
     "planes": ("PlanesDecoder", "PlanesDecoder"),
@@ -106,6 +106,17 @@ def test_batches_on_a_gpu_are_those_of_the_cpu(cuda, way, dtype, layout):
         assert rows(replace(ours, video=ours.valid)) == rows(replace(theirs, video=theirs.valid))
         for name in ("label", "weight", "valid"):
             assert torch.equal(getattr(ours, name), getattr(theirs, name))
+    assert not cuda.races
+
+
+@pytest.mark.parametrize(("dtype", "layout"), [(torch.uint8, "BTCHW"), (torch.bfloat16, "BCTHW")])
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_on_a_gpu_are_channels_last_where_asked(cuda, way, dtype, layout):
+    options = {"dtype": dtype, "layout": layout, "last": "mask", "device": "cuda:1", "decoder": WAYS[way][0]}
+    plain, made = make(FakeDataset(21), **options), make(FakeDataset(21), channels_last=True, **options)
+    for expected, batch in zip(plain, made, strict=True):
+        assert channels_are_neighbours(batch.video.cpu(), layout)
+        assert torch.equal(batch.video.cpu(), expected.video.cpu())
     assert not cuda.races
 
 

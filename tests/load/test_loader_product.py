@@ -8,7 +8,7 @@ import torch
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.errors import UsageError
 from tests.load.fakes import FakeDataset, fake, picture
-from tests.load.tools import make
+from tests.load.tools import channels_are_neighbours, make
 
 
 def test_pixels_belong_to_the_rows_sample_frames_and_crop():
@@ -82,6 +82,21 @@ def test_layouts_differ_only_in_the_order_of_axes(dtype, decoder):
         assert frames_first.video.shape == (8, 3, 3, 16, 16)
         assert channels_first.video.dtype == frames_first.video.dtype == dtype
         assert torch.equal(channels_first.video.transpose(1, 2), frames_first.video)
+
+
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decoder", ["RgbDecoder", "PlanesDecoder"])
+def test_channels_last_changes_only_the_order_in_memory(layout, dtype, decoder):
+    options = {"dtype": dtype, "layout": layout, "decoder": fake(decoder), "last": "mask"}
+    dataset = FakeDataset(21)
+    dataset.damage(5)
+    options |= {"on_error": "skip", "max_skip_rate": 1.0}
+    for plain, batch in zip(make(dataset, **options), make(dataset, channels_last=True, **options), strict=True):
+        assert plain.video.is_contiguous()
+        assert channels_are_neighbours(batch.video, layout)
+        assert batch.video.dtype == dtype
+        assert torch.equal(batch.video, plain.video)
 
 
 def test_half_precision_is_rounded_once():

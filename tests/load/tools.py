@@ -47,6 +47,12 @@ def rows(batch):
     ]
 
 
+def channels_are_neighbours(video, layout="BCTHW"):
+    """Return whether a batch is in torch's channels-last memory format."""
+    first = video if layout == "BCTHW" else video.transpose(1, 2)
+    return first.is_contiguous(memory_format=torch.channels_last_3d)
+
+
 def epoch_of(dataset, world, **options):
     """Return the rest of an epoch as global batches: the rows of all ranks in order."""
     ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]

@@ -71,7 +71,7 @@ class ToyLoader:
                 weight=valid.float() / (share.stop - share.start),
                 valid=valid,
                 key=tuple(f"s{sample}" if sample >= 0 else "" for sample in samples),
-                frame_index=torch.zeros(len(samples), 2, dtype=torch.int64),
+                frame_index=torch.where(valid[:, None], 0, -1).expand(-1, 2),
                 sample=torch.from_numpy(samples),
                 position=torch.from_numpy(share.positions),
                 epoch=self.epoch,

@@ -47,10 +47,7 @@ class DeviceRgbSink:
         """See `fastvid.load.batch.sinks.Sink`."""
         spec, video = self._spec, self._video
         del self._video
-        if spec.pixels is not None:
-            video = finish_rgb(video, spec.pixels)
-        elif spec.layout == "BTCHW":
-            video = video.transpose(1, 2).contiguous()
+        video = spec.arranged(video) if spec.pixels is None else finish_rgb(video, spec.pixels)
         for row, good in enumerate(self._good):
             if not good:
                 video[row] = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastvid.decode.colours import Layout
+from fastvid.decode.colours import Layout, empty_batch
 from fastvid.decode.pixels import resize
 from fastvid.decode.request import ClipRequest
 from fastvid.format.flow import STEPS, ZERO
@@ -33,6 +33,7 @@ class FlowSpec:
         layout: Order of the axes.
         dtype: A floating type.
         stream: Where the tensor is allocated and filled.
+        channels_last: Memory format, see `fastvid.decode.colours.empty_batch`.
     """
 
     num_frames: int
@@ -41,6 +42,7 @@ class FlowSpec:
     layout: Layout
     dtype: torch.dtype
     stream: LoaderStream
+    channels_last: bool = False
 
 
 class FlowSink(HostPlanes):
@@ -53,9 +55,8 @@ class FlowSink(HostPlanes):
     def finish(self) -> Tensor:
         """See `fastvid.load.batch.sinks.Sink`."""
         spec = self._spec
-        order = (2 * spec.stack, spec.num_frames)
-        axes = order if spec.layout == "BCTHW" else order[::-1]
-        flow = torch.zeros((len(self._clips), *axes, *spec.size), dtype=spec.dtype, device=spec.stream.device)
+        shape = (len(self._clips), 2 * spec.stack, spec.num_frames, *spec.size)
+        flow = empty_batch(shape, spec.layout, spec.dtype, spec.stream.device, channels_last=spec.channels_last).zero_()
         moved = spec.stream.upload(self._take())
         for row, (clip, good) in enumerate(zip(self._clips, self._good, strict=True)):
             if clip is None or not good:

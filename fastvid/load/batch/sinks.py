@@ -19,7 +19,7 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 import torch
 
-from fastvid.decode.colours import ClipPlanes, Layout, Pixels
+from fastvid.decode.colours import ClipPlanes, Layout, Pixels, empty_batch
 from fastvid.decode.pixels import finish_planes, finish_rgb
 from fastvid.decode.request import Output, Planes, Rgb
 from fastvid.load.clips.clip import BatchRow, Clip, as_clips
@@ -44,6 +44,7 @@ class VideoSpec:
         layout: Order of the axes.
         pixels: How values are normalised; None for uint8 levels 0 to 255 as decoded.
         stream: Where the tensor is allocated and filled.
+        channels_last: Memory format, see `fastvid.decode.colours.empty_batch`.
     """
 
     num_frames: int
@@ -51,6 +52,16 @@ class VideoSpec:
     layout: Layout
     pixels: Pixels | None
     stream: LoaderStream
+    channels_last: bool = False
+
+    def arranged(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return uint8 levels [B, 3, T, H, W] on the device in the layout and memory format of the batch."""
+        if self.layout == "BCTHW" and not self.channels_last:
+            return levels
+        clips, device = len(levels), self.stream.device
+        shape = (clips, 3, self.num_frames, *self.size)
+        video = empty_batch(shape, self.layout, torch.uint8, device, channels_last=self.channels_last)
+        return video.copy_(levels if self.layout == "BCTHW" else levels.transpose(1, 2))
 
 
 class Sink(Protocol):
@@ -96,8 +107,8 @@ class RgbMemory:
         # Another device gets uint8 as decoded and normalises and transposes there. On the host half precision is
         # converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
         channels = tuple(pixels.channels()) if pixels is not None and on_host else None
-        frames_first = spec.layout == "BTCHW" and on_host
-        self.layout = RowLayout(spec.num_frames, spec.size, frames_first, channels)
+        order = "CTHW" if not on_host else "THWC" if spec.channels_last else spec.layout[1:]
+        self.layout = RowLayout(spec.num_frames, spec.size, order, channels)
 
 
 class RgbSink:
@@ -148,10 +159,11 @@ class RgbSink:
         video, host = torch.from_numpy(self._video), self._host
         del self._video, self._host
         if spec.stream.device.type == "cpu":
+            video = video.permute(0, *(1 + self._memory.layout.order.index(axis) for axis in spec.layout[1:]))
             return video if pixels is None else video.to(pixels.dtype)
         video = spec.stream.upload(host).view(video.shape)
         if pixels is None:
-            return video if spec.layout == "BCTHW" else video.transpose(1, 2).contiguous()
+            return spec.arranged(video)
         video = finish_rgb(video, pixels)
         for row in self._blank:
             video[row] = 0
@@ -255,7 +267,7 @@ class PlanesSink(HostPlanes):
 
 def video_of(planes: Sequence[ClipPlanes | None], spec: VideoSpec) -> torch.Tensor:
     """Return the video tensor of a batch, on the device of the planes; rows without planes are zero."""
-    pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout)
+    pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout, channels_last=spec.channels_last)
     rows = [row for row, clip in enumerate(planes) if clip is not None]
     good = [clip for clip in planes if clip is not None]
     if len(good) == len(planes):

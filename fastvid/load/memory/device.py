@@ -48,6 +48,14 @@ def resolve(device: str | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
+def upload(host: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device on the current stream, without waiting; on a CPU return it."""
+    if device.type != "cuda":
+        return host.to(device)
+    # torch gives pinned memory to nobody else before the copy has completed.
+    return (host if host.is_pinned() else host.pin_memory()).to(device, non_blocking=True)
+
+
 class LoaderStream:
     """The stream of a loader's batches. On a CPU every method returns at once.
 
@@ -78,11 +86,8 @@ class LoaderStream:
         return None if self._stream is None else self._stream.record_event()
 
     def upload(self, host: Tensor) -> Tensor:
-        """Copy a tensor of the host to the device, from pinned memory; on a CPU return it. Call it within `use`."""
-        if self._stream is None:
-            return host.to(self.device)
-        # torch gives pinned memory to nobody else before the copy has completed.
-        return (host if host.is_pinned() else host.pin_memory()).to(self.device, non_blocking=True)
+        """Copy a tensor of the host to the device, see `upload`. Call it within `use`."""
+        return upload(host, self.device)
 
     def hand_over(self, tensors: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
         """Give tensors of this stream to the calling thread's current stream.

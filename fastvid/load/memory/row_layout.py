@@ -20,13 +20,13 @@ class RowLayout:
     Attributes:
         num_frames: T.
         size: Height and width in pixels.
-        frames_first: Whether the shape is [T, 3, H, W] instead of [3, T, H, W].
+        order: Order of the axes in memory: "CTHW", "TCHW" or "THWC".
         channels: Scale and bias of each channel, for float32 ``value * scale + bias``; None keeps uint8 values.
     """
 
     num_frames: int
     size: tuple[int, int]
-    frames_first: bool = False
+    order: str = "CTHW"
     channels: tuple[tuple[float, float], ...] | None = None
 
     @property
@@ -37,8 +37,9 @@ class RowLayout:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Shape of the row in memory."""
-        axes = (self.num_frames, 3) if self.frames_first else (3, self.num_frames)
-        return (*axes, *self.size)
+        sizes = dict(zip("CTHW", self.levels_shape, strict=True))
+        one, two, three, four = (sizes[axis] for axis in self.order)
+        return one, two, three, four
 
     @property
     def levels_shape(self) -> tuple[int, int, int, int]:
@@ -53,7 +54,7 @@ class RowLayout:
     @property
     def as_decoded(self) -> bool:
         """Whether decoders can write the row directly."""
-        return self.channels is None and not self.frames_first
+        return self.channels is None and self.order == "CTHW"
 
     def view(self, memory: UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
@@ -61,7 +62,7 @@ class RowLayout:
 
     def channels_first(self, row: npt.NDArray[np.float32] | UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
         """Return the row viewed as [3, T, H, W]."""
-        return row.transpose(1, 0, 2, 3) if self.frames_first else row
+        return row.transpose([self.order.index(axis) for axis in "CTHW"])
 
     def fill(self, row: npt.NDArray[np.float32] | UInt8Array, levels: UInt8Array) -> None:
         """Convert decoded values and write them to the row.

@@ -142,7 +142,8 @@ class ActiveBackends:
     def _flow(self) -> list[OpenSink]:
         shape, product = self._shape, self._shape.product
         numbers = shape.dtype if shape.dtype.is_floating_point else torch.float32
-        flow = FlowSpec(product.num_frames, shape.flow_stack, product.size, product.layout, numbers, product.stream)
+        picture = (product.num_frames, shape.flow_stack, product.size, product.layout)
+        flow = FlowSpec(*picture, numbers, product.stream, product.channels_last)
         return [partial(FlowSink, flow)]
 
     def _rgb(self, chosen: Sequence[Backend]) -> list[OpenSink]:

@@ -125,8 +125,8 @@ class ModelConfig:
     Attributes:
         name: A name from `fastvid.models.zoo`, or ``module:callable``.
         num_classes: Width of the last layer; None uses the number of classes in the dataset.
-        channels_last: Use the channels-last memory format, equal up to rounding; None uses it on GPUs with `run.amp`,
-            whose 16-bit convolutions would otherwise transpose every input.
+        channels_last: Use the channels-last memory format for the model and its batches, equal up to rounding; None
+            uses it on GPUs with `run.amp`, whose 16-bit convolutions would otherwise transpose every input.
         weights: File of initial weights, see `fastvid.models.weights`; None uses random initialization. Two-stream
             networks take one file for both streams, or SPATIAL,TEMPORAL.
         ghost_norm: Compute batch norm over groups of `data.group_size` clips instead of over a rank's micro-batch.

@@ -106,7 +106,7 @@ class Stepper:
         replica.scaler.step(replica.optimizer)
         replica.scaler.update()
         if self.ghost_norm:
-            ghost.update_running_stats(replica.model, float(scale) * len(batch) / (batch.stop - batch.start))
+            ghost.update_running_stats(replica.model, scale * len(batch) / (batch.stop - batch.start))
         with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
             self.strategy.maybe_sync(replica, sums)
         if replica.average is not None:

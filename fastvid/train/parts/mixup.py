@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastvid.load.batch.batch import Batch
+from fastvid.load.memory.device import upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +57,10 @@ class Mixer:
         rows, size = len(batch), self.group_size
         assert rows % size == 0, (rows, size)
         video = batch.video
-        mirrored = torch.arange(rows).view(-1, size).flip(1).reshape(-1).to(video.device)
-        partner = batch.label[mirrored]
-        both = (batch.valid & batch.valid[mirrored]).tolist()
+        partner = batch.label.view(-1, size).flip(1).reshape(-1)
+        # Read from the host's copy: `batch.valid` is on the device, and the host would wait for all of its work.
+        shown = (batch.frame_index.flatten(1)[:, 0] >= 0).view(-1, size)
+        both = (shown & shown.flip(1)).reshape(-1).tolist()
         out = video.clone()
         own = torch.ones(rows, dtype=torch.float64)
         for first in range(0, rows, size):
@@ -79,7 +81,7 @@ class Mixer:
                     part = (..., slice(down, down + height), slice(right, right + width))
                     out[row][part] = video[other][part]
                     own[row] = 1.0 - height * width / (video.shape[-2] * video.shape[-1])
-        return Mixed(out, partner, own.to(video.device))
+        return Mixed(out, partner, upload(own, video.device))
 
     def _draws(self, epoch: int, position: int) -> np.random.Generator:
         words = hashlib.blake2b(f"{self.seed}:{epoch}:{position}".encode(), digest_size=16).digest()

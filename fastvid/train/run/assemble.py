@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import IGNORED_LABEL, Batch
 from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.loader import ClipLoader
+from fastvid.load.memory.device import upload
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
 from fastvid.models.pipeline import local_devices, place_on_devices
@@ -160,6 +161,7 @@ def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE
         num_threads=data.num_threads,
         workers=data.workers,
         prefetch=data.prefetch,
+        channels_last=channels_last(config, member.device),
     )
     return Labelled(clips, data.label)
 
@@ -197,7 +199,7 @@ class Labelled:
         for batch in self.clips:
             values = batch.fields[self.column]
             label = torch.tensor([IGNORED_LABEL if value is None else int(value) for value in values])
-            yield replace(batch, label=label.to(batch.video.device).where(batch.valid, IGNORED_LABEL))
+            yield replace(batch, label=upload(label, batch.video.device).where(batch.valid, IGNORED_LABEL))
 
     def __len__(self) -> int:
         return len(self.clips) if self.epoch == self.clips.epoch else 0
@@ -243,7 +245,6 @@ def build_model(config: Config, member: Member) -> nn.Module:
         for parameter in model.parameters():
             if parameter.ndim in _FORMATS:
                 parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
-        model.register_forward_pre_hook(_channels_last)
     if config.model.pipeline > 1:
         place_on_devices(model, local_devices(member.device, config.model.pipeline), config.model.pipeline_batches)
     if config.model.compile:
@@ -252,7 +253,7 @@ def build_model(config: Config, member: Member) -> nn.Module:
 
 
 def channels_last(config: Config, device: torch.device) -> bool:
-    """Return whether a model on a device uses the channels-last memory format."""
+    """Return whether a model on a device, and the batches for it, use the channels-last memory format."""
     chosen = config.model.channels_last
     return device.type == "cuda" and config.run.amp != "off" if chosen is None else chosen
 
@@ -280,10 +281,6 @@ def check_streams(config: Config, model: nn.Module) -> None:
             f"data.flow_stack is {data.flow_stack}, the model was built for {stack}",
             hint=f"set data.flow_stack={stack} or model.options.flow_stack={data.flow_stack}",
         )
-
-
-def _channels_last(_model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(clips.contiguous(memory_format=torch.channels_last_3d) for clips in inputs)
 
 
 def load_initial_weights(config: Config, model: nn.Module) -> None:

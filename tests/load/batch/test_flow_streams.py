@@ -21,7 +21,7 @@ from fastvid.load.loader import ClipLoader
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from tests import datasets, fake_cuda
-from tests.load.tools import FixedCrop, FixedFrames
+from tests.load.tools import FixedCrop, FixedFrames, channels_are_neighbours
 from tests.makers import encode, texture
 
 pytest.importorskip("cv2", reason="optical flow needs OpenCV")
@@ -110,6 +110,15 @@ def test_a_stream_is_the_same_alone_and_with_the_other(folder, layout):
     assert torch.equal(both.frame_index, motion.frame_index)
     assert both.key == pictures.key == motion.key
     assert both.flow.shape == ((3, 4, 3, 32, 32) if layout == "BCTHW" else (3, 3, 4, 32, 32))
+
+
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
+def test_channels_last_flow_has_the_same_values(folder, layout):
+    (plain,) = batches(folder, flow_stack=2, layout=layout)
+    (batch,) = batches(folder, flow_stack=2, layout=layout, channels_last=True)
+    assert channels_are_neighbours(batch.flow, layout)
+    assert not channels_are_neighbours(plain.flow, layout)
+    assert torch.equal(batch.flow, plain.flow)
 
 
 @pytest.mark.parametrize("streams", ["flow", ("rgb", "flow")])

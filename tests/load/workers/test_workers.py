@@ -93,6 +93,8 @@ class OwnSampler:
         {"dtype": torch.float32},
         {"dtype": torch.float32, "layout": "BTCHW"},
         {"dtype": torch.float16},
+        {"dtype": torch.float32, "channels_last": True},
+        {"layout": "BTCHW", "channels_last": True},
         {"layout": "BTCHW"},
         {"frames": OwnSampler()},
         {"frames": Segments(4, jitter=False), "spatial": CenterCrop(32), "views": Views(2, 3)},

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,11 +17,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastvid.errors import UsageError
+from fastvid.load.batch.batch import IGNORED_LABEL, Batch
+from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.workers import lanes
 from fastvid.models.ghost import update_running_stats, use_ghost_norm
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, OptimConfig
 from fastvid.train.loop.step import Stepper
 from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.mixup import Mixer
 from fastvid.train.parts.optim import load_optimizer, make_optimizer
 from fastvid.train.parts.optim_large import Lamb, Lars
 from fastvid.train.parts.replica import Replica
@@ -29,6 +34,8 @@ from fastvid.train.ranks import elastic
 from fastvid.train.ranks.elastic import SHARED_DEVICE, Member, device_of, join
 from fastvid.train.records.exposure import Exposure
 from fastvid.train.run import assemble
+from tests import fake_cuda
+from tests.load.fakes import FakeDataset, fake
 from tests.train import toy
 
 CPU = torch.device("cpu")
@@ -210,6 +217,86 @@ def test_a_model_on_a_gpu_is_channels_last_and_tries_cudnns_algorithms(
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in kernels)
 
 
+@pytest.mark.parametrize("chosen", [True, False])
+def test_batches_reach_a_channels_last_model_without_a_copy(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, chosen: bool
+) -> None:
+    monkeypatch.setattr(lanes, "backend", fake)
+    base = configured(tmp_path)
+    crop = {"spatial": (RandomCrop(16),), "eval_spatial": (CenterCrop(16),), "decoder": "PlanesDecoder"}
+    config = replace(
+        base, model=replace(base.model, channels_last=chosen), data=replace(base.data, num_threads=1, **crop)
+    )
+    member = Member(World(), CPU)
+    model, seen = assemble.build_model(config, member), []
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    batch = next(iter(assemble.train_loader(config, FakeDataset(64), member)))
+    for video in (batch.video, Mixer(0.4, 0.0, 2, seed=1)(batch).video):
+        model(video)
+        assert (seen[-1].data_ptr() == video.data_ptr()) is chosen
+        assert seen[-1].is_contiguous(memory_format=torch.channels_last) is chosen
+
+
+def toy_batch() -> Batch:
+    return next(iter(toy.ToyLoader(World(), group=2, bad=(3, 5))))
+
+
+def moved(batch: Batch) -> Batch:
+    return replace(batch, **{name: getattr(batch, name).to("cuda:0") for name in ("video", "label", "weight", "valid")})
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0)])
+def test_mixing_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch, mixup: float, cutmix: float) -> None:
+    batch = toy_batch()
+    expected = Mixer(mixup, cutmix, 2, seed=1)(batch)
+    cuda = fake_cuda.install(monkeypatch)
+    there = moved(batch)
+    cuda.syncs.clear()
+    mixed = Mixer(mixup, cutmix, 2, seed=1)(there)
+    assert not cuda.syncs
+    for name in ("video", "partner", "own"):
+        assert torch.equal(getattr(mixed, name).cpu(), getattr(expected, name))
+    # Positive control: reading a tensor of the device is noticed.
+    there.valid.tolist()
+    assert cuda.syncs
+
+
+def test_labels_of_another_column_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = fake_cuda.install(monkeypatch)
+    batch = moved(toy_batch())
+    batch = replace(batch, fields={"picture": tuple(range(len(batch)))})
+    clips = MagicMock(
+        epoch=0, **{"state_dict.return_value": {"epoch": 0}, "__iter__.side_effect": lambda: iter([batch])}
+    )
+    cuda.syncs.clear()
+    (found,) = assemble.Labelled(clips, "picture")
+    assert not cuda.syncs
+    wanted = torch.arange(len(batch)).where(batch.valid.cpu(), IGNORED_LABEL)
+    assert torch.equal(found.label.cpu(), wanted)
+
+
+def test_a_step_does_not_read_its_loss_scale(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = configured(tmp_path)
+    optim = replace(base.optim, groups="plain")
+    data = replace(base.data, group_size=2)
+    config = replace(base, optim=optim, data=data, model=replace(base.model, name="toy", ghost_norm=True))
+    member = Member(World(), CPU)
+    found = []
+    for scale in (2.0, torch.tensor(2.0, dtype=torch.float64)):
+        model = use_ghost_norm(toy.net(norm=True), 2)
+        schedule = Schedule.of(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
+        replica = Replica(model, make_optimizer(model, optim), schedule)
+        strategy = build_strategy("ddp", member, {})
+        monkeypatch.setattr(strategy, "loss_scale", lambda _, scale=scale: scale)
+        with Calls() as calls:
+            Stepper.of(config, member, strategy).step(replica, toy_batch())
+        assert not calls.names["_local_scalar_dense"]
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value)
+
+
 class Event:
     """Stands for `torch.cuda.Event`; time is the number of the record."""
 
@@ -270,7 +357,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     monkeypatch.setattr(elastic, "rendezvous", lambda *_, **__: iter([(None, 1, 2)]))
     monkeypatch.setattr(elastic, "check_rendezvous", lambda *_: None)
-    monkeypatch.setattr(elastic, "gather_bytes", lambda data, _member: [data, data])
+    monkeypatch.setattr(elastic, "gather_bytes", lambda data, _: [data, data])
     for name, value in {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setitem(os.environ, name, value)
     monkeypatch.delenv(SHARED_DEVICE, raising=False)
