@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
@@ -15,6 +17,7 @@ class LocalServer(ThreadingHTTPServer):
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        self._connections: set[socket.socket] = set()
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def __enter__(self) -> Self:
@@ -25,6 +28,18 @@ class LocalServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join()
+        # Handlers of open connections would continue to answer, because clients keep connections for later requests.
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def close_request(self, request: socket.socket) -> None:
+        self._connections.discard(request)
+        super().close_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # clients go away in the middle, on purpose or because they have seen enough

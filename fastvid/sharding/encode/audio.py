@@ -28,7 +28,7 @@ from fastvid.media.demuxer import fraction, open_demuxer
 from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
-from fastvid.media.source_file import OpenSource
+from fastvid.media.source_file import OpenSource, private_copy
 from fastvid.sharding.encode.streams import Audio
 from fastvid.sharding.encode.transcode import FfmpegLog, read_back, run_ffmpeg
 
@@ -100,6 +100,10 @@ def extract_audio(
         spans: Start and end of each sample in seconds from the first frame of the video.
         limits: Resource limits of the source.
         patience: Factor on the time limit.
+
+    Raises:
+        SourceError: If there is no space for temporary files, which is transient.
+        OSError: If the source cannot be read.
     """
     if choice == "drop":
         return SampleAudio.none(len(spans))
@@ -111,9 +115,13 @@ def extract_audio(
         data = _write(build, source, found, spans, limits, patience, copied=copied)
         checked = [_check(member, float(end - start)) for member, (start, end) in zip(data, spans, strict=True)]
     except SourceError as error:
-        if error.transient or not source.private:  # the disk may be at fault; a private copy tells
+        if error.transient:
             raise
-        return SampleAudio.none(len(spans), DAMAGED)
+        if source.private:
+            return SampleAudio.none(len(spans), DAMAGED)
+        # FFmpeg reports an error of the disk like damage, so audio is judged by a copy. The video need not be redone.
+        with private_copy(source) as copy:
+            return extract_audio(build, choice, copy, spans, limits, patience=patience)
     members = tuple(member if info is not None else None for member, info in zip(data, checked, strict=True))
     warnings = [ENCODED] if choice == "copy" and not copied else []
     warnings += [NO_AUDIO] if None in members else []

@@ -164,7 +164,8 @@ def _sound(
     spans = [(first / rate, last / rate) for first, last in (part or (0, info.timing.frames) for part in parts)]
     limits = settings.limits
     allowed = audio_seconds(source, spans, limits)
-    report("audio", task.patience * (allowed + 2 * limits.seconds))
+    # Damaged audio is copied and extracted a second time.
+    report("audio", task.patience * (2 * (allowed + 2 * limits.seconds) + limits.read_seconds(source.size)))
     return extract_audio(settings.build, settings.streams.audio, source, spans, limits, patience=task.patience)
 
 
