@@ -66,7 +66,7 @@ MEANING: dict[Reason, str] = {
     Reason.TIMEOUT: "it took longer than the limit, even in a retry by itself",
     Reason.MEMORY: "it needs more memory than the limit",
     Reason.NO_SPACE: "the disk for temporary files was full; the file is not rejected, the job stops",
-    Reason.CRASHED: "the worker process died, even in a retry by itself",
+    Reason.CRASHED: "the worker process died, even in two retries by itself",
     Reason.ENCODE_FAILED: "ffmpeg failed for another reason; its message is in the ledger",
     Reason.VERIFY_FAILED: "the encoded sample does not pass verification",
     Reason.NO_INDEX: "its packets cannot be used unchanged; re-encode it with a profile",

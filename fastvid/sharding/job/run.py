@@ -16,6 +16,7 @@ from typing import Final
 from fastvid.errors import JobError
 from fastvid.format.schema import LEDGER_PARTS, shard_stem
 from fastvid.format.shard import sample_members, write_shard
+from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.engines.engine import Engine
@@ -40,8 +41,14 @@ Members = tuple[str, Mapping[str, bytes]]
 
 
 def retry_alone(engine: Engine, task: Task) -> Outcome:
-    """Retry a task whose outcome was transient, without others in parallel, and return its final outcome."""
-    (outcome,) = engine.run([replace(task, patience=_PATIENCE)])
+    """Retry a task whose outcome was transient, without others in parallel, and return its final outcome.
+
+    A source whose worker dies is tried once more: something else may have killed the worker just then.
+    """
+    for _ in range(2):
+        (outcome,) = engine.run([replace(task, patience=_PATIENCE)])
+        if outcome.reason is not Reason.CRASHED:
+            break
     return replace(outcome, transient=False)
 
 
