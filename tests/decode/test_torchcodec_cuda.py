@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torchcodec
 
 from fastvid.decode import engines
 from fastvid.decode import torchcodec as ours
@@ -91,7 +90,8 @@ def test_fallback_to_the_cpu_is_an_error(gpu, videos):
 def test_version_without_nvdec_is_unavailable(version, why, monkeypatch):
     fake_cuda.install(monkeypatch)
     monkeypatch.setattr(engines, "capabilities", lambda device_id: {Codec.H264: 5})
-    monkeypatch.setattr(torchcodec, "__version__", version)
+    # By name: only the back-end's own import of torchcodec lets it use PyAV's FFmpeg.
+    monkeypatch.setattr("torchcodec.__version__", version)
     found = backend("torchcodec-cuda").why_unavailable(3)
     assert found is None if why is None else why in found
 
