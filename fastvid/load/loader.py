@@ -328,11 +328,14 @@ class ClipLoader:
                 if work is None:
                     break
                 waited = time.perf_counter() - asked
+                step.add(work.counters)
+                samples = work.plan.samples
+                step.clips, step.batches = sum(sample != MASKED for sample in samples), 1
+                # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
+                self._skips.take(work.errors, len(samples), step, self.stats.total, *self._assembler.views)
                 with self._copies:
                     batch = run.take(work)
-                step.add(work.counters)
-                step.clips, step.batches = sum(sample != MASKED for sample in work.plan.samples), 1
-                self._skips.take(work.errors, len(batch), step, self.stats.total, *self._assembler.views)
+                step.finish_seconds = work.counters.finish_seconds
                 if first:
                     step.fill_seconds = waited
                 else:
