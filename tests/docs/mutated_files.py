@@ -28,16 +28,21 @@ def section() -> str:
         "spliced at random and packed by `compact` and by `copy` (`make soak`).",
         f"Jobs that hung: {record['hangs']}; that ended early: {record['job_ends']}.",
         f"All {sums['compared']:,} packed samples were compared with ffmpeg's decode of the damaged file. Samples that",
-        f"show other pictures or another order, or do not decode: {sums['other']}.",
-        f"In {sums['unsettled']} more, ffmpeg itself decodes a damaged picture differently with other threads.",
+        f"show other pictures or another order, or do not decode (*wrong* below): {sums['other']}.",
+        f"In {sums['unsettled']} more (*undefined* below), ffmpeg itself decodes other pixels in each run: a decoder",
+        "that loses a slice without an error shows what its memory contained, mostly an earlier frame. If such a",
+        "source is packed again, its sample can differ.",
         "Many decoders report no error for damage. Then pictures are packed that the intact file does not have:",
         "",
-        "| codec | damaged files | packed by `compact` | with damaged pictures | packed by `copy` | with such |",
-        "|---|---|---|---|---|---|",
+        "| codec | damaged files | packed by `compact` | with damaged pictures | undefined | wrong "
+        "| packed by `copy` | with damaged pictures | undefined | wrong |",
+        "|" + "---|" * 10,
     ]
     for codec, name in NAMES.items():
-        compact, copy = (record["outcomes"][codec][profile] for profile in ("compact", "copy"))
-        cells = [compact["files"], compact["packed"], compact["damaged"], copy["packed"], copy["damaged"]]
+        profiles = record["outcomes"][codec]
+        cells = [profiles["compact"]["files"]]
+        for profile in ("compact", "copy"):
+            cells += [profiles[profile][count] for count in ("packed", "damaged", "unsettled", "other")]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     lines += [
         "",
