@@ -10,7 +10,9 @@ A sample's number is its row in the annotations. Rows of a shard are consecutive
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, Self
 
@@ -19,19 +21,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import FormatError, SampleNotFoundError, UsageError
+from fastvid.errors import ConflictError, FormatError, SampleNotFoundError, UsageError
 from fastvid.format.filters import matching_rows
 from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
-from fastvid.format.generations import read_annotations, read_generation
+from fastvid.format.generations import history, read_annotations, read_generation, read_head
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.format.shard import Shard
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.hashing import sha256
 from fastvid.storage import Storage, open_storage
 
+_LOG = logging.getLogger(__name__)
+
 _SPLIT: Final = "split"
+# A writer that commits every few milliseconds is a runaway loop, so give up eventually.
+_ATTEMPTS: Final = 10
+
+Edit = Callable[[Generation, pa.Table], tuple[Generation, pa.Table] | None]
 
 
 class Dataset:
@@ -217,7 +225,7 @@ class Dataset:
             keep = pc.and_(keep, self._in_split(self.split))
         rows = np.flatnonzero(keep.fill_null(False).to_numpy())
         if self.where is not None:
-            rows = np.intersect1d(rows, matching_rows(self._with_class(table), self.where), assume_unique=True)
+            rows = rows[np.isin(rows, matching_rows(self._with_class(table), self.where), kind="table")]
         if not len(rows):
             raise UsageError("no sample matches", split=self.split, where=self.where, file=self.storage.url)
         return rows
@@ -242,6 +250,36 @@ class Dataset:
             present = ", ".join(sorted(str(v) for v in values if v is not None))
             raise UsageError(f"no sample has {column} {value!r}", file=self.storage.url, hint=f"use one of {present}")
         return pc.equal(self.annotations[column], value)
+
+
+def change(storage: Storage, edit: Edit) -> Generation:
+    """Commit the result of `edit` on the current generation and its annotations; retry if another change came first.
+
+    Args:
+        storage: The dataset's folder.
+        edit: Returns the new state, or None if there is nothing to change; may be called more than once.
+
+    Returns:
+        The generation that is current afterwards.
+
+    Raises:
+        StorageError: If there is no dataset.
+        ConflictError: If other changes kept winning the race to commit.
+    """
+    for attempt in range(_ATTEMPTS):
+        head = read_head(storage)
+        generation = next(history(storage, head))
+        made = edit(generation, read_annotations(storage, generation))
+        if made is None:
+            return generation
+        try:
+            new = replace(made[0], number=generation.number + 1)
+            return commit_generation(storage, head.dataset_id, new, made[1], head=head)
+        except ConflictError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            _LOG.info("the dataset was changed by someone else; retrying on the new generation")
+    raise AssertionError("unreachable")
 
 
 def open_shard(storage: Storage, generation: Generation, index: int) -> Shard:

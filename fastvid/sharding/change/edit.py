@@ -6,8 +6,7 @@ generation continues to read it until `fastvid gc` deletes it.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,20 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import ConflictError, UsageError
-from fastvid.format.generations import Generation, commit_generation, history, read_annotations, read_head
+from fastvid.errors import UsageError
+from fastvid.format.dataset import change
+from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.units import things
 from fastvid.storage import Storage
 
-_LOG = logging.getLogger(__name__)
-
-# A writer that commits every few milliseconds is a runaway loop, so give up eventually.
-_ATTEMPTS: Final = 10
 # Number of unknown keys that a message lists.
 _SHOWN: Final = 10
-
-Edit = Callable[[Generation, pa.Table], tuple[Generation, pa.Table] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,36 +141,6 @@ def relabel_samples(
 
     current = change(storage, edit)
     return replace(done, generation=current.number)
-
-
-def change(storage: Storage, edit: Edit) -> Generation:
-    """Commit the result of `edit` on the current generation and its annotations; retry if another change came first.
-
-    Args:
-        storage: The dataset's folder.
-        edit: Returns the new state, or None if there is nothing to change; may be called more than once.
-
-    Returns:
-        The generation that is current afterwards.
-
-    Raises:
-        StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
-    """
-    for attempt in range(_ATTEMPTS):
-        head = read_head(storage)
-        generation = next(history(storage, head))
-        made = edit(generation, read_annotations(storage, generation))
-        if made is None:
-            return generation
-        try:
-            new = replace(made[0], number=generation.number + 1)
-            return commit_generation(storage, head.dataset_id, new, made[1], head=head)
-        except ConflictError:
-            if attempt + 1 == _ATTEMPTS:
-                raise
-            _LOG.info("the dataset was changed by someone else; retrying on the new generation")
-    raise AssertionError("unreachable")
 
 
 def _rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:

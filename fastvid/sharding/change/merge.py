@@ -13,12 +13,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from fastvid.format.dataset import annotation_table
+from fastvid.format.dataset import annotation_table, change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.schema import LEDGER, LEDGER_SCHEMA, shard_stem
 from fastvid.runtime import faults
 from fastvid.runtime.units import things
-from fastvid.sharding.change.edit import ClassNames, change
+from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.job.commit import annotation_rows, shard_records
 from fastvid.sharding.job.ledger import Part, Row, problem_row, read_ledger, write_ledger

@@ -12,13 +12,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import pyarrow as pa
+
 from fastvid.errors import FormatError, StorageError, UsageError
+from fastvid.format.dataset import change
 from fastvid.format.facts import with_facts
 from fastvid.format.generations import (
+    Generation,
     ShardRecord,
-    commit_generation,
     history,
-    read_annotations,
     read_generation,
     read_head,
     upgrade_records,
@@ -180,14 +182,15 @@ def rebuild(
 
 def _add_facts(storage: Storage) -> None:
     """Add frame rate, size and duration to the annotations of a dataset that 0.1 made, in a new generation."""
-    head = read_head(storage)
-    dataset_id, generation = read_generation(storage)
-    table = read_annotations(storage, generation)
-    if set(FACT_FIELDS) <= set(table.column_names):
-        return
-    names = [shard.name for shard in generation.shards]
-    new = replace(generation, number=generation.number + 1, note=f"add {', '.join(FACT_FIELDS)} to the annotations")
-    commit_generation(storage, dataset_id, new, with_facts(storage, names, generation.streams[0], table), head=head)
+
+    def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
+        if set(FACT_FIELDS) <= set(table.column_names):
+            return None
+        names = [shard.name for shard in generation.shards]
+        new = replace(generation, note=f"add {', '.join(FACT_FIELDS)} to the annotations")
+        return new, with_facts(storage, names, generation.streams[0], table)
+
+    change(storage, edit)
 
 
 def _check_tar(storage: Storage, record: ShardRecord) -> None:
