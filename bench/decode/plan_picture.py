@@ -16,6 +16,7 @@ import numpy as np
 from fastvid.format.packets import PacketTable, packet_records
 from fastvid.format.schema import PacketFlag
 from fastvid.load.clips.sampling import Segments
+from fastvid.load.clips.video_info import VideoInfo
 
 NUM_FRAMES: Final = 96
 # GOP of the profile compact: a key frame; after it every eighth frame and the last one are references.
@@ -48,7 +49,7 @@ def table() -> PacketTable:
 def svg() -> str:
     """Return the picture as SVG."""
     packets = table()
-    wanted = Segments(_WANTED, jitter=False).spread(NUM_FRAMES, 1)[0]
+    wanted = Segments(_WANTED, jitter=False).spread(VideoInfo(NUM_FRAMES, 25.0, 1, 1), 1)[0]
     plan = packets.plan(wanted)
     shown, flags = packets.records["frame"], packets.records["flags"]
     planned = {int(frame) for frame in shown[plan.packets]}

@@ -83,6 +83,7 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
     from fastvid.decode.request import Box, ClipRequest
     from fastvid.format.shard import Shard
     from fastvid.load.clips.sampling import Segments
+    from fastvid.load.clips.video_info import VideoInfo
     from fastvid.load.order.random_draws import Draws
     from fastvid.load.workers.fetch import fetch
     from fastvid.storage import LocalStorage
@@ -101,7 +102,7 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
             shards[index] = Shard(storage, f"data-{index:06d}")
         shard = shards[index]
         info = shard.info(row)
-        frames = sampler.draw(info.num_frames, Draws(1, 0, place))
+        frames = sampler.draw(VideoInfo(info.num_frames, float(info.fps), info.width, info.height), Draws(1, 0, place))
         table = shard.table(row)
         records = table.records[table.plan(frames).packets]
         ranges += len(coalesce(records["offset"].tolist(), records["size"].tolist(), storage.gap)[1])

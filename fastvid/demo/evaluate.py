@@ -58,7 +58,7 @@ def examine(
     crop = next(t for t in config.eval_spatial if isinstance(t, CenterCrop))
     loader = ClipLoader(
         dataset,
-        frames=Segments(config.eval_frames.num_frames, jitter=False),
+        frames=Segments(config.num_frames, jitter=False),
         spatial=crop,
         global_batch_size=min(_BATCH, len(dataset)),
         decoder="pyav",
@@ -87,7 +87,7 @@ def examine(
 
 def _load(folder: Path, recipe: str, changes: Sequence[str], num_classes: int) -> nn.Module:
     config = recipes.load(recipe, changes)
-    model = zoo.build(config.model.name, num_classes, config.data.frames.num_frames, **config.model.arguments)
+    model = zoo.build(config.model.name, num_classes, config.data.num_frames, **config.model.arguments)
     found = checkpoint.Checkpoints(str(folder / "checkpoints")).newest()
     assert found is not None, "a finished run has a checkpoint"
     model.load_state_dict(checkpoint.decode(found.data, found.name)["replica"]["model"])
@@ -99,7 +99,7 @@ def _strip(
 ) -> Strip:
     names = dataset.classes
     data = dataset[key].frames(frames.tolist()).data
-    height, width = crop.output
+    height, width = crop.output_of(*data.shape[1:3])
     top, left = (data.shape[1] - height) // 2, (data.shape[2] - width) // 2
     truth = names[int(dataset.labels[dataset.find(key)])]
     predicted = {name: names[int(guess[row])] for name, guess in guesses.items()}

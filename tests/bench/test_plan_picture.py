@@ -8,6 +8,7 @@ from bench.decode import plan_picture
 from bench.report import BEGIN
 from fastvid.load.clips.sampling import Segments
 from tests.datasets import REPOSITORY
+from tests.load.tools import video
 
 FILE = "docs/images/plan.svg"
 
@@ -15,7 +16,7 @@ FILE = "docs/images/plan.svg"
 def test_the_picture_shows_the_planned_packets():
     drawn = (REPOSITORY / FILE).read_text()
     assert drawn == plan_picture.svg()
-    wanted = Segments(8, jitter=False).spread(plan_picture.NUM_FRAMES, 1)[0]
+    wanted = Segments(8, jitter=False).spread(video(plan_picture.NUM_FRAMES), 1)[0]
     plan = plan_picture.table().plan(wanted)
     assert re.findall(r">(\d+) of 96 packets<", drawn) == [str(plan.packets_from_keys), str(len(plan.packets))]
 

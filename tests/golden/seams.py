@@ -27,6 +27,7 @@ from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.train.records.metrics import curve, read
 from fastvid.train.run.eval_protocols import views as trainers
 from tests import datasets
+from tests.load.tools import video
 
 __all__ = ["PROFILES"]
 
@@ -116,7 +117,7 @@ RECIPE_IMPORTS = "from fastvid.train.config.config import Config, DataConfig, Mo
 def trainer_clips(protocol: str, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
     """Return the clips' frames of the trainer's protocol for each video length."""
     asked = trainers(protocol.partition("x")[0])
-    return [np.stack(asked.clips(sampler, length)) for length in lengths]
+    return [np.stack(asked.clips(sampler, video(length))) for length in lengths]
 
 
 def trainer_crops(protocol: str, crop: Any, size: int | None, height: int, width: int) -> list[tuple[int, ...]]:
@@ -128,7 +129,7 @@ def trainer_crops(protocol: str, crop: Any, size: int | None, height: int, width
 
 def loader_clips(views: fastvid.Views, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
     """Return the clips' frames of the loader's views for each video length."""
-    return [sampler.spread(length, views.num_clips) for length in lengths]
+    return [sampler.spread(video(length), views.num_clips) for length in lengths]
 
 
 def loader_crops(views: fastvid.Views, crop: Any, height: int, width: int) -> list[tuple[int, ...]]:

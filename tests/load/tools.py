@@ -12,13 +12,14 @@ from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, S
 from fastvid.load.clips.plan import BatchPlanner
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Segments
+from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.clips.views import Views
 from fastvid.load.loader import ClipLoader
 from fastvid.load.order.batches import Batches
 from fastvid.load.order.permutation import Order
 from fastvid.load.workers.lanes import AUTO
 from fastvid.runtime.world import World
-from tests.load.fakes import fake
+from tests.load.fakes import HEIGHT, WIDTH, fake
 
 SPATIAL = (RandomCrop(16), HorizontalFlip(0.5))
 
@@ -35,6 +36,11 @@ def make(dataset, **options):
         "world_size": 1,
     }
     return ClipLoader(dataset, **standard | options)
+
+
+def video(num_frames, fps=25.0, *, height=HEIGHT, width=WIDTH):
+    """Return the facts of a video."""
+    return VideoInfo(num_frames, fps, width, height, "key")
 
 
 def rows(batch):
@@ -90,8 +96,8 @@ class FixedFrames:
     def num_frames(self):
         return self.of.num_frames
 
-    def draw(self, num_frames, draws):
-        return self.of.spread(num_frames, self.count)[self.clip]
+    def draw(self, video, draws):
+        return self.of.spread(video, self.count)[self.clip]
 
 
 @dataclass(frozen=True)

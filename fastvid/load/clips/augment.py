@@ -8,18 +8,23 @@ Rules for every crop:
   stated otherwise. The last row or column of a video with an odd side is never shown.
 - The output always has the requested size; a crop of another size is resized to it. If a video is smaller than the
   crop, its largest region with the crop's aspect ratio is enlarged.
+- With size None, the size comes from the clip's bucket, see `fastvid.Buckets`. Sizes are then relative to the video's
+  largest region with the bucket's aspect ratio, which is shrunk or enlarged to the bucket's size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+import numpy as np
 
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
 from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.runtime.arrays import IntArray
 
 Size = tuple[int, int]
 
@@ -44,11 +49,15 @@ class View(NamedTuple):
 
 
 class Crop(Protocol):
-    """Protocol of a crop."""
+    """Protocol of a crop.
+
+    A crop whose `output` is None also has ``output_of(height, width)``, ``sizes(heights, widths)`` and
+    ``of_size((H, W))``; see `Spatial`, which has the same methods for all crops.
+    """
 
     @property
-    def output(self) -> Size:
-        """Height and width of every clip, in pixels."""
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None if they depend on the video."""
         ...
 
     def draw(self, height: int, width: int, draws: Draws, /) -> Box:
@@ -58,20 +67,62 @@ class Crop(Protocol):
 
 @dataclass(frozen=True)
 class _Sized:
-    size: int | Size
+    size: int | Size | None = None
+    _fits: bool = field(default=False, init=False, repr=False)  # the size is a bucket's
 
     def __post_init__(self) -> None:
-        pair = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
-        if len(pair) != 2 or min(pair) < 1:
-            raise UsageError(f"size is {self.size!r}, expected one positive number of pixels or (height, width)")
+        if self.size is None:
+            return
         # Normalise, so that 224 and (224, 224) have the same fingerprint.
-        object.__setattr__(self, "size", pair)
+        object.__setattr__(self, "size", check_size(self.size))
 
     @property
-    def output(self) -> Size:
-        """Height and width of every clip, in pixels."""
-        assert isinstance(self.size, tuple)
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None if they come from a bucket."""
+        assert not isinstance(self.size, int)
         return self.size
+
+    def output_of(self, _height: int, _width: int, /) -> Size:
+        """Return the height and width of a clip in pixels.
+
+        Raises:
+            UsageError: If the size comes from a bucket.
+        """
+        if self.output is None:
+            raise UsageError(
+                f"{self!r} has no size, which only a bucket can give it", hint="set size=, or use batches=Buckets(...)"
+            )
+        return self.output
+
+    def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the heights and widths of the clips of videos with these sides, both int64 [N]. With size None, the
+        even part of the video, out of which a bucket takes its region."""
+        if self.output is None:
+            return heights & ~1, widths & ~1
+        return np.full_like(heights, self.output[0]), np.full_like(widths, self.output[1])
+
+    def of_size(self, size: Size) -> Self:
+        """Return this crop with the size of a bucket.
+
+        Raises:
+            UsageError: If it has another size.
+        """
+        if self.output == tuple(size):
+            return self
+        if self.output is not None:
+            raise UsageError(
+                f"{self!r} cannot make clips of {size[0]}x{size[1]} pixels for a bucket",
+                hint="set size=None: the size then comes from the bucket",
+            )
+        made = replace(self, size=size)
+        object.__setattr__(made, "_fits", True)
+        return made
+
+    def _largest(self, height: int, width: int) -> tuple[float, float]:
+        """Return the sides of the largest region of a video with the output's aspect ratio, in pixels."""
+        out = self.output_of(height, width)
+        scale = min(height / out[0], width / out[1])
+        return out[0] * scale, out[1] * scale
 
 
 @dataclass(frozen=True)
@@ -82,13 +133,16 @@ class _Region(_Sized):
         super().__post_init__()
         if self.short_side is not None and self.short_side < 1:
             raise UsageError(f"short_side is {self.short_side}, expected at least 1 pixel")
+        if self.short_side is not None and self.size is None:
+            raise UsageError(f"short_side is {self.short_side}, but a bucket has the size", hint="leave out short_side")
 
     def _region(self, height: int, width: int) -> Size:
         """Return the even height and width of the crop: the output's aspect ratio, no larger than the video."""
-        scale = min(height, width) / self.short_side if self.short_side else 1.0
-        scale = min(scale, height / self.output[0], width / self.output[1])
+        out = self.output_of(height, width)
+        scale = min(height, width) / self.short_side if self.short_side else math.inf if self._fits else 1.0
+        scale = min(scale, height / out[0], width / out[1])
         # A scale of exactly one must return exactly the output size, despite rounding in the divisions.
-        return max(2, _even(self.output[0] * scale + 1e-6)), max(2, _even(self.output[1] * scale + 1e-6))
+        return max(2, _even(out[0] * scale + 1e-6)), max(2, _even(out[1] * scale + 1e-6))
 
 
 @dataclass(frozen=True)
@@ -96,7 +150,7 @@ class CenterCrop(_Region):
     """The central region of the video.
 
     Args:
-        size: Output side, or (height, width), in pixels.
+        size: Output side, or (height, width), in pixels; None for the size of the clip's bucket.
         short_side: Crop as if the video were first resized to this short side; None crops the stored video.
 
     Raises:
@@ -114,7 +168,7 @@ class RandomCrop(_Region):
     """A uniformly placed region, resized only if the video is too small for it.
 
     Args:
-        size: Output side, or (height, width), in pixels.
+        size: Output side, or (height, width), in pixels; None for the size of the clip's bucket.
         short_side: Crop as if the video were first resized to this short side; None crops the stored video.
 
     Raises:
@@ -136,9 +190,10 @@ class RandomResizedCrop(_Sized):
     largest central region with an allowed ratio is used. Sides are rounded to the nearest even number.
 
     Args:
-        size: Output side, or (height, width), in pixels.
-        scale: Bounds of the region's fraction of the video's area, 0 < low <= high <= 1.
-        ratio: Bounds of the region's width / height, 0 < low <= high.
+        size: Output side, or (height, width), in pixels; None for the size of the clip's bucket.
+        scale: Bounds of the region's fraction of the video's area, 0 < low <= high <= 1; with size None, of the area of
+            the largest region with the bucket's aspect ratio.
+        ratio: Bounds of the region's width / height, 0 < low <= high; with size None, relative to the bucket's.
 
     Raises:
         UsageError: If an argument is out of range.
@@ -160,17 +215,22 @@ class RandomResizedCrop(_Sized):
     def draw(self, height: int, width: int, draws: Draws) -> Box:
         """Return a crop of random area, aspect ratio and place."""
         height, width = _even(height), _even(width)
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        least, most = self.ratio
+        whole: float = height * width
+        if self._fits:
+            h, w = self._largest(height, width)
+            least, most, whole = least * w / h, most * w / h, h * w
+        low, high = math.log(least), math.log(most)
         for attempt in range(_TRIES):
             size, shape, v, u = draws.uniform(Purpose.CROP, 4, first=4 * attempt)
-            area = height * width * (self.scale[0] + size * (self.scale[1] - self.scale[0]))
+            area = whole * (self.scale[0] + size * (self.scale[1] - self.scale[0]))
             aspect = math.exp(low + shape * (high - low))
-            h, w = _nearest_even(math.sqrt(area / aspect)), _nearest_even(math.sqrt(area * aspect))
-            if h <= height and w <= width:
-                return Box(_place(v, height, h), _place(u, width, w), h, w)
-        h = min(height, _nearest_even(width / self.ratio[0]))
-        w = min(width, _nearest_even(height * self.ratio[1]))
-        return Box(_even((height - h) / 2), _even((width - w) / 2), h, w)
+            rows, columns = _nearest_even(math.sqrt(area / aspect)), _nearest_even(math.sqrt(area * aspect))
+            if rows <= height and columns <= width:
+                return Box(_place(v, height, rows), _place(u, width, columns), rows, columns)
+        rows = min(height, _nearest_even(width / least))
+        columns = min(width, _nearest_even(height * most))
+        return Box(_even((height - rows) / 2), _even((width - columns) / 2), rows, columns)
 
 
 @dataclass(frozen=True)
@@ -182,8 +242,9 @@ class MultiScaleCrop(_Sized):
     quarters (13 places in total). Each place is equally likely.
 
     Args:
-        size: Output side, or (height, width), in pixels.
-        scales: Fractions of the short side, each 0 < s <= 1.
+        size: Output side, or (height, width), in pixels; None for the size of the clip's bucket.
+        scales: Fractions of the short side, each 0 < s <= 1; with size None, of each side of the largest region with
+            the bucket's aspect ratio.
         max_distort: Maximum steps between the scales of height and width, >= 0.
         more_fix_crop: Use 13 places instead of 5.
 
@@ -209,8 +270,12 @@ class MultiScaleCrop(_Sized):
 
     def draw(self, height: int, width: int, draws: Draws) -> Box:
         """Return a crop of random scales and place."""
-        sides = [int(min(height, width) * scale) for scale in self.scales]
-        heights, widths = ([out if abs(side - out) < _SNAP else side for side in sides] for out in self.output)
+        short = min(height, width)
+        bases = self._largest(height, width) if self._fits else (short, short)
+        heights, widths = (
+            [out if abs(side - out) < _SNAP else side for side in [int(base * scale) for scale in self.scales]]
+            for base, out in zip(bases, self.output_of(height, width), strict=True)
+        )
         pairs = [
             (min(max(2, h), height), min(max(2, w), width))
             for i, h in enumerate(heights)
@@ -283,7 +348,7 @@ class Spatial:
         if len(crops) != 1 or len(flips) > 1:
             raise UsageError(
                 f"spatial must contain one crop and at most one HorizontalFlip, got {listed}",
-                hint="add CenterCrop(224), RandomCrop(224) or another crop: clips of a batch need one size",
+                hint="add CenterCrop(224), RandomCrop(224), Resize(short_side=256) or another crop",
             )
         return cls(crops[0], flips[0] if flips else None)
 
@@ -296,7 +361,62 @@ class Spatial:
         if min(height, width) < 2:
             raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
         flip = self.flip is not None and self.flip.draw(draws)
-        return View(self.crop.draw(height, width, draws), self.crop.output, flip)
+        return View(self.crop.draw(height, width, draws), self.output_of(height, width), flip)
+
+    @property
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None if they depend on the video or its bucket."""
+        return self.crop.output
+
+    def output_of(self, height: int, width: int) -> Size:
+        """Return the height and width of a clip of a video with these sides, in pixels.
+
+        Raises:
+            UsageError: If the size comes from a bucket.
+        """
+        size: Size = self.crop.output or self._sizing("output_of")(height, width)
+        return size
+
+    def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the heights and widths of the clips of videos with these sides, in pixels.
+
+        Args:
+            heights: Of the videos, int64 [N].
+            widths: Of the videos, int64 [N].
+
+        Returns:
+            Two arrays, int64 [N]: `output_of` of each video, or, if the size comes from a bucket, the video's size.
+        """
+        if self.crop.output is not None:
+            return np.full_like(heights, self.crop.output[0]), np.full_like(widths, self.crop.output[1])
+        high, wide = self._sizing("sizes")(heights, widths)
+        return high, wide
+
+    def of_size(self, size: Size) -> Spatial:
+        """Return these transforms with the size of a bucket, (height, width) in pixels.
+
+        Raises:
+            UsageError: If the crop has a size of its own.
+        """
+        return self if self.crop.output == tuple(size) else replace(self, crop=self._sizing("of_size")(size))
+
+    def _sizing(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] | None = getattr(self.crop, name, None)
+        if method is None:
+            raise UsageError(f"crop {self.crop!r} has no fixed size and no {name}()", hint=f"add {name}() to it")
+        return method
+
+
+def check_size(size: int | Size) -> Size:
+    """Return a size as (height, width).
+
+    Raises:
+        UsageError: If it is not positive.
+    """
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or min(pair) < 1:
+        raise UsageError(f"size is {size!r}, expected one positive number of pixels or (height, width)")
+    return pair
 
 
 def _even(pixels: float) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from fastvid.decode.request import ClipRequest
 from fastvid.format.packets import StreamInfo
 from fastvid.format.shard import Shard
+from fastvid.load.clips.video_info import NO_ANNOTATIONS
 from fastvid.runtime.arrays import IntArray
 
 
@@ -22,6 +24,7 @@ class BatchRow:
         shard_row: Row of the sample in the shard.
         sample: Number of the sample in the dataset.
         position: Position of the row in the epoch's order.
+        annotations: The sample's annotations by column; empty in worker processes.
     """
 
     row: int
@@ -30,6 +33,7 @@ class BatchRow:
     shard_row: int
     sample: int
     position: int
+    annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, kw_only=True)
 
     @property
     def failing(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fastvid.errors import FastvidError
 from fastvid.format.dataset import Dataset
+from fastvid.load.clips.annotation_row import AnnotationRow
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
@@ -103,7 +104,9 @@ class BatchPlanner:
             sample = plan.samples[number]
             plan.keys[number] = key = self.dataset.key(sample)
             try:
-                row = BatchRow(number, key, self.dataset.shard(shard), shard_row, sample, int(share.positions[number]))
+                position, annotations = int(share.positions[number]), AnnotationRow(self.dataset, sample)
+                found = self.dataset.shard(shard)
+                row = BatchRow(number, key, found, shard_row, sample, position, annotations=annotations)
                 if not self.decide:
                     plan.clips[number] = row
                     continue

@@ -14,8 +14,9 @@ from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.clip import BatchRow, Clip
-from fastvid.load.clips.sampling import Sampler, check_frames
+from fastvid.load.clips.sampling import Sampler
 from fastvid.load.clips.streams import check_flow, flow_request, stack_frames
+from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.order.random_draws import Draws
 
@@ -74,10 +75,8 @@ class ClipPlanner:
         height = info.height // 2 if picture is None else picture.height
         draws = Draws(self.seed, self.epoch, row.position)
         cuts = self.views.cuts(self.spatial, height, info.width, draws)
-        shown = [
-            check_frames(self.sampler, frames, info.num_frames)
-            for frames in self.views.clips(self.sampler, info.num_frames, draws)
-        ]
+        video = VideoInfo(info.num_frames, float(info.fps), info.width, height, row.key, row.annotations)
+        shown = self.views.clips(self.sampler, video, draws)
         clips = []
         for number, (stream, found) in enumerate(infos.items()):
             at = (number * rows + row.row) * self.views.num_views

@@ -1,66 +1,157 @@
-"""Frame samplers: pure functions of a video's frame count and the clip's random numbers.
+"""Frame samplers: pure functions of a video's facts and the clip's random numbers.
 
-A sampler is a frozen dataclass with `num_frames`, the length T of its clips, and `draw(num_frames, draws)`, which
-returns int64 [T]. Its repr is part of a loader's fingerprint.
+A sampler is a frozen dataclass with `draw(video, draws)`, which returns the frames of a clip. Its repr is part of a
+loader's fingerprint.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+import reprlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.errors import UsageError
+from fastvid.errors import FastvidError, UsageError
+from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.order.random_draws import Draws, Purpose
-from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.arrays import FloatArray, IntArray
 from fastvid.runtime.checks import check_choice, check_least
 
 Short = Literal["loop", "clamp"]
 
 
 class Sampler(Protocol):
-    """Protocol of a frame sampler."""
+    """Protocol of a frame sampler. `draw` is all that it must have.
 
-    @property
-    def num_frames(self) -> int:
-        """Frames of a clip, T."""
-        ...
+    A sampler whose clips all have the same length should have a property ``num_frames: int``; without it, or if it is
+    None, the length may be different for each video. Batches that are planned from the clips' lengths also need
+    ``count(num_frames, fps)``, see `clip_lengths`, and buckets ``of_length(T)``, see `with_length`.
+    """
 
-    def draw(self, num_frames: int, draws: Draws, /) -> IntArray:
-        """Return the frame indices of a clip, int64 [T], each 0 <= i < num_frames; the video has num_frames >= 1.
+    def draw(self, video: VideoInfo, draws: Draws, /) -> npt.ArrayLike:
+        """Return the frame indices of a clip: [T], T >= 1, each 0 <= i < video.num_frames, in any order.
 
-        A list, a tensor or an array of another integer type is accepted too.
+        A list, a tensor or an array of any integer type is accepted.
         """
         ...
 
 
-def check_frames(sampler: Sampler, frames: npt.ArrayLike, num_frames: int) -> IntArray:
-    """Return the frame indices that a sampler chose as int64 [T].
+def clip_length(sampler: Sampler) -> int | None:
+    """Return the number of frames of every clip; None if it depends on the video."""
+    length: int | None = getattr(sampler, "num_frames", None)
+    return length
+
+
+def clip_lengths(sampler: Sampler, num_frames: IntArray, fps: FloatArray) -> IntArray:
+    """Return the number of frames that a sampler makes of each video, int64 [N].
+
+    Args:
+        sampler: The sampler.
+        num_frames: Frames of each video, int64 [N].
+        fps: Frames per second of each video, float64 [N].
+
+    Raises:
+        UsageError: If the sampler cannot tell, or its answer is wrong.
+    """
+    length = clip_length(sampler)
+    if length is not None:
+        return np.full(len(num_frames), length, dtype=np.int64)
+    count = getattr(sampler, "count", None)
+    if count is None:
+        raise UsageError(
+            f"sampler {sampler!r} does not say how many frames it makes of a video",
+            hint="add count(num_frames, fps): int64 [N] and float64 [N] to int64 [N]",
+        )
+    made = np.asarray(_called(sampler, lambda: count(num_frames, fps)))
+    if made.dtype.kind not in "iu" or made.shape != num_frames.shape or (made < 1).any():
+        raise UsageError(
+            f"sampler {sampler!r} counts {made.dtype} {list(made.shape)}, expected positive integers"
+            f" [{len(num_frames)}]: {reprlib.repr(made.tolist())}",
+            hint="return the number of frames of each clip from count(num_frames, fps)",
+        )
+    return made.astype(np.int64, copy=False)
+
+
+def with_length(sampler: Sampler, length: int) -> Sampler:
+    """Return the sampler making clips of `length` frames.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    if clip_length(sampler) == length:
+        return sampler
+    of_length = getattr(sampler, "of_length", None)
+    if of_length is None:
+        raise UsageError(
+            f"sampler {sampler!r} cannot make clips of {length} frames", hint="add of_length(T), or use another shape"
+        )
+    return cast(Sampler, of_length(length))
+
+
+def draw_frames(sampler: Sampler, video: VideoInfo, draw: Callable[[], Any]) -> list[IntArray]:
+    """Return the frame indices of a video's clips, each int64 [T].
 
     Args:
         sampler: The sampler, for messages and T.
-        frames: What it returned.
-        num_frames: Frames of the video.
+        video: The video.
+        draw: Returns what the sampler chose for each clip.
 
     Raises:
-        UsageError: If they are not T integers from 0 to num_frames - 1.
+        UsageError: If the sampler fails, or anything but frames of the video was chosen; names sampler and key.
     """
-    expected = f"expected integers [{sampler.num_frames}] from 0 to {num_frames - 1}"
-    found = np.asarray(frames)
-    if found.dtype.kind not in "iu" or found.shape != (sampler.num_frames,):
+    return [_checked(sampler, clip, video) for clip in _called(sampler, draw, key=video.key or None)]
+
+
+def _called(sampler: Sampler, call: Callable[[], Any], **where: object) -> Any:
+    try:
+        return call()
+    except FastvidError:
+        raise
+    except Exception as error:
         raise UsageError(
-            f"sampler {sampler!r} returned {found.dtype} {list(found.shape)}, {expected}",
+            f"sampler {sampler!r} failed with {type(error).__name__}: {error}",
+            hint="correct its code; the original error is above",
+            **where,
+        ) from error
+
+
+def _checked(sampler: Sampler, frames: npt.ArrayLike, video: VideoInfo) -> IntArray:
+    length = clip_length(sampler)
+    number = "at least one integer" if length is None else f"integers [{length}]"
+    expected = f"expected {number} from 0 to {video.num_frames - 1}"
+    try:
+        found = np.asarray(frames)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"sampler {sampler!r} returned {reprlib.repr(frames)}, {expected}: {error}",
+            hint="return a list, an array or a tensor on the CPU",
+            key=video.key or None,
+        ) from error
+    right = found.ndim == 1 and (len(found) > 0 if length is None else len(found) == length)
+    if found.dtype.kind not in "iu" or not right:
+        raise UsageError(
+            f"sampler {sampler!r} returned {found.dtype} {list(found.shape)}, {expected}:"
+            f" {reprlib.repr(found.tolist())}",
             hint="return one frame index for each frame of the clip",
+            key=video.key or None,
+        )
+    outside = (found < 0) | (found >= video.num_frames)
+    if outside.any():
+        raise UsageError(
+            f"sampler {sampler!r} returned frame {found[outside][0]}, {expected}",
+            hint="keep indices inside the video",
+            key=video.key or None,
         )
     indices: IntArray = found.astype(np.int64, copy=False)
-    if len(indices) and not (indices.min() >= 0 and indices.max() < num_frames):
-        outside = indices[(indices < 0) | (indices >= num_frames)][0]
-        raise UsageError(
-            f"sampler {sampler!r} returned frame {outside}, {expected}", hint="keep indices inside the video"
-        )
     return indices
+
+
+def refuse_length(sampler: Sampler, length: int, reason: str, hint: str) -> UsageError:
+    """Return the error for a length that a sampler cannot make."""
+    return UsageError(f"{sampler!r} cannot make clips of {length} frames: {reason}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -100,12 +191,22 @@ class Segments:
         """Frames of a clip."""
         return self.num_segments * self.length
 
-    def draw(self, num_frames: int, draws: Draws) -> IntArray:
+    def of_length(self, length: int) -> Self:
+        """Return the same sampler making `length` frames.
+
+        Raises:
+            UsageError: If `length` is not a multiple of the frames taken at each place.
+        """
+        if length % self.length:
+            raise refuse_length(self, length, f"each segment has {self.length}", f"use a multiple of {self.length}")
+        return replace(self, num_segments=length // self.length)
+
+    def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
         """Return frame indices, int64 [T*L], each segment's frames together."""
-        segments = self.num_segments
+        num_frames, segments = video.num_frames, self.num_segments
         places = max(1, num_frames - self.length + 1)
         if not self.jitter:
-            return self.at(num_frames, 0.5)
+            return self.at(video, 0.5)
         if places >= segments:
             step = places // segments
             starts = np.arange(segments) * step + np.array(
@@ -117,13 +218,14 @@ class Segments:
             starts = np.zeros(segments, dtype=np.int64)
         return self._consecutive(starts, num_frames)
 
-    def spread(self, num_frames: int, num_clips: int) -> IntArray:
+    def spread(self, video: VideoInfo, num_clips: int) -> IntArray:
         """Return the frame indices of several clips, int64 [num_clips, T*L]: clip c is at (c + 1/2) / num_clips of each
         segment, so that a single clip equals `draw` without jitter."""
-        return np.stack([self.at(num_frames, (2 * clip + 1) / (2 * num_clips)) for clip in range(num_clips)])
+        return np.stack([self.at(video, (2 * clip + 1) / (2 * num_clips)) for clip in range(num_clips)])
 
-    def at(self, num_frames: int, place: float) -> IntArray:
+    def at(self, video: VideoInfo, place: float) -> IntArray:
         """Return the frame indices at `place` of each segment, int64 [T*L]; 0 <= place < 1, and 1/2 is the middle."""
+        num_frames = video.num_frames
         tick = max(1, num_frames - self.length + 1) / self.num_segments
         return self._consecutive((tick * place + tick * np.arange(self.num_segments)).astype(np.int64), num_frames)
 
@@ -160,17 +262,22 @@ class Dense:
         check_least(1, num_frames=self.num_frames, stride=self.stride)
         check_choice("short", self.short, get_args(Short))
 
-    def draw(self, num_frames: int, draws: Draws) -> IntArray:
-        """Return frame indices, int64 [T]."""
-        spare = self._spare(num_frames)
-        return self._from(draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2, num_frames)
+    def of_length(self, length: int) -> Self:
+        """Return the same sampler making `length` frames, at the same stride."""
+        return replace(self, num_frames=length)
 
-    def spread(self, num_frames: int, num_clips: int) -> IntArray:
+    def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
+        """Return frame indices, int64 [T]."""
+        spare = self._spare(video.num_frames)
+        start = draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2
+        return self._from(start, video.num_frames)
+
+    def spread(self, video: VideoInfo, num_clips: int) -> IntArray:
         """Return the frame indices of several clips, int64 [num_clips, T]: starts are evenly spaced from the first
         place where a clip fits to the last, inclusive; a single clip starts in the middle."""
-        spare = self._spare(num_frames)
+        spare = self._spare(video.num_frames)
         starts = [spare * clip // (num_clips - 1) for clip in range(num_clips)] if num_clips > 1 else [spare // 2]
-        return np.stack([self._from(start, num_frames) for start in starts])
+        return np.stack([self._from(start, video.num_frames) for start in starts])
 
     def _spare(self, num_frames: int) -> int:
         return max(0, num_frames - ((self.num_frames - 1) * self.stride + 1))
@@ -178,6 +285,15 @@ class Dense:
     def _from(self, start: int, num_frames: int) -> IntArray:
         frames = start + np.arange(self.num_frames, dtype=np.int64) * self.stride
         return frames % num_frames if self.short == "loop" else np.minimum(frames, num_frames - 1)
+
+
+def evenly(count: int, num_frames: int) -> IntArray:
+    """Return `count` frame indices from the first frame to the last, int64: i*(F-1)/(count-1), rounded half up; the
+    middle frame if the count is 1."""
+    steps = count - 1
+    if not steps:
+        return np.array([(num_frames - 1) // 2], dtype=np.int64)
+    return (2 * np.arange(count, dtype=np.int64) * (num_frames - 1) + steps) // (2 * steps)
 
 
 @dataclass(frozen=True)
@@ -198,9 +314,10 @@ class Uniform:
     def __post_init__(self) -> None:
         check_least(1, num_frames=self.num_frames)
 
-    def draw(self, num_frames: int, _draws: Draws, /) -> IntArray:
+    def of_length(self, length: int) -> Self:
+        """Return the same sampler making `length` frames."""
+        return replace(self, num_frames=length)
+
+    def draw(self, video: VideoInfo, _draws: Draws, /) -> IntArray:
         """Return frame indices, int64 [T], ascending."""
-        steps = self.num_frames - 1
-        if not steps:
-            return np.array([(num_frames - 1) // 2], dtype=np.int64)
-        return (2 * np.arange(self.num_frames, dtype=np.int64) * (num_frames - 1) + steps) // (2 * steps)
+        return evenly(self.num_frames, video.num_frames)

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
+import numpy.typing as npt
+
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
 from fastvid.load.clips.augment import CenterCrop, Spatial, View
-from fastvid.load.clips.sampling import Sampler, Segments
+from fastvid.load.clips.sampling import Sampler, Segments, draw_frames
+from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.order.random_draws import Draws
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_choice, check_least
@@ -25,7 +28,7 @@ _NO_DRAWS: Final = Draws(0, 0, 0)
 class ClipSampler(Protocol):
     """A sampler that can spread several clips over a video."""
 
-    def spread(self, num_frames: int, num_clips: int, /) -> IntArray:
+    def spread(self, video: VideoInfo, num_clips: int, /) -> IntArray:
         """Return the frame indices of the clips, int64 [num_clips, T]."""
         ...
 
@@ -72,13 +75,20 @@ class Views:
         """Views of a video, V."""
         return self.num_clips * self.num_crops
 
-    def clips(self, sampler: Sampler, num_frames: int, draws: Draws = _NO_DRAWS) -> list[IntArray]:
-        """Return the frame indices of the clips of a video: N arrays, each int64 [T]."""
+    def clips(self, sampler: Sampler, video: VideoInfo, draws: Draws = _NO_DRAWS) -> list[IntArray]:
+        """Return the frame indices of the clips of a video: N arrays, each int64 [T].
+
+        Raises:
+            UsageError: If the sampler fails, or chooses anything but frames of the video; names sampler and key.
+        """
+        return draw_frames(sampler, video, lambda: self._chosen(sampler, video, draws))
+
+    def _chosen(self, sampler: Sampler, video: VideoInfo, draws: Draws) -> list[npt.ArrayLike]:
         if self.places:
-            return [cast(Segments, sampler).at(num_frames, place) for place in self.places]
+            return [cast(Segments, sampler).at(video, place) for place in self.places]
         if self.num_clips == 1:
-            return [sampler.draw(num_frames, draws)]
-        return list(cast(ClipSampler, sampler).spread(num_frames, self.num_clips))
+            return [sampler.draw(video, draws)]
+        return list(cast(ClipSampler, sampler).spread(video, self.num_clips))
 
     def cuts(self, spatial: Spatial, height: int, width: int, draws: Draws = _NO_DRAWS) -> list[View]:
         """Return the M crops of a video of this size."""

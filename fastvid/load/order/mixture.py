@@ -101,10 +101,15 @@ class Mixture:
             raise UsageError(f"column {name!r} has different types in the datasets: {kinds}")
         return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
 
+    def part(self, sample: int) -> tuple[Dataset, int]:
+        """Return the dataset that contains a sample, and the number of the sample in it."""
+        number = bisect_right(self._ends, sample)
+        return self.datasets[number], sample - self.starts[number]
+
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
-        number = bisect_right(self._ends, sample)
-        return self.datasets[number].key(sample - self.starts[number])
+        dataset, number = self.part(sample)
+        return dataset.key(number)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
         """Return each sample's shard number and row within the shard, both int64 [N]."""

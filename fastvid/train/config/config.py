@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from fastvid.errors import UsageError
 from fastvid.load.clips.augment import Transform
-from fastvid.load.clips.sampling import Sampler
+from fastvid.load.clips.sampling import Sampler, clip_length
 from fastvid.load.order.batches import Last
 from fastvid.load.workers.skips import OnError, Workers
 from fastvid.runtime.checks import check_choice, check_least
@@ -110,12 +110,31 @@ class DataConfig:
         _one_of(self, "on_error", OnError)
         _one_of(self, "last", Last)
         _one_of(self, "workers", Workers)
-        if self.frames.num_frames != self.eval_frames.num_frames:
+        for name in ("frames", "eval_frames"):
+            if clip_length(getattr(self, name)) is None:
+                raise UsageError(
+                    f"clips of data.{name}={getattr(self, name)!r} differ in length",
+                    hint="use a sampler with a fixed number of frames, such as Segments(8)",
+                )
+        for name in ("spatial", "eval_spatial"):
+            if any(getattr(transform, "output", ()) is None for transform in getattr(self, name)):
+                raise UsageError(
+                    f"clips of data.{name}={getattr(self, name)!r} differ in size",
+                    hint="use a crop with a fixed size, such as RandomResizedCrop(224)",
+                )
+        if self.num_frames != clip_length(self.eval_frames):
             raise UsageError(
-                f"data.frames samples {self.frames.num_frames} frames per clip, "
-                f"data.eval_frames {self.eval_frames.num_frames}",
+                f"data.frames samples {self.num_frames} frames per clip, data.eval_frames"
+                f" {clip_length(self.eval_frames)}",
                 hint="set both to the number of frames that the model takes",
             )
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of every clip."""
+        length = clip_length(self.frames)
+        assert length is not None
+        return length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,10 +90,10 @@ def clip_flops(config: Config, model: nn.Module) -> int | None:
     if data.streams != ("rgb",):
         return None
     crop = next((one for one in data.spatial if hasattr(one, "output")), None)
-    if crop is None:
+    if crop is None or crop.output is None:
         return None
     try:
-        return model_cost(model, (1, 3, data.frames.num_frames, *crop.output)).training_flops
+        return model_cost(model, (1, 3, data.num_frames, *crop.output)).training_flops
     except (RuntimeError, NotImplementedError, TypeError):
         # A user-defined model may use operations that the meta device does not support.
         return None

@@ -231,7 +231,7 @@ def build_model(config: Config, member: Member) -> nn.Module:
         model = zoo.build(
             config.model.name,
             config.model.num_classes,
-            config.data.frames.num_frames,
+            config.data.num_frames,
             **config.model.arguments,
         )
     check_streams(config, model)

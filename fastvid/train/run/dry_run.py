@@ -130,7 +130,7 @@ def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: in
     """Return FLOPs and memory; empty for streams other than RGB."""
     if config.data.streams != ("rgb",):
         return {}
-    shape = (1, 3, config.data.frames.num_frames, *_size(config))
+    shape = (1, 3, config.data.num_frames, *_size(config))
     cost = model_cost(model, shape)
     memory = estimate(config, model, rows=rows, micro=micro, shape=shape)
     return {
@@ -213,8 +213,8 @@ def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 def _size(config: Config) -> tuple[int, int]:
     crop = next(transform for transform in config.data.spatial if hasattr(transform, "output"))
-    height, width = crop.output
-    return height, width
+    assert crop.output is not None  # `DataConfig` has checked it
+    return crop.output
 
 
 def _check_writable(out: Path) -> None:

@@ -104,7 +104,7 @@ def predict(
         config = replace(config, data=replace(config.data, path=folder))
         for batch in assemble.eval_data(config, dataset, member, asked).loader:
             scoring.add_batch(model, batch, tally, member, config)
-            first = batch.frame_index.flatten(1)[:, : config.data.eval_frames.num_frames]
+            first = batch.frame_index.flatten(1)[:, : config.data.num_frames]
             frames |= {key: tuple(shown) for key, shown in zip(batch.key, first.tolist(), strict=True)}
         predictions = []
         for video, key in zip(videos, keys, strict=True):

@@ -13,7 +13,7 @@ from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.order.random_draws import Draws, Purpose
 from tests.load.clips.sampler_contract import SamplerContract
 from tests.load.fakes import FakeDataset
-from tests.load.tools import make
+from tests.load.tools import make, video
 
 DRAWS = st.builds(Draws, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6))
 LENGTHS = st.integers(1, 400)
@@ -38,9 +38,9 @@ class Counting:  # frames outside the video, not a function of its arguments, wi
     def __init__(self, shift):
         self.calls, self.shift = 0, shift
 
-    def draw(self, num_frames, draws):
+    def draw(self, video, draws):
         self.calls += 1
-        return np.array([self.calls, num_frames + self.shift])
+        return np.array([self.calls, video.num_frames + self.shift])
 
 
 def test_contract_detects_a_broken_sampler():
@@ -86,7 +86,7 @@ def with_consecutive(starts, length, num_frames):
 @given(LENGTHS, st.integers(1, 20), st.integers(1, 6), DRAWS)
 def test_training_segments_match_tsn(num_frames, segments, length, draws):
     sampler = Segments(segments, length=length)
-    frames = sampler.draw(num_frames, draws)
+    frames = sampler.draw(video(num_frames), draws)
     assert frames.dtype == np.int64
     assert frames.shape == (sampler.num_frames,) == (segments * length,)
     assert 0 <= frames.min() <= frames.max() < num_frames
@@ -99,7 +99,7 @@ def test_training_segments_match_tsn(num_frames, segments, length, draws):
 
 @given(LENGTHS, st.integers(1, 20), st.integers(1, 6), DRAWS)
 def test_evaluation_segments_match_tsn(num_frames, segments, length, draws):
-    frames = Segments(segments, jitter=False, length=length).draw(num_frames, draws)
+    frames = Segments(segments, jitter=False, length=length).draw(video(num_frames), draws)
     assert 0 <= frames.min() <= frames.max() < num_frames
     if num_frames >= length:
         assert frames.tolist() == with_consecutive(tsn_test(num_frames, segments, length), length, num_frames)
@@ -108,18 +108,18 @@ def test_evaluation_segments_match_tsn(num_frames, segments, length, draws):
 @given(st.integers(8, 400), DRAWS)
 def test_each_segment_yields_one_of_its_own_frames(num_frames, draws):
     step = num_frames // 8
-    frames = Segments(8).draw(num_frames, draws)
+    frames = Segments(8).draw(video(num_frames), draws)
     assert (frames // step).tolist() == list(range(8))
 
 
 def test_training_segments_reach_every_frame_of_a_segment():
-    seen = {int(Segments(4).draw(40, Draws(0, 0, position))[2]) for position in range(400)}
+    seen = {int(Segments(4).draw(video(40), Draws(0, 0, position))[2]) for position in range(400)}
     assert seen == set(range(20, 30))
 
 
 @given(LENGTHS, st.integers(1, 20), st.integers(1, 9), st.booleans(), st.sampled_from(["loop", "clamp"]), DRAWS)
 def test_dense_takes_every_stride_th_frame(num_frames, length, stride, jitter, short, draws):
-    frames = Dense(length, stride, jitter=jitter, short=short).draw(num_frames, draws)
+    frames = Dense(length, stride, jitter=jitter, short=short).draw(video(num_frames), draws)
     assert frames.dtype == np.int64
     assert frames.shape == (length,)
     span = (length - 1) * stride + 1
@@ -137,7 +137,7 @@ def test_dense_takes_every_stride_th_frame(num_frames, length, stride, jitter, s
 
 
 def test_dense_starts_uniformly_where_the_clip_fits():
-    starts = [int(Dense(4, 3).draw(16, Draws(0, 0, position))[0]) for position in range(600)]
+    starts = [int(Dense(4, 3).draw(video(16), Draws(0, 0, position))[0]) for position in range(600)]
     assert set(starts) == set(range(7))
     counts = np.bincount(starts)
     # 6 degrees of freedom: mean 6, deviation 3.5.
@@ -146,7 +146,7 @@ def test_dense_starts_uniformly_where_the_clip_fits():
 
 @given(LENGTHS, st.integers(1, 40), DRAWS)
 def test_uniform_spans_the_video(num_frames, length, draws):
-    frames = Uniform(length).draw(num_frames, draws)
+    frames = Uniform(length).draw(video(num_frames), draws)
     assert frames.dtype == np.int64
     if length == 1:
         assert frames.tolist() == [(num_frames - 1) // 2]
@@ -158,13 +158,15 @@ def test_uniform_spans_the_video(num_frames, length, draws):
 
 @pytest.mark.parametrize("sampler", [Segments(8), Segments(3, length=2), Dense(8, 2)])
 def test_frames_change_with_seed_epoch_and_position(sampler):
-    drawn = {tuple(sampler.draw(300, Draws(s, e, p)).tolist()) for s in range(3) for e in range(3) for p in range(3)}
+    drawn = {
+        tuple(sampler.draw(video(300), Draws(s, e, p)).tolist()) for s in range(3) for e in range(3) for p in range(3)
+    }
     assert len(drawn) > 20
 
 
 def test_samplers_without_jitter_never_change():
     for sampler in (Segments(8, jitter=False), Dense(8, 4, jitter=False), Uniform(8)):
-        assert len({tuple(sampler.draw(300, Draws(0, 0, p)).tolist()) for p in range(20)}) == 1
+        assert len({tuple(sampler.draw(video(300), Draws(0, 0, p)).tolist()) for p in range(20)}) == 1
 
 
 def test_repr_contains_every_setting():
@@ -200,7 +202,7 @@ class Own:
     def __repr__(self):
         return "Own()"
 
-    def draw(self, num_frames, draws):
+    def draw(self, video, draws):
         return self.returns
 
 

@@ -15,7 +15,7 @@ from fastvid.load.clips.views import Views, check_views
 from fastvid.load.loader import ClipLoader
 from tests.datasets import make_clip, pack
 from tests.load.fakes import HEIGHT, WIDTH, FakeDataset, fake, picture
-from tests.load.tools import FixedCrop, FixedFrames, make, rows
+from tests.load.tools import FixedCrop, FixedFrames, make, rows, video
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,8 @@ def test_three_crops_are_along_the_longer_side(height, width, corners):
 @pytest.mark.parametrize("num_frames", [1, 2, 7, 39, 300])
 @pytest.mark.parametrize("sampler", [Dense(8, 4, jitter=False), Segments(5, jitter=False), Segments(3, False, 2)])
 def test_single_clip_is_the_evaluation_clip_and_several_are_spread(sampler, num_frames):
-    assert np.array_equal(sampler.spread(num_frames, 1)[0], sampler.draw(num_frames, None))
-    many = sampler.spread(num_frames, 7)
+    assert np.array_equal(sampler.spread(video(num_frames), 1)[0], sampler.draw(video(num_frames), None))
+    many = sampler.spread(video(num_frames), 7)
     assert many.shape == (7, sampler.num_frames)
     assert ((many >= 0) & (many < num_frames)).all()
     if num_frames == 300:
@@ -114,8 +114,8 @@ def test_single_clip_or_crop_may_be_random_and_equals_the_loaders():
 
 def test_places_select_positions_in_segments():
     views = Views(2, places=(0.5, 0.0))
-    assert [clip.tolist() for clip in views.clips(Segments(4, jitter=False), 10)] == [[1, 3, 6, 8], [0, 2, 5, 7]]
-    assert [clip.tolist() for clip in views.clips(Segments(2, length=3), 10)] == [
+    assert [clip.tolist() for clip in views.clips(Segments(4, jitter=False), video(10))] == [[1, 3, 6, 8], [0, 2, 5, 7]]
+    assert [clip.tolist() for clip in views.clips(Segments(2, length=3), video(10))] == [
         [2, 3, 4, 6, 7, 8],
         [0, 1, 2, 4, 5, 6],
     ]

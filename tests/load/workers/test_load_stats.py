@@ -20,6 +20,7 @@ from fastvid.load.workers.engine import BatchPipeline
 from fastvid.load.workers.stats import Counters, LoaderStats
 from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
+from tests.load.tools import video
 
 
 def make(**options):
@@ -171,7 +172,7 @@ def test_counts_are_exact_and_the_step_is_the_last_batch():
         assert loader.stats.total.clips == 8 * (number + 1)
     total = loader.stats.total
     lengths = FakeDataset(80).lengths
-    assert total.packets == sum(len(set(Segments(3, jitter=False).draw(n, None).tolist())) for n in lengths)
+    assert total.packets == sum(len(set(Segments(3, jitter=False).draw(video(n), None).tolist())) for n in lengths)
     assert total.packets_from_keys == total.packets  # every fake packet is a key packet
     assert total.requests == 80
     row = total.as_dict()

@@ -81,9 +81,9 @@ class OwnSampler:
     num_frames: int = 4
     asked: ClassVar[set[int]] = set()
 
-    def draw(self, num_frames, draws):
+    def draw(self, video, draws):
         self.asked.add(os.getpid())
-        return np.array(draws.integers(Purpose.FRAMES, num_frames, 4), dtype=np.int64)
+        return np.array(draws.integers(Purpose.FRAMES, video.num_frames, 4), dtype=np.int64)
 
 
 @pytest.mark.parametrize(

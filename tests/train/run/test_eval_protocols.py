@@ -21,13 +21,14 @@ from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimCo
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run.eval_protocols import views, with_views
 from fastvid.train.run.scoring import Tally, add_batch
+from tests.load.tools import video
 
 SEGMENTS, DENSE = Segments(4, jitter=False), Dense(4, stride=8, jitter=False)
 CENTER = (CenterCrop(224),)
 
 
 def frames(protocol: str, sampler: Any, num_frames: int) -> list[list[int]]:
-    return [shown.tolist() for shown in views(protocol).clips(sampler, num_frames)]
+    return [shown.tolist() for shown in views(protocol).clips(sampler, video(num_frames))]
 
 
 def data(sampler: Any = SEGMENTS, spatial: tuple[Any, ...] = CENTER) -> DataConfig:
