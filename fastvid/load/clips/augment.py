@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
+from fastvid.load.clips.crop_size import Size, Sized
 from fastvid.load.order.random_draws import Draws, Purpose
 from fastvid.runtime.arrays import IntArray
-
-Size = tuple[int, int]
 
 # Attempts before RandomResizedCrop uses the central region, as in torchvision.
 _TRIES: Final = 10
@@ -66,67 +65,7 @@ class Crop(Protocol):
 
 
 @dataclass(frozen=True)
-class _Sized:
-    size: int | Size | None = None
-    _fits: bool = field(default=False, init=False, repr=False)  # the size is a bucket's
-
-    def __post_init__(self) -> None:
-        if self.size is None:
-            return
-        # Normalise, so that 224 and (224, 224) have the same fingerprint.
-        object.__setattr__(self, "size", check_size(self.size))
-
-    @property
-    def output(self) -> Size | None:
-        """Height and width of every clip in pixels; None if they come from a bucket."""
-        assert not isinstance(self.size, int)
-        return self.size
-
-    def output_of(self, _height: int, _width: int, /) -> Size:
-        """Return the height and width of a clip in pixels.
-
-        Raises:
-            UsageError: If the size comes from a bucket.
-        """
-        if self.output is None:
-            raise UsageError(
-                f"{self!r} has no size, which only a bucket can give it", hint="set size=, or use batches=Buckets(...)"
-            )
-        return self.output
-
-    def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the heights and widths of the clips of videos with these sides, both int64 [N]. With size None, the
-        even part of the video, out of which a bucket takes its region."""
-        if self.output is None:
-            return heights & ~1, widths & ~1
-        return np.full_like(heights, self.output[0]), np.full_like(widths, self.output[1])
-
-    def of_size(self, size: Size) -> Self:
-        """Return this crop with the size of a bucket.
-
-        Raises:
-            UsageError: If it has another size.
-        """
-        if self.output == tuple(size):
-            return self
-        if self.output is not None:
-            raise UsageError(
-                f"{self!r} cannot make clips of {size[0]}x{size[1]} pixels for a bucket",
-                hint="set size=None: the size then comes from the bucket",
-            )
-        made = replace(self, size=size)
-        object.__setattr__(made, "_fits", True)
-        return made
-
-    def _largest(self, height: int, width: int) -> tuple[float, float]:
-        """Return the sides of the largest region of a video with the output's aspect ratio, in pixels."""
-        out = self.output_of(height, width)
-        scale = min(height / out[0], width / out[1])
-        return out[0] * scale, out[1] * scale
-
-
-@dataclass(frozen=True)
-class _Region(_Sized):
+class _Region(Sized):
     short_side: int | None = None
 
     def __post_init__(self) -> None:
@@ -139,7 +78,7 @@ class _Region(_Sized):
     def _region(self, height: int, width: int) -> Size:
         """Return the even height and width of the crop: the output's aspect ratio, no larger than the video."""
         out = self.output_of(height, width)
-        scale = min(height, width) / self.short_side if self.short_side else math.inf if self._fits else 1.0
+        scale = min(height, width) / self.short_side if self.short_side else math.inf if self.from_bucket else 1.0
         scale = min(scale, height / out[0], width / out[1])
         # A scale of exactly one must return exactly the output size, despite rounding in the divisions.
         return max(2, _even(out[0] * scale + 1e-6)), max(2, _even(out[1] * scale + 1e-6))
@@ -183,7 +122,7 @@ class RandomCrop(_Region):
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop(_Sized):
+class RandomResizedCrop(Sized):
     """A region of random area and aspect ratio, resized: torchvision's definition of the Inception crop.
 
     Up to ten attempts draw an area (uniform) and an aspect ratio (log-uniform) until the region fits. If none fits, the
@@ -217,8 +156,8 @@ class RandomResizedCrop(_Sized):
         height, width = _even(height), _even(width)
         least, most = self.ratio
         whole: float = height * width
-        if self._fits:
-            h, w = self._largest(height, width)
+        if self.from_bucket:
+            h, w = self.largest(height, width)
             least, most, whole = least * w / h, most * w / h, h * w
         low, high = math.log(least), math.log(most)
         for attempt in range(_TRIES):
@@ -234,7 +173,7 @@ class RandomResizedCrop(_Sized):
 
 
 @dataclass(frozen=True)
-class MultiScaleCrop(_Sized):
+class MultiScaleCrop(Sized):
     """TSN's crop: sides are scales of the short side, corners are at fixed places; then resized.
 
     Height and width each use one of the scales, at most `max_distort` steps apart in the list; each pair is equally
@@ -271,7 +210,7 @@ class MultiScaleCrop(_Sized):
     def draw(self, height: int, width: int, draws: Draws) -> Box:
         """Return a crop of random scales and place."""
         short = min(height, width)
-        bases = self._largest(height, width) if self._fits else (short, short)
+        bases = self.largest(height, width) if self.from_bucket else (short, short)
         heights, widths = (
             [out if abs(side - out) < _SNAP else side for side in [int(base * scale) for scale in self.scales]]
             for base, out in zip(bases, self.output_of(height, width), strict=True)
@@ -405,18 +344,6 @@ class Spatial:
         if method is None:
             raise UsageError(f"crop {self.crop!r} has no fixed size and no {name}()", hint=f"add {name}() to it")
         return method
-
-
-def check_size(size: int | Size) -> Size:
-    """Return a size as (height, width).
-
-    Raises:
-        UsageError: If it is not positive.
-    """
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1:
-        raise UsageError(f"size is {size!r}, expected one positive number of pixels or (height, width)")
-    return pair
 
 
 def _even(pixels: float) -> int:

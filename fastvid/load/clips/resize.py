@@ -12,7 +12,8 @@ import numpy as np
 
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
-from fastvid.load.clips.augment import CenterCrop, Size, check_size
+from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crop_size import Size, check_size
 from fastvid.load.order.random_draws import Draws
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_least
