@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from fastvid.load.clips.views import Views as Views
     from fastvid.load.loader import Batch as Batch
     from fastvid.load.loader import ClipLoader as ClipLoader
+    from fastvid.load.options import Output as Output
+    from fastvid.load.options import Skip as Skip
+    from fastvid.load.options import Workers as Workers
     from fastvid.load.order.blocks import BlockShuffle as BlockShuffle
     from fastvid.load.order.epoch import ClassBalanced as ClassBalanced
     from fastvid.load.order.mixture import Mixture as Mixture
@@ -42,12 +45,15 @@ _HOMES = {
     "HorizontalFlip": "fastvid.load.clips.augment",
     "Mixture": "fastvid.load.order.mixture",
     "MultiScaleCrop": "fastvid.load.clips.augment",
+    "Output": "fastvid.load.options",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
     "Segments": "fastvid.load.clips.sampling",
+    "Skip": "fastvid.load.options",
     "Uniform": "fastvid.load.clips.sampling",
     "VideoDataset": "fastvid.decode.access",
     "Views": "fastvid.load.clips.views",
+    "Workers": "fastvid.load.options",
     "open": "fastvid.decode.access",
     "shard": "fastvid.sharding.job.job:run_job",
 }
@@ -63,12 +69,15 @@ __all__ = [
     "HorizontalFlip",
     "Mixture",
     "MultiScaleCrop",
+    "Output",
     "RandomCrop",
     "RandomResizedCrop",
     "Segments",
+    "Skip",
     "Uniform",
     "VideoDataset",
     "Views",
+    "Workers",
     "__version__",
     "open",
     "shard",

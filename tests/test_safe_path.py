@@ -54,7 +54,8 @@ def test_loading_in_processes_imports_nothing_from_the_folder(hostile):
     code = (
         "import fastvid\n"
         "loader = fastvid.ClipLoader(fastvid.open('../out'), frames=fastvid.Segments(2),\n"
-        "    spatial=[fastvid.CenterCrop(64)], global_batch_size=1, workers='process', num_threads=1, decoder='pyav')\n"
+        "    spatial=[fastvid.CenterCrop(64)], global_batch_size=1, decoder='pyav',\n"
+        "    workers=fastvid.Workers('process', num_threads=1))\n"
         "print(sum(1 for _ in loader))\n"
     )
     done, imported = run(hostile, "-c", code)

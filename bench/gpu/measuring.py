@@ -42,17 +42,17 @@ def make_loader(
     settings: Settings, dataset: VideoDataset, decoder: str | Backend, **options: Any
 ) -> fastvid.ClipLoader:
     """Return a loader of eight frames per clip, randomly cropped and flipped, on the device."""
-    chosen: dict[str, Any] = {
-        "device": settings.device,
-        "dtype": torch.bfloat16,
-        "global_batch_size": settings.batch,
-    } | options
+    output = {name: options.pop(name) for name in ("dtype", "channels_last") if name in options}
+    workers = fastvid.Workers(device_lanes=options.pop("device_lanes", None))
+    chosen: dict[str, Any] = {"device": settings.device, "global_batch_size": settings.batch} | options
     return fastvid.ClipLoader(
         dataset,
         frames=fastvid.Segments(NUM_FRAMES),
         spatial=[fastvid.RandomCrop(crop_of(dataset)), fastvid.HorizontalFlip(0.5)],
         repeats=max(1, -(-8 * settings.batch // len(dataset))),
         decoder=decoder,
+        output=fastvid.Output(**{"dtype": torch.bfloat16} | output),
+        workers=workers,
         **chosen,
     )
 

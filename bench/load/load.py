@@ -307,7 +307,7 @@ def one_epoch(url: str, batch: int) -> int:
     loader = fastvid.ClipLoader(
         dataset, global_batch_size=min(batch, len(dataset)), decoder="pyav", rank=0, world_size=1, **options
     )
-    return sum(len(one) for one in loader)
+    return sum(one.num_rows for one in loader)
 
 
 @contextlib.contextmanager

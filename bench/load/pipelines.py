@@ -66,8 +66,7 @@ def fastvid_loader(inputs: PipelineInputs, *, workers: str = "thread", decoder: 
         frames=fastvid.Segments(FRAMES),
         spatial=fastvid.RandomCrop(CROP),
         global_batch_size=inputs.batch,
-        num_threads=inputs.workers,
-        workers=workers,  # type: ignore[arg-type]
+        workers=fastvid.Workers(workers, num_threads=inputs.workers),  # type: ignore[arg-type]
         decoder=decoder,
         last="drop",
         rank=0,

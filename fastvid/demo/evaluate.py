@@ -72,11 +72,11 @@ def examine(
     # Positions spread over the split, with different textures and directions.
     examples = {round((number + 0.5) * len(dataset) / strips) + number for number in range(strips)}
     for batch in loader:
-        order = torch.stack([torch.randperm(batch.video.shape[2], generator=shuffle) for _ in range(len(batch))])
+        order = torch.stack([torch.randperm(batch.video.shape[2], generator=shuffle) for _ in range(batch.num_rows)])
         shuffled = torch.stack([clip[:, when] for clip, when in zip(batch.video, order, strict=True)])
         first = next(iter(models.values()))
         hits += int((first(shuffled).argmax(1) == batch.label).sum())
-        total += len(batch)
+        total += batch.num_rows
         guesses = {name: model(batch.video).argmax(1) for name, model in models.items()}
         for row, sample in enumerate(batch.sample.tolist()):
             if sample in examples:

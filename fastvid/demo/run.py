@@ -189,7 +189,7 @@ def _time_loader(shards: Path, decoder: str, encoding: str) -> LoaderSpeed:
     clips, began = 0, time.perf_counter()
     while (seconds := time.perf_counter() - began) < _TIMED_SECONDS:
         for batch in loader:
-            clips += len(batch)
+            clips += batch.num_rows
     total = loader.stats.total
     loader.close()
     split = {

@@ -19,19 +19,19 @@ from typing import Any, get_args
 import torch
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
-from fastvid.load.batch.sinks import VideoSpec
+from fastvid.load.batch.video import Collate, video_spec
 from fastvid.load.clips.augment import Spatial, Transform
 from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.sampling import Sampler
+from fastvid.load.clips.sampling import Sampler, clip_length
 from fastvid.load.clips.streams import check_streams
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
 from fastvid.load.memory.device import LoaderStream, resolve
+from fastvid.load.options import OnError, Output, Workers
 from fastvid.load.order.batches import MASKED, Batches, Last
 from fastvid.load.order.blocks import BlockShuffle
 from fastvid.load.order.epoch import ClassBalanced, EpochOrders
@@ -41,10 +41,9 @@ from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.engine import BatchPipeline
 from fastvid.load.workers.lanes import AUTO, choose_backends
 from fastvid.load.workers.progress_view import CopyClock, batch_callbacks
-from fastvid.load.workers.skips import OnError as OnError
-from fastvid.load.workers.skips import Skips, Workers
+from fastvid.load.workers.skips import Skips
 from fastvid.load.workers.stats import Counters, LoaderStats
-from fastvid.runtime.checks import check_choice, check_integer, check_least, check_seconds
+from fastvid.runtime.checks import check_choice, check_integer
 from fastvid.runtime.cores import available_cores
 from fastvid.runtime.world import World
 
@@ -81,30 +80,18 @@ class ClipLoader:
             for dataset order, as in evaluation.
         balance: Class shares of the epoch; None visits every sample once.
         repeats: Consecutive clips of each visited sample, each with its own frames and crop.
+        collate: How clips become `Batch.video`: "stack" needs one shape; "pad" adds zeros after the last frame, row and
+            column, up to the largest clip of the global batch; "list" keeps one tensor per clip.
         last: How to treat the remaining samples at the end of an epoch: "drop", "mask" (pad the batch with masked rows)
             or "keep" (a smaller batch). "mask" and "keep" count each video once.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
         world_size: Processes that share each global batch.
         fields: Annotation columns to deliver in `Batch.fields`.
-        layout: "BCTHW" or "BTCHW".
-        channels_last: Whether the channels of a pixel are neighbours in memory, as models in torch's channels-last
-            memory format expect: "BCTHW" is then `torch.channels_last_3d`. Values and shapes are the same.
-        dtype: A floating type for normalised values, or torch.uint8 for levels 0 to 255.
-        mean: Mean of R, G, B in 0 to 1; not used for torch.uint8.
-        std: Standard deviation of R, G, B in 0 to 1; not used for torch.uint8.
-        on_error: What to do with a damaged clip: "raise", or "skip": mask and count it. It is never replaced. A store
-            or disk that fails or denies access is no damaged clip: `UnavailableError` is always raised.
-        max_skip_rate: Share of this rank's clips that may be skipped before the loader raises, 0 to 1.
-        num_threads: Decode threads; by default the cores this rank may use.
-        device_lanes: Decoders of a back-end that decodes on a GPU; by default as many as it recommends.
-        prefetch: Batches to prefetch. At most prefetch + 1 batches of this rank are in memory, besides those you keep.
-        num_fetchers: Threads that read packets ahead of decoding. By default none for local disks, where each decode
-            thread or process reads its own, and for remote storage its number of concurrent requests, at most 32.
-        timeout: Seconds a batch may take before WorkerError names the clips in progress and ends the iteration.
-        workers: "thread" decodes in threads of this process. "process" starts as many processes of about 100 MB each,
-            which leave the GIL to the training step and write batches into memory shared with forked children. One
-            that crashes or hangs in native code is killed, and its clip is named and treated according to `on_error`.
-        clip_timeout: Seconds that reading or decoding one clip may take in a worker process before it counts as hung.
+        output: The form of the video tensors.
+        workers: Who decodes, and how far ahead.
+        on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it. It is never
+            replaced. A store or disk that fails or denies access is no damaged clip: `UnavailableError` is always
+            raised.
         show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
         stats_file: JSON Lines file for the same statistics, one line per batch; appended to if it exists.
 
@@ -130,31 +117,19 @@ class ClipLoader:
         shuffle: bool | BlockShuffle = True,
         balance: ClassBalanced | None = None,
         repeats: int = 1,
+        collate: Collate = "stack",
         last: Last = "drop",
         rank: int | None = None,
         world_size: int | None = None,
         fields: Sequence[str] = (),
-        layout: Layout = "BCTHW",
-        channels_last: bool = False,
-        dtype: torch.dtype = torch.float32,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        output: Output = Output(),
+        workers: Workers = Workers(),
         on_error: OnError = "raise",
-        max_skip_rate: float = 0.01,
-        num_threads: int | None = None,
-        device_lanes: int | None = None,
-        prefetch: int = 2,
-        num_fetchers: int | None = None,
-        timeout: float = 600.0,
-        workers: Workers = "thread",
-        clip_timeout: float = 60.0,
         show_stats: bool = False,
         stats_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        check_least(1, num_threads=num_threads, device_lanes=device_lanes, prefetch=prefetch)
-        check_seconds(timeout=timeout, clip_timeout=clip_timeout)
-        check_choice("workers", workers, get_args(Workers))
-        self._skips = Skips(on_error, max_skip_rate)
+        check_choice("collate", collate, get_args(Collate))
+        self._skips = Skips(on_error)
         self.dataset, self.frames = dataset, frames
         self.spatial = Spatial.of(spatial)
         self.shuffle, self.views = shuffle, views
@@ -164,26 +139,28 @@ class ClipLoader:
         self.batches = Batches(self._orders.num_samples, global_batch_size, last, self.world, group_size)
         self.device = resolve(device)
         self._stream = LoaderStream(self.device)
-        self.num_threads = num_threads = num_threads or available_cores()
-        self.stats = LoaderStats(num_threads=num_threads, cores=available_cores(), num_frames=frames.num_frames)
+        self.workers = workers
+        self.num_threads = num_threads = workers.num_threads or available_cores()
+        self.stats = LoaderStats(num_threads=num_threads, cores=available_cores(), num_frames=clip_length(frames) or 0)
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
         columns = {name: dataset.column(name) for name in fields}
-        made = (self.streams, frames.num_frames, () if views is None else (views.num_views,), dataset.labels, columns)
+        if views is not None:
+            check_views(views, self.frames, self.spatial, repeats=repeats)
+        if collate != "stack" and (views is not None or "flow" in self.streams):
+            raise UsageError(
+                f"collate={collate!r} was given with {'views' if views is not None else 'flow'}",
+                hint="use collate='stack', and a sampler and a crop of one shape",
+            )
+        made = (self.streams, () if views is None else (views.num_views,), collate == "pad", dataset.labels, columns)
         self._assembler = Assembler(self._stream, *made, epoch=0)
-        self._prefetch, self._timeout = prefetch, timeout
-        self._num_fetchers = prefetch_threads(dataset, num_fetchers)
+        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
-        pixels = Pixels(mean, std, torch.float32 if dtype is torch.uint8 else dtype, layout, channels_last)
-        levels = None if dtype is torch.uint8 else pixels
-        spec = VideoSpec(frames.num_frames, self.spatial.crop.output, layout, levels, self._stream, channels_last)
-        if views is not None:
-            check_views(views, self.frames, self.spatial, repeats=repeats)
-        shape = BatchShape(spec, dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
-        process_timeout = clip_timeout if workers == "process" else None
-        self._backends = ActiveBackends(shape, num_threads, prefetch, device_lanes, process_timeout)
+        spec = video_spec(self.frames, self.spatial, output, self._stream, collate)
+        shape = BatchShape(spec, output.dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
+        self._backends = ActiveBackends(shape, num_threads, workers)
         if decoder != "auto":
             self._backends.use(choose_backends(decoder, self.device))
 
@@ -314,7 +291,7 @@ class ClipLoader:
             self._backends.lanes,
             self._backends.finisher,
             replace(self._assembler, epoch=self._epoch),
-            prefetch=self._prefetch,
+            prefetch=self.workers.prefetch,
             planner=worker_planner,
             num_fetchers=self._num_fetchers,
         )
@@ -324,7 +301,7 @@ class ClipLoader:
         try:
             while True:
                 self.stats.ready, self.stats.queued = run.ready, run.queued
-                work = run.next(self._timeout)
+                work = run.next(self.workers.timeout)
                 if work is None:
                     break
                 waited = time.perf_counter() - asked

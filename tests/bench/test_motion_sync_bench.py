@@ -17,9 +17,9 @@ from fastvid.errors import WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.loader import ClipLoader
 from fastvid.train.parts.loader_protocol import Lineage
 from tests import datasets
+from tests.load.loaders import clip_loader
 
 LINES = 60
 # Continues from the existing lines, as a server does from its checkpoint.
@@ -91,7 +91,7 @@ def test_the_lineage_computed_from_keys_equals_that_of_a_loader(tmp_path: Path) 
     datasets.pack(tmp_path / "shards", [[(f"clip{n}", clip, 0) for n in range(7)]])
     data = SimpleNamespace(path=str(tmp_path / "shards"), split=None, global_batch_size=3)
     config = SimpleNamespace(data=data, run=SimpleNamespace(epochs=2, seed=5))
-    loader = ClipLoader(
+    loader = clip_loader(
         Dataset(data.path), frames=Segments(1), spatial=CenterCrop(32), global_batch_size=3, num_threads=1, seed=5,
         rank=0, world_size=1,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.request import ClipRequest
 from fastvid.errors import ChecksumError, StateError, StorageError, UsageError
 from tests.datasets import pack
+from tests.load.loaders import clip_loader
 from tests.makers import read_numbers
 
 
@@ -185,7 +186,7 @@ def test_samples_that_make_no_selection_are_refused(folder, samples):
 
 def test_a_loader_state_belongs_to_its_selection(folder):
     def loader(videos):
-        return fastvid.ClipLoader(
+        return clip_loader(
             videos, frames=fastvid.Uniform(2), spatial=fastvid.CenterCrop(32), global_batch_size=1, decoder="pyav"
         )
 

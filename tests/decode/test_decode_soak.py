@@ -15,6 +15,7 @@ import torch
 import fastvid
 from bench.common.harness import machine_facts, write_json
 from tests.datasets import pack
+from tests.load.loaders import clip_loader
 
 CLIPS = int(os.environ.get("FASTVID_SOAK_CLIPS", "200000"))
 SAMPLES = 2000
@@ -53,7 +54,7 @@ def test_leak_rate_detects_a_leak():
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_memory_and_handles_do_not_grow(folder):
-    loader = fastvid.ClipLoader(
+    loader = clip_loader(
         fastvid.open(folder),
         frames=fastvid.Segments(4),
         spatial=[fastvid.RandomResizedCrop(64), fastvid.HorizontalFlip(0.5)],

@@ -80,7 +80,13 @@ def test_path_pages_follow_the_code(tmp_path, monkeypatch):
     dataset = fastvid.open(tmp_path / "out")
     spatial, frames = fastvid.CenterCrop(32), fastvid.Segments(4)
     loader = fastvid.ClipLoader(
-        dataset, frames=frames, spatial=spatial, global_batch_size=1, num_threads=1, device="cpu", decoder="pyav"
+        dataset,
+        frames=frames,
+        spatial=spatial,
+        global_batch_size=1,
+        device="cpu",
+        decoder="pyav",
+        workers=fastvid.Workers(num_threads=1),
     )
     with entered() as files:
         assert len(list(loader)) == 1

@@ -18,6 +18,7 @@ from fastvid.format.schema import PKT_HEADER_DTYPE, PacketFlag
 from fastvid.format.shard import SHARD_SUFFIXES, Shard
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests.datasets import edit_pkt, edit_record, make_clip, pack
+from tests.load.loaders import clip_loader
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,7 @@ def test_a_sample_with_deeply_nested_json_is_a_format_error(store):
 def test_shards_swapped_after_the_loader_opened_them_are_an_error(store, workers):
     """Worker processes open shards themselves, so they compare them with those of the parent."""
     dataset = fastvid.open(store.url)
-    loader = fastvid.ClipLoader(
+    loader = clip_loader(
         dataset,
         frames=fastvid.Uniform(2),
         spatial=fastvid.CenterCrop(32),
@@ -196,10 +197,12 @@ def test_shards_swapped_after_the_loader_opened_them_are_an_error(store, workers
 CUT = """
 import os, sys
 import torch, fastvid
+from tests.load.loaders import clip_loader
 url, workers, cut = sys.argv[1], sys.argv[2], sys.argv[3] == "cut"
 dataset = fastvid.open(url)
 loader = fastvid.ClipLoader(dataset, frames=fastvid.Uniform(2), spatial=fastvid.CenterCrop(32), global_batch_size=1,
-    workers=workers, decoder="pyav", num_threads=1, prefetch=1, shuffle=False, dtype=torch.uint8)
+    decoder="pyav", shuffle=False, output=fastvid.Output(dtype=torch.uint8),
+    workers=fastvid.Workers(workers, num_threads=1, prefetch=1))
 for shard in range(2):
     dataset.shard(shard)
 if cut:

@@ -13,6 +13,7 @@ import fastvid
 from tests.golden.films import film
 from tests.golden.golden import Sha
 from tests.golden.seams import RECORDER, REQUEST, REQUEST_VALUES, pack
+from tests.load.loaders import clip_loader
 
 NAME = "orders"
 POSITIONS = 10_000
@@ -51,7 +52,7 @@ def loader(data: Any, **options: Any) -> fastvid.ClipLoader:
         "frames": fastvid.Uniform(1), "spatial": fastvid.CenterCrop(32), "global_batch_size": 100, "seed": 11,
         "decoder": RECORDER, "dtype": torch.uint8, "num_threads": 1, "last": "keep", "rank": 0, "world_size": 1,
     }  # fmt: skip
-    return fastvid.ClipLoader(data, **standard | options)
+    return clip_loader(data, **standard | options)
 
 
 def batches(made: fastvid.ClipLoader, positions: int) -> Iterator[fastvid.Batch]:

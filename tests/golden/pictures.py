@@ -17,6 +17,7 @@ from tests.golden.films import GREY_LEVELS, film
 from tests.golden.golden import Sha
 from tests.golden.runs import MEAN, STD
 from tests.golden.seams import pack, pack_flow
+from tests.load.loaders import clip_loader
 
 NAME = "pictures"
 CROP = (fastvid.RandomCrop((24, 32)), fastvid.HorizontalFlip())
@@ -49,12 +50,12 @@ def contents(data: Any, **options: Any) -> str:
         "frames": fastvid.Segments(3), "spatial": CROP, "global_batch_size": 8, "seed": 5, "decoder": "pyav",
         "num_threads": 2, "rank": 0, "world_size": 1, "fields": ("place",),
     }  # fmt: skip
-    made = fastvid.ClipLoader(data, **standard | options)
+    made = clip_loader(data, **standard | options)
     got = Sha()
     for batch in (batch for _ in range(2) for batch in made):
         got.add(batch.position, batch.sample, batch.label, batch.valid, batch.frame_index)
         got.say(f"{' '.join(batch.key)} {dict(batch.fields)}")
-        if batch.flow is not None:
+        if "flow" in batch:
             # Rows that are masked, and flow itself, are numbers already.
             got.add(batch.flow.double().round())
         if batch.video is not batch.flow:

@@ -29,7 +29,6 @@ from bench.elastic.paced_model import net
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.loader import ClipLoader
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
@@ -40,6 +39,7 @@ from fastvid.train.ranks.elastic import join
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.run.assemble import Labelled
 from fastvid.train.run.launch import read_state
+from tests.load.loaders import clip_loader
 
 BATCH = 8
 STEPS = 45  # per epoch
@@ -132,7 +132,7 @@ def train(config, notes, given, *, after, ahead):
     torch.set_num_threads(1)
     with join(TIMEOUT_S) as member, contextlib.ExitStack() as opened:
         data = config.data
-        clips = ClipLoader(
+        clips = clip_loader(
             Dataset(data.path),
             frames=data.frames,
             spatial=data.spatial,

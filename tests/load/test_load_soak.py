@@ -13,8 +13,8 @@ from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import HorizontalFlip, RandomResizedCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.loader import ClipLoader
 from tests.datasets import make_clip, pack
+from tests.load.loaders import clip_loader
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 
@@ -31,7 +31,7 @@ def test_memory_is_flat_over_300_000_clips(tmp_path):
     clips = [make_clip(tmp_path / f"{n}.mp4", frames=20 + 3 * n, size=size) for n, size in enumerate(sizes)]
     samples = [[(f"clip{shard}_{n}", clips[(shard + n) % 4], n % 2) for n in range(256)] for shard in range(8)]
     pack(tmp_path / "set", samples)
-    loader = ClipLoader(
+    loader = clip_loader(
         Dataset(str(tmp_path / "set")),
         frames=Segments(4),
         spatial=[RandomResizedCrop(32), HorizontalFlip(0.5)],
@@ -44,7 +44,7 @@ def test_memory_is_flat_over_300_000_clips(tmp_path):
     seen, memory = 0, []
     while seen < CLIPS:
         for batch in loader:
-            seen += len(batch)
+            seen += batch.num_rows
         memory.append((seen, resident()))
     loader.close()
     points = np.array(memory[len(memory) // 10 :], dtype=np.float64)

@@ -263,7 +263,7 @@ def test_a_broken_state_is_refused(change, message):
 def test_a_masked_batch_keeps_its_shape_and_masked_rows_have_no_weight(world):
     loaders = [make(FakeDataset(21), last="mask", rank=rank, world_size=world) for rank in range(world)]
     for number, batches in enumerate(zip(*loaders, strict=True)):
-        assert sum(len(batch) for batch in batches) == 8
+        assert sum(batch.num_rows for batch in batches) == 8
         assert sum(float(batch.weight.sum()) for batch in batches) == pytest.approx(1)
         assert sum(int(batch.valid.sum()) for batch in batches) == (5 if number == 2 else 8)
         for batch in batches:
@@ -281,7 +281,7 @@ def test_a_masked_batch_keeps_its_shape_and_masked_rows_have_no_weight(world):
 def test_a_kept_batch_gives_every_rank_a_row():
     loaders = [make(FakeDataset(17), last="keep", rank=rank, world_size=3) for rank in range(3)]
     *_, last = zip(*loaders, strict=True)
-    assert [len(batch) for batch in last] == [1, 1, 1]
+    assert [batch.num_rows for batch in last] == [1, 1, 1]
     assert [int(batch.valid.sum()) for batch in last] == [0, 0, 1]
     assert [float(batch.weight.sum()) for batch in last] == [0, 0, 1]
 

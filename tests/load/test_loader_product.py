@@ -17,7 +17,7 @@ def test_pixels_belong_to_the_rows_sample_frames_and_crop():
     loader = make(dataset)
     for batch in loader:
         assert batch.video.shape == (8, 3, 3, 16, 16)
-        for row in range(len(batch)):
+        for row in range(batch.num_rows):
             sample, frames = int(batch.sample[row]), batch.frame_index[row].tolist()
             assert batch.key[row] == f"key{sample}"
             assert int(batch.label[row]) == sample % 3
@@ -110,7 +110,7 @@ def test_planes_give_the_same_tensor_layout_and_levels():
     dataset.damage(5)
     loader = make(dataset, decoder=fake("PlanesDecoder"), last="mask", on_error="skip")
     for batch in loader:
-        for row in range(len(batch)):
+        for row in range(batch.num_rows):
             frames = batch.frame_index[row].tolist()
             # Limited range: 16 is black, 235 is white.
             grey = [round(10 * frame * 255 / 219) if batch.valid[row] else 0 for frame in frames]

@@ -14,10 +14,10 @@ from fastvid.errors import ChecksumError, StorageError, UnavailableError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.loader import ClipLoader
 from fastvid.load.order.mixture import Mixture
 from fastvid.storage import RemoteOptions, open_storage
 from tests.datasets import make_clip, pack
+from tests.load.loaders import clip_loader
 from tests.load.tools import fastvid_threads, rows
 from tests.storage.faulty import FaultyServer
 
@@ -49,7 +49,7 @@ def make(source, options=PATIENT, **arguments):
         dataset.storage = open_storage(source, options=options)
     standard = {"frames": Segments(4), "spatial": CenterCrop(64), "global_batch_size": 8, "num_threads": 2}
     standard |= {"dtype": torch.uint8, "decoder": "pyav", "rank": 0, "world_size": 1}
-    return ClipLoader(dataset, **standard | arguments)
+    return clip_loader(dataset, **standard | arguments)
 
 
 def clips(loader):
@@ -204,8 +204,8 @@ def test_a_new_reader_of_a_replaced_shard_raises_checksum_errors(server):
 def test_a_mixture_reads_local_and_remote_datasets_alike(server, local):
     mixture = Mixture([Dataset(local.url), Dataset(server.url)], weights=[1, 1], num_samples=32)
     options = {"frames": Segments(4), "spatial": CenterCrop(64), "global_batch_size": 8, "dtype": torch.uint8}
-    loader = ClipLoader(mixture, decoder="pyav", rank=0, world_size=1, **options)
+    loader = clip_loader(mixture, decoder="pyav", rank=0, world_size=1, **options)
     found = clips(loader)
     here = Mixture([Dataset(local.url), Dataset(local.url)], weights=[1, 1], num_samples=32)
-    assert found == clips(ClipLoader(here, decoder="pyav", rank=0, world_size=1, **options))
+    assert found == clips(clip_loader(here, decoder="pyav", rank=0, world_size=1, **options))
     assert sum(row[1] < 24 for row in found) == 16

@@ -140,7 +140,7 @@ def announce(main):  # an interrupt in the loop's own body, which the loader can
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits "ignored"
 RgbDecoder.delay = 0.1
-loader = ClipLoader(FakeDataset(8000), frames=Segments(3), spatial=CenterCrop(16), global_batch_size=8, num_threads=2,
+loader = clip_loader(FakeDataset(8000), frames=Segments(3), spatial=CenterCrop(16), global_batch_size=8, num_threads=2,
                     decoder=fake())
 iterator = iter(loader)
 next(iterator)

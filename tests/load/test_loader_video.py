@@ -16,9 +16,9 @@ from fastvid.format.generations import Generation, ShardRecord, commit_generatio
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop, RandomCrop, RandomResizedCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
-from fastvid.load.loader import ClipLoader
 from fastvid.storage import LocalStorage
 from tests import forks
+from tests.load.loaders import clip_loader
 from tests.makers import Videos, read_numbers
 
 LENGTHS = (70, 33, 9, 1, 64, 40, 5)
@@ -60,7 +60,7 @@ def make(folder, **options):
         "rank": 0,
         "world_size": 1,
     }
-    return ClipLoader(Dataset(str(folder)), **standard | options)
+    return clip_loader(Dataset(str(folder)), **standard | options)
 
 
 def rows(batch):

@@ -18,6 +18,7 @@ import fastvid
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.errors import FastvidError
 from tests.datasets import make_clip, pack
+from tests.load.loaders import clip_loader
 
 TAMPERS = 1000
 
@@ -79,7 +80,7 @@ class Tamperer:
 
     def deliver(self, dataset, workers, on_error):
         """Return what a user sees of each clip by its key, and the number of clips that were masked."""
-        loader = fastvid.ClipLoader(
+        loader = clip_loader(
             dataset,
             frames=fastvid.Uniform(3),
             spatial=fastvid.CenterCrop(32),

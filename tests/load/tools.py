@@ -14,12 +14,12 @@ from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.clips.views import Views
-from fastvid.load.loader import ClipLoader
 from fastvid.load.order.batches import Batches
 from fastvid.load.order.permutation import Order
 from fastvid.load.workers.lanes import AUTO
 from fastvid.runtime.world import World
 from tests.load.fakes import HEIGHT, WIDTH, fake
+from tests.load.loaders import clip_loader
 
 SPATIAL = (RandomCrop(16), HorizontalFlip(0.5))
 
@@ -35,7 +35,7 @@ def make(dataset, **options):
         "rank": 0,
         "world_size": 1,
     }
-    return ClipLoader(dataset, **standard | options)
+    return clip_loader(dataset, **standard | options)
 
 
 def video(num_frames, fps=25.0, *, height=HEIGHT, width=WIDTH):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastvid.load.batch.canvas import Canvas
+from fastvid.load.batch.video import Video
 from fastvid.load.clips.plan import BatchPlan
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.order.batches import MASKED
@@ -23,23 +24,27 @@ IGNORED_LABEL: Final = -100
 """Label of masked and unlabelled rows: the default ignore_index of torch's cross_entropy."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """One rank's rows of one global batch: B clips of T frames.
+class Batch(dict[str, Any]):
+    """One rank's rows of one global batch: a dict whose entries are attributes too: ``batch.video``.
 
-    A row is masked (`valid` False, zeros in `video`, weight 0) if it pads the last batch of an epoch or if its clip was
-    skipped. The mean loss over the global batch is the sum over ranks of
-    ``(loss_of_each_clip * batch.weight).sum()``; DistributedDataParallel divides by the world size, so multiply by it
-    there.
+    B is the number of rows, one a clip of T frames. A row is masked (`valid` False, zeros in `video`, weight 0) if it
+    pads the last batch of an epoch or if its clip was skipped. The mean loss over the global batch is the sum over
+    ranks of ``(loss_of_each_clip * batch.weight).sum()``; DistributedDataParallel divides by the world size, so
+    multiply by it there.
+
+    Made from a dict, so that trainers can rebuild it: ``Batch({name: value})``. An entry that was not asked for is
+    absent, and its attribute is an AttributeError that says which argument delivers it. Annotation columns are in
+    `fields`.
 
     Attributes:
         video: The first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with
-            views [B, V, 3, T, H, W] or [B, V, T, 3, H, W].
+            views [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the B.
         label: int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label.
         weight: float32 [B], on the device; one over the samples of the global batch, 0 for masked rows.
         valid: bool [B], on the device; False for masked rows.
         key: Key of each row's sample; empty for padding.
-        frame_index: Frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows.
+        frame_index: Frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows, and after the
+            end of a clip that is shorter than the longest.
         sample: Index of each row's sample in the dataset, int64 [B], on the host; -1 for padding.
         position: Position of each row in the epoch's order, int64 [B], on the host; -1 for padding.
         epoch: The epoch.
@@ -47,10 +52,11 @@ class Batch:
         stop: One past the last position of the global batch.
         fields: The annotation columns requested by `fields=`, one value per row; None for padding.
         flow: Optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in output pixels per frame: x
-            and y of L flows around each frame, L = `flow_stack`. None unless the stream "flow" was requested.
+            and y of L flows around each frame, L = `flow_stack`; if the stream "flow" was requested.
+        mask: bool [B, T], on the device; False after the end of a shorter clip. With collate="pad".
     """
 
-    video: Tensor
+    video: Any
     label: Tensor
     weight: Tensor
     valid: Tensor
@@ -61,24 +67,63 @@ class Batch:
     epoch: int
     start: int
     stop: int
-    fields: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    flow: Tensor | None = None
+    fields: Mapping[str, tuple[Any, ...]]
+    flow: Tensor
+    mask: Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            hint = f"; ask for it by {_ASKED[name]}" if name in _ASKED else f"; it has {', '.join(self)}"
+            raise AttributeError(f"the batch has no {name!r}{hint}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this rank, B."""
+        return len(self["label"])
 
     @property
     def device_tensors(self) -> tuple[Tensor, ...]:
-        """One tensor of each block of memory on the device; weight and valid are in the block of label."""
-        return tuple(one for one in (self.video, self.flow, self.label) if one is not None)
+        """The tensors on the loader's device; some may be views of one block of memory."""
+        values = [value for name, value in self.items() if name not in _ON_HOST]
+        listed = [one for value in values for one in (value if isinstance(value, list) else [value])]
+        return tuple(one for one in listed if isinstance(one, Tensor))
 
-    def __len__(self) -> int:
-        return len(self.video)
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Batch:
+        """Return the batch with all tensors on a device."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """Return the batch with its tensors on the host in page-locked memory."""
+        return self._mapped(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
     def __repr__(self) -> str:
-        shape = "x".join(map(str, self.video.shape))
-        valid = int(self.valid.sum())
+        video = self["video"]
+        one = video[0] if isinstance(video, list) else video
+        shape = f"{len(video)} of " * isinstance(video, list) + "x".join(map(str, one.shape))
         return (
-            f"Batch(video={shape} {self.video.dtype} on {self.video.device}, {valid} of {len(self)} rows valid,"
+            f"Batch(video={shape} {one.dtype} on {one.device}, {int(self.valid.sum())} of {self.num_rows} rows valid,"
             f" epoch {self.epoch}, positions {self.start} to {self.stop - 1})"
         )
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        def changed(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(value)
+            return [changed(one) for one in value] if isinstance(value, list) else value
+
+        return Batch({name: changed(value) for name, value in self.items()})
+
+
+_ON_HOST: Final = frozenset({"frame_index", "sample", "position"})
+"""Entries whose tensors stay on the host."""
+
+_ASKED: Final = {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"'}
+"""Arguments of the loader that deliver an entry."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +133,8 @@ class Assembler:
     Attributes:
         device: Where batches are finished.
         streams: Names of the streams.
-        num_frames: Frames per clip, T.
         views: (V,) if each row is V clips of one sample, else ().
+        mask: Whether to say which frames are real, because shorter clips are padded.
         labels: Label of each sample of the dataset, int64 [N], -1 for none.
         columns: Annotation columns to deliver, one value per sample.
         epoch: The epoch.
@@ -97,8 +142,8 @@ class Assembler:
 
     device: LoaderStream
     streams: tuple[str, ...]
-    num_frames: int
     views: tuple[int, ...]
+    mask: bool
     labels: IntArray
     columns: Mapping[str, pa.ChunkedArray]
     epoch: int
@@ -118,34 +163,45 @@ class Assembler:
             The batch, and an event after its last operation; None on a CPU.
         """
         with self.device.use():
-            made = [video.view(-1, *self.views, *video.shape[1:]) for video in canvas.finish()]
+            made = [self._in_views(video) for video in canvas.finish()]
             # If one stream or view of a clip failed, the whole clip failed.
             failed = {row // math.prod(self.views) % len(plan.samples) for row in errors}
             for video in made:
                 for row in failed:
-                    video[row] = 0
+                    video[row].zero_()
             return self._assemble(dict(zip(self.streams, made, strict=True)), plan, shown, failed), self.device.mark()
 
+    def _in_views(self, video: Video) -> Video:
+        return video.view(-1, *self.views, *video.shape[1:]) if isinstance(video, Tensor) and self.views else video
+
     def _assemble(
-        self, streams: Mapping[str, Tensor], plan: BatchPlan, shown: Mapping[int, IntArray], failed: Collection[int]
+        self, streams: Mapping[str, Video], plan: BatchPlan, shown: Mapping[int, IntArray], failed: Collection[int]
     ) -> Batch:
         samples = np.asarray(plan.samples, dtype=np.int64)
         valid = samples != MASKED
         valid[list(failed)] = False
-        frames = np.full((len(samples), *self.views, self.num_frames), -1, dtype=np.int64)
-        flat = frames.reshape(-1, self.num_frames)
-        for row in np.flatnonzero(np.repeat(valid, math.prod(self.views))).tolist():
-            flat[row] = shown[row]
+        present = np.flatnonzero(np.repeat(valid, math.prod(self.views))).tolist()
+        shape = plan.share.shape
+        longest = max((len(shown[row]) for row in present), default=1) if shape is None else shape[0]
+        frames = np.full((len(samples), *self.views, longest), -1, dtype=np.int64)
+        flat = frames.reshape(-1, longest)
+        for row in present:
+            flat[row, : len(shown[row])] = shown[row]
         rows = [None if sample == MASKED else sample for sample in plan.samples]
         label = np.where(valid, self.labels[samples], -1)
         label = np.where(label < 0, IGNORED_LABEL, label)
         weight = np.where(valid, plan.share.weight, 0).astype(np.float32)
-        on_device = _upload((label, weight, valid), self.device)
+        small = {"label": label, "weight": weight, "valid": valid}
+        if self.mask:
+            small["mask"] = frames >= 0
+        fields = {
+            name: tuple(None if row is None else column[row].as_py() for row in rows)
+            for name, column in self.columns.items()
+        }
         return Batch(
-            video=streams[self.streams[0]],
-            label=on_device[0],
-            weight=on_device[1],
-            valid=on_device[2],
+            {"video": streams[self.streams[0]]}
+            | {name: video for name, video in streams.items() if name == "flow"}
+            | dict(zip(small, _upload(tuple(small.values()), self.device), strict=True)),
             key=tuple(plan.keys),
             frame_index=torch.from_numpy(frames),
             sample=torch.from_numpy(samples),
@@ -153,11 +209,7 @@ class Assembler:
             epoch=self.epoch,
             start=plan.share.start,
             stop=plan.share.stop,
-            fields={
-                name: tuple(None if row is None else column[row].as_py() for row in rows)
-                for name, column in self.columns.items()
-            },
-            flow=streams.get("flow"),
+            fields=fields,
         )
 
 
@@ -172,6 +224,8 @@ def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Ten
     packed, stops = host.numpy(), np.cumsum([part.nbytes for part in parts]).tolist()
     views = [slice(stop - part.nbytes, stop) for part, stop in zip(parts, stops, strict=True)]
     for part, view in zip(parts, views, strict=True):
-        packed[view].view(part.dtype)[:] = part
+        packed[view].view(part.dtype)[:] = part.reshape(-1)
     block = device.upload(host)
-    return [block[view].view(torch.from_numpy(part).dtype) for part, view in zip(parts, views, strict=True)]
+    return [
+        block[view].view(torch.from_numpy(part).dtype).view(part.shape) for part, view in zip(parts, views, strict=True)
+    ]

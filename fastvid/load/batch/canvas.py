@@ -11,15 +11,16 @@ from collections.abc import Sequence, Set
 from typing import Final, cast
 
 import numpy as np
-import torch
 
 from fastvid.decode.recut import SLACK, Recutter
 from fastvid.decode.request import Output, Planes, Rgb
 from fastvid.load.batch.sinks import OpenSink, Sink
+from fastvid.load.batch.video import Video
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.memory.buffers import BufferPool
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.memory.row_layout import SharedRow
+from fastvid.load.order.batches import ClipShape
 
 # Outputs that a `Recutter` can write.
 _CUT: Final = frozenset({Planes, Rgb})
@@ -40,20 +41,28 @@ class Finisher:
         self.planes = BufferPool(threads)
         self.recutters: deque[Recutter] = deque()
 
-    def open(self, clips: Sequence[BatchRow | None]) -> Canvas:
-        """Open a canvas for these rows; None is a masked row, which stays zero."""
+    def open(self, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> Canvas:
+        """Open a canvas for these rows; None is a masked row, which stays zero.
+
+        Args:
+            clips: The rows.
+            shape: Shape that all rows get, if the plan decides it.
+
+        Raises:
+            UsageError: If the rows' shapes differ and may not.
+        """
         with self.stream.use():
-            return Canvas(self, clips)
+            return Canvas(self, clips, shape)
 
 
 class Canvas:
     """The memory of one batch. `output` and `done` may be called from any thread."""
 
-    def __init__(self, finisher: Finisher, clips: Sequence[BatchRow | None]) -> None:
+    def __init__(self, finisher: Finisher, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
         self._finisher = finisher
         rows = self._rows = len(clips) // len(finisher.streams)
         self._sinks = [
-            [open_sink(clips[number * rows : (number + 1) * rows]) for open_sink in sinks]
+            [open_sink(clips[number * rows : (number + 1) * rows], shape) for open_sink in sinks]
             for number, sinks in enumerate(finisher.streams)
         ]
         reads = (clip.read for clip in clips if isinstance(clip, Clip) and clip.read is not None)
@@ -90,7 +99,7 @@ class Canvas:
             self._part_done(part.row, good=good)
         self._finisher.recutters.append(recutter)
 
-    def finish(self) -> list[torch.Tensor]:
+    def finish(self) -> list[Video]:
         """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
@@ -105,7 +114,7 @@ class Canvas:
         for sink in self._sinks[row // self._rows]:
             sink.done(row % self._rows, good=good and sink is taken)
 
-    def _finish(self, first: int, sinks: Sequence[Sink]) -> torch.Tensor:
+    def _finish(self, first: int, sinks: Sequence[Sink]) -> Video:
         video = sinks[0].finish()
         for sink in sinks[1:]:
             other = sink.finish()

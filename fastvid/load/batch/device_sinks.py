@@ -6,16 +6,20 @@ again. So each output carries an event of that stream, which the decoder's own s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from fastvid.decode.colours import ClipPlanes
 from fastvid.decode.pixels import finish_rgb
 from fastvid.decode.request import DevicePlanes, DeviceRgb, Output
-from fastvid.load.batch.sinks import PlanesBuffer, VideoSpec, video_of
+from fastvid.load.batch.sinks import PlanesBuffer, video_of
+from fastvid.load.batch.video import Video, VideoSpec
 from fastvid.load.clips.clip import BatchRow
+from fastvid.load.order.batches import ClipShape
 
 
 class DeviceRgbSink:
@@ -24,32 +28,44 @@ class DeviceRgbSink:
     Args:
         spec: The batch tensor to make.
         clips: The clip of each row; None for a masked row.
+        shape: Shape that all rows get, if the plan decides it.
     """
 
     kinds: ClassVar[frozenset[type]] = frozenset({DeviceRgb})
 
-    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
-        self._spec = spec
+    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
+        self._spec, self._shapes = spec, spec.shapes(clips, shape)
         self._good = [False] * len(clips)
-        shape = (len(clips), 3, spec.num_frames, *spec.size)
-        self._video = torch.empty(shape, dtype=torch.uint8, device=spec.stream.device)
+        stops = np.cumsum([3 * math.prod(shape) for shape in self._shapes.rows]).tolist()
+        self._memory = torch.empty(stops[-1], dtype=torch.uint8, device=spec.stream.device)
+        self._rows = [
+            self._memory[start:stop].view(3, *shape)
+            for start, stop, shape in zip([0, *stops], stops, self._shapes.rows, strict=False)
+        ]
         self._writable = spec.stream.mark()
 
     def output(self, row: int, _kinds: Set[type]) -> Output:
         """See `fastvid.load.batch.sinks.Sink`."""
-        return DeviceRgb(self._video[row], self._writable)
+        return DeviceRgb(self._rows[row], self._writable)
 
     def done(self, row: int, *, good: bool) -> None:
         """See `fastvid.load.batch.sinks.Sink`."""
         self._good[row] = good
 
-    def finish(self) -> torch.Tensor:
+    def finish(self) -> Video:
         """See `fastvid.load.batch.sinks.Sink`."""
-        spec, video = self._spec, self._video
-        del self._video
+        memory, rows, uniform = self._memory, self._rows, self._shapes.uniform
+        del self._memory, self._rows
+        if uniform is not None:
+            return self._finished(memory.view(len(rows), 3, *uniform), self._good)
+        each = [self._finished(row[None], [good])[0] for row, good in zip(rows, self._good, strict=True)]
+        return self._spec.collated(each, self._shapes)
+
+    def _finished(self, video: torch.Tensor, good: Sequence[bool]) -> torch.Tensor:
+        spec = self._spec
         video = spec.arranged(video) if spec.pixels is None else finish_rgb(video, spec.pixels)
-        for row, good in enumerate(self._good):
-            if not good:
+        for row, one in enumerate(good):
+            if not one:
                 video[row] = 0
         return video
 
@@ -60,24 +76,25 @@ class DevicePlanesSink(PlanesBuffer):
     Args:
         spec: The batch tensor to make.
         clips: The clip of each row; None for a masked row.
+        shape: Shape that all rows get, if the plan decides it.
     """
 
     kinds: ClassVar[frozenset[type]] = frozenset({DevicePlanes})
 
-    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
+    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
         super().__init__(clips, spec.stream, on_device=True)
-        self._spec = spec
+        self._spec, self._shapes = spec, spec.shapes(clips, shape)
         self._writable = spec.stream.mark()
 
     def output(self, row: int, _kinds: Set[type]) -> Output:
         """See `fastvid.load.batch.sinks.Sink`."""
         return DevicePlanes(*self._nv12(self._memory, row), self._writable)
 
-    def finish(self) -> torch.Tensor:
+    def finish(self) -> Video:
         """See `fastvid.load.batch.sinks.Sink`."""
         memory = self._take()
         planes = [self._planes(memory, row) if good else None for row, good in enumerate(self._good)]
-        return video_of(planes, self._spec)
+        return video_of(planes, self._spec, self._shapes)
 
     def _nv12(self, memory: torch.Tensor, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a row's luma [T, h, w] and chroma [T, h/2, w/2, 2]."""

@@ -20,6 +20,7 @@ from fastvid.format.packets import StreamInfo
 from fastvid.load.batch.sinks import HostPlanes
 from fastvid.load.clips.clip import BatchRow
 from fastvid.load.memory.device import LoaderStream
+from fastvid.load.order.batches import ClipShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,16 @@ class FlowSpec:
     """Shape, type and device of a batch's flow tensor.
 
     Attributes:
-        num_frames: Frames per clip, T.
+        shape: Frames per clip, height and width in pixels; None if the plan of each batch decides them.
         stack: Flows per frame, L.
-        size: Height and width in pixels.
         layout: Order of the axes.
         dtype: A floating type.
         stream: Where the tensor is allocated and filled.
         channels_last: Memory format, see `fastvid.decode.colours.empty_batch`.
     """
 
-    num_frames: int
+    shape: ClipShape | None
     stack: int
-    size: tuple[int, int]
     layout: Layout
     dtype: torch.dtype
     stream: LoaderStream
@@ -48,14 +47,16 @@ class FlowSpec:
 class FlowSink(HostPlanes):
     """Collects flow pictures as decoded; they are copied to the device and converted there."""
 
-    def __init__(self, spec: FlowSpec, clips: Sequence[BatchRow | None]) -> None:
+    def __init__(self, spec: FlowSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
         super().__init__(clips, spec.stream)
-        self._spec = spec
+        whole = shape or spec.shape
+        assert whole is not None
+        self._spec, self._shape = spec, whole
 
     def finish(self) -> Tensor:
         """See `fastvid.load.batch.sinks.Sink`."""
-        spec = self._spec
-        shape = (len(self._clips), 2 * spec.stack, spec.num_frames, *spec.size)
+        spec, (frames, *size) = self._spec, self._shape
+        shape = (len(self._clips), 2 * spec.stack, *self._shape)
         flow = empty_batch(shape, spec.layout, spec.dtype, spec.stream.device, channels_last=spec.channels_last).zero_()
         moved = spec.stream.upload(self._take())
         for row, (clip, good) in enumerate(zip(self._clips, self._good, strict=True)):
@@ -67,7 +68,7 @@ class FlowSink(HostPlanes):
             luma = moved[start : start + count * box.height * box.width].view(count, box.height, box.width)
             value = to_flow(luma, clip.info, clip.request)
             # [T * L, 2, H, W] to channels x1 y1 x2 y2 ... of each frame.
-            value = value.view(spec.num_frames, 2 * spec.stack, *spec.size)
+            value = value.view(frames, 2 * spec.stack, *size)
             flow[row] = value.transpose(0, 1) if spec.layout == "BCTHW" else value
         return flow
 

@@ -13,55 +13,26 @@ For CUDA the memory is pinned, and copied on the loader's stream without waiting
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
 import torch
 
-from fastvid.decode.colours import ClipPlanes, Layout, Pixels, empty_batch
+from fastvid.decode.colours import ClipPlanes, Pixels
 from fastvid.decode.pixels import finish_planes, finish_rgb
 from fastvid.decode.request import Output, Planes, Rgb
+from fastvid.load.batch.video import Shapes, Video, VideoSpec
 from fastvid.load.clips.clip import BatchRow, Clip, as_clips
 from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
+from fastvid.load.order.batches import ClipShape
 from fastvid.runtime.arrays import UInt8Array
 
 _ALIGN: Final = 64  # bytes: a cache line, and enough for any vector load on a device
 
 # Normalisation that keeps levels 0 to 255: (level / 255 - 0) / (1 / 255).
 _LEVELS: Final = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
-
-
-@dataclass(frozen=True)
-class VideoSpec:
-    """Shape, normalisation and device of a batch's video tensor.
-
-    Attributes:
-        num_frames: Frames per clip, T.
-        size: Height and width in pixels.
-        layout: Order of the axes.
-        pixels: How values are normalised; None for uint8 levels 0 to 255 as decoded.
-        stream: Where the tensor is allocated and filled.
-        channels_last: Memory format, see `fastvid.decode.colours.empty_batch`.
-    """
-
-    num_frames: int
-    size: tuple[int, int]
-    layout: Layout
-    pixels: Pixels | None
-    stream: LoaderStream
-    channels_last: bool = False
-
-    def arranged(self, levels: torch.Tensor) -> torch.Tensor:
-        """Return uint8 levels [B, 3, T, H, W] on the device in the layout and memory format of the batch."""
-        if self.layout == "BCTHW" and not self.channels_last:
-            return levels
-        clips, device = len(levels), self.stream.device
-        shape = (clips, 3, self.num_frames, *self.size)
-        video = empty_batch(shape, self.layout, torch.uint8, device, channels_last=self.channels_last)
-        return video.copy_(levels if self.layout == "BCTHW" else levels.transpose(1, 2))
 
 
 class Sink(Protocol):
@@ -81,13 +52,14 @@ class Sink(Protocol):
         """Mark a row as written, or (not `good`) as failed: it becomes zeros."""
         ...
 
-    def finish(self) -> torch.Tensor:
+    def finish(self) -> Video:
         """Return the stream on its device; it keeps no memory. Called once, after every row is done."""
         ...
 
 
-OpenSink = Callable[[Sequence[BatchRow | None]], Sink]
-"""Opens the memory for the rows of a stream; None is a masked row, which stays zero."""
+OpenSink = Callable[[Sequence[BatchRow | None], ClipShape | None], Sink]
+"""Opens the memory for the rows of a stream and the shape that all rows get, if the plan decides it. None is a masked
+row, which stays zero."""
 
 
 class RgbMemory:
@@ -106,9 +78,12 @@ class RgbMemory:
         self.is_pinned = spec.stream.is_asynchronous and not isinstance(batches, SharedBufferPool)
         # Another device gets uint8 as decoded and normalises and transposes there. On the host half precision is
         # converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
-        channels = tuple(pixels.channels()) if pixels is not None and on_host else None
-        order = "CTHW" if not on_host else "THWC" if spec.channels_last else spec.layout[1:]
-        self.layout = RowLayout(spec.num_frames, spec.size, order, channels)
+        self._channels = tuple(pixels.channels()) if pixels is not None and on_host else None
+        self.order = "CTHW" if not on_host else "THWC" if spec.channels_last else spec.layout[1:]
+
+    def layout(self, shape: ClipShape) -> RowLayout:
+        """Return the layout of a row of this shape."""
+        return RowLayout(shape[0], shape[1:], self.order, self._channels)
 
 
 class RgbSink:
@@ -116,29 +91,37 @@ class RgbSink:
 
     kinds: ClassVar[frozenset[type]] = frozenset({Rgb, SharedRow})
 
-    def __init__(self, memory: RgbMemory, clips: Sequence[BatchRow | None]) -> None:
-        layout = memory.layout
+    def __init__(self, memory: RgbMemory, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
         self._memory = memory
-        nbytes = len(clips) * layout.nbytes
+        self._shapes = memory.spec.shapes(clips, shape)
+        layouts = {shape: memory.layout(shape) for shape in set(self._shapes.rows)}
+        self._layouts = [layouts[shape] for shape in self._shapes.rows]
+        stops = np.cumsum([layout.nbytes for layout in self._layouts]).tolist()
         if memory.is_pinned:
-            self._host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            self._host = torch.empty(stops[-1], dtype=torch.uint8, pin_memory=True)
             bytes_: UInt8Array = self._host.numpy()
         else:
-            bytes_ = memory.batches.take(nbytes)
+            bytes_ = memory.batches.take(max(1, stops[-1]))[: stops[-1]]
             self._host = torch.from_numpy(bytes_)
-        self._shared = memory.batches.offset(bytes_)
-        self._video = bytes_.view(layout.dtype).reshape(len(clips), *layout.shape)
+        shared = memory.batches.offset(bytes_)
+        self._starts = [stop - layout.nbytes for layout, stop in zip(self._layouts, stops, strict=True)]
+        self._shared = None if shared is None else [shared + start for start in self._starts]
+        self._rows = [
+            bytes_[start:stop].view(layout.dtype).reshape(layout.shape)
+            for start, stop, layout in zip(self._starts, stops, self._layouts, strict=True)
+        ]
         self._staged: dict[int, UInt8Array] = {}
         self._blank = [row for row, clip in enumerate(clips) if clip is None]
-        self._video[self._blank] = 0
+        for row in self._blank:
+            self._rows[row][...] = 0
 
     def output(self, row: int, kinds: Set[type]) -> Output | SharedRow:
         """See `Sink`."""
-        layout = self._memory.layout
+        layout = self._layouts[row]
         if SharedRow in kinds and self._shared is not None:
-            return SharedRow(self._shared + row * layout.nbytes, layout)
+            return SharedRow(self._shared[row], layout)
         if layout.as_decoded:
-            return Rgb(self._video[row])
+            return Rgb(self._rows[row])
         self._staged[row] = self._memory.clips.take(int(np.prod(layout.levels_shape))).reshape(layout.levels_shape)
         return Rgb(self._staged[row])
 
@@ -146,26 +129,49 @@ class RgbSink:
         """See `Sink`."""
         staged = self._staged.pop(row, None)
         if not good:
-            self._video[row] = 0
+            self._rows[row][...] = 0
             self._blank.append(row)
         elif staged is not None:
-            layout = self._memory.layout
-            layout.fill(layout.channels_first(self._video[row]), staged)
+            layout = self._layouts[row]
+            layout.fill(layout.channels_first(self._rows[row]), staged)
 
-    def finish(self) -> torch.Tensor:
+    def finish(self) -> Video:
         """See `Sink`."""
-        spec, pixels = self._memory.spec, self._memory.spec.pixels
+        spec, shapes, layouts, host = self._memory.spec, self._shapes, self._layouts, self._host
         # From here on only the tensor keeps the memory alive.
-        video, host = torch.from_numpy(self._video), self._host
-        del self._video, self._host
+        del self._rows, self._host
         if spec.stream.device.type == "cpu":
-            video = video.permute(0, *(1 + self._memory.layout.order.index(axis) for axis in spec.layout[1:]))
-            return video if pixels is None else video.to(pixels.dtype)
-        video = spec.stream.upload(host).view(video.shape)
-        if pixels is None:
+            return self._on_host(host)
+        moved = spec.stream.upload(host)
+        if shapes.uniform is not None:
+            return self._on_device(moved.view(len(layouts), *layouts[0].shape), self._blank)
+        rows = [
+            self._on_device(moved[start : start + layout.nbytes].view(1, *layout.shape), [0] * (row in self._blank))[0]
+            for row, (start, layout) in enumerate(zip(self._starts, layouts, strict=True))
+        ]
+        return spec.collated(rows, shapes)
+
+    def _on_host(self, host: torch.Tensor) -> Video:
+        spec, layouts, shapes = self._memory.spec, self._layouts, self._shapes
+        values = host if spec.pixels is None else host.view(torch.float32)
+        order = [1 + self._memory.order.index(axis) for axis in spec.layout[1:]]
+
+        def arranged(rows: torch.Tensor) -> torch.Tensor:
+            rows = rows.permute(0, *order)
+            return rows if spec.pixels is None else rows.to(spec.pixels.dtype)
+
+        if shapes.uniform is not None:
+            return arranged(values.view(len(layouts), *layouts[0].shape))
+        each = torch.split(values, [layout.nbytes // layout.dtype.itemsize for layout in layouts])
+        rows = [arranged(row.view(1, *layout.shape))[0] for row, layout in zip(each, layouts, strict=True)]
+        return spec.collated(rows, shapes)
+
+    def _on_device(self, video: torch.Tensor, blank: Sequence[int]) -> torch.Tensor:
+        spec = self._memory.spec
+        if spec.pixels is None:
             return spec.arranged(video)
-        video = finish_rgb(video, pixels)
-        for row in self._blank:
+        video = finish_rgb(video, spec.pixels)
+        for row in blank:
             video[row] = 0
         return video
 
@@ -240,23 +246,24 @@ class PlanesSink(HostPlanes):
     Args:
         spec: The batch tensor to make.
         clips: The clip of each row; None for a masked row.
+        shape: Shape that all rows get, if the plan decides it.
     """
 
-    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None]) -> None:
+    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
         super().__init__(clips, spec.stream)
-        self._spec = spec
+        self._spec, self._shapes = spec, spec.shapes(clips, shape)
 
-    def finish(self) -> torch.Tensor:
+    def finish(self) -> Video:
         """See `Sink`."""
         moved = self._spec.stream.upload(self._take())
         planes = [self._planes(moved, row) if good else None for row, good in enumerate(self._good)]
-        return video_of(planes, self._spec)
+        return video_of(planes, self._spec, self._shapes)
 
     def _planes(self, moved: torch.Tensor, row: int) -> ClipPlanes:
         clip, (start, stop) = self._clip(row), self._spans[row]
         return ClipPlanes.packed(
             moved[start:stop],
-            self._spec.num_frames,
+            len(clip.request.frames),
             clip.request.box.height,
             clip.request.box.width,
             flip=clip.request.flip,
@@ -265,16 +272,25 @@ class PlanesSink(HostPlanes):
         )
 
 
-def video_of(planes: Sequence[ClipPlanes | None], spec: VideoSpec) -> torch.Tensor:
-    """Return the video tensor of a batch, on the device of the planes; rows without planes are zero."""
+def video_of(planes: Sequence[ClipPlanes | None], spec: VideoSpec, shapes: Shapes) -> Video:
+    """Return the video of a batch, on the device of the planes; rows without planes are zero."""
+    if shapes.uniform is not None:
+        return _uniform(planes, spec, shapes.uniform)
+    # Row by row, because clips of different sizes are resized to different sizes.
+    return spec.collated(
+        [_uniform([one], spec, shape)[0] for one, shape in zip(planes, shapes.rows, strict=True)], shapes
+    )
+
+
+def _uniform(planes: Sequence[ClipPlanes | None], spec: VideoSpec, shape: ClipShape) -> torch.Tensor:
     pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout, channels_last=spec.channels_last)
     rows = [row for row, clip in enumerate(planes) if clip is not None]
     good = [clip for clip in planes if clip is not None]
     if len(good) == len(planes):
-        video = finish_planes(good, spec.size, pixels)
+        video = finish_planes(good, shape[1:], pixels)
     else:
-        video = pixels.empty(len(planes), spec.num_frames, spec.size, spec.stream.device).zero_()
+        video = pixels.empty(len(planes), shape[0], shape[1:], spec.stream.device).zero_()
         # Row by row, because a list of rows would be copied to the device, and the host would wait for that.
-        for row, clip in zip(rows, finish_planes(good, spec.size, pixels) if good else (), strict=True):
+        for row, clip in zip(rows, finish_planes(good, shape[1:], pixels) if good else (), strict=True):
             video[row] = clip
     return video if spec.pixels else video.to(torch.uint8)

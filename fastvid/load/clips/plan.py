@@ -20,7 +20,7 @@ from fastvid.load.clips.annotation_row import AnnotationRow
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.order.batches import MASKED, Batches, Share
+from fastvid.load.order.batches import MASKED, EpochBatches, Share
 from fastvid.load.order.epoch import EpochOrder
 from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.arrays import IntArray
@@ -71,11 +71,12 @@ class BatchPlanner:
     join: bool = False
     decide: bool = True
 
-    def plans(self, batches: Batches, position: int) -> Iterator[BatchPlan]:
+    def plans(self, batches: EpochBatches, position: int) -> Iterator[BatchPlan]:
         """Yield the plans of all batches from `position` to the end of the epoch, computed lazily."""
-        shares = (batches.share(position + number * batches.size) for number in range(batches.count(position)))
+        shares = batches.shares(position)
         # Look up many rows per call: numpy's overhead per call hardly depends on their number.
-        while some := list(itertools.islice(shares, max(1, _ROWS_AHEAD * batches.world.size // batches.size))):
+        for first in shares:
+            some = [first, *itertools.islice(shares, _ROWS_AHEAD // len(first.positions))]
             samples = self._samples(np.concatenate([share.positions for share in some]))
             ends = np.cumsum([len(share.positions) for share in some])
             for share, part in zip(some, np.split(samples, ends[:-1]), strict=True):

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,38 +21,58 @@ import numpy.typing as npt
 from fastvid.errors import WorkerError
 from fastvid.runtime.arrays import UInt8Array
 
-_Block = tuple[mmap.mmap, int]
-"""A memory map, and the offset of a block in it."""
-
 _TIMES_MEMORY: Final = 4
-"""Bytes of address space reserved per byte of physical memory. A block of one size is never reused for another size, so
-a loader may allocate more over its lifetime than it uses at any moment."""
+"""Bytes of address space reserved per byte of physical memory. A block is never split or joined, so a loader may
+allocate more over its lifetime than it uses at any moment."""
+
+_LARGER: Final = 2
+"""How many times larger than asked a reused block may be: batches of clips of different length rarely have the same
+size twice. The system allocates no page of it that is never written."""
+
+
+class _Block(NamedTuple):
+    """Memory of one array: a memory map, the offset in it, and the size in bytes."""
+
+    memory: mmap.mmap
+    offset: int
+    size: int
+
+
+def _take(free: deque[_Block], size: int) -> _Block | None:
+    """Take a block out of `free` that fits, preferably the last one; None if there is none."""
+    # Each step is atomic, so that no lock is needed.
+    for _ in range(len(free)):
+        try:
+            block = free.pop()
+        except IndexError:
+            break
+        if size <= block.size <= _LARGER * size:
+            return block
+        free.appendleft(block)
+    return None
 
 
 class BufferPool:
-    """Page-aligned byte arrays, recycled by size. Thread-safe.
+    """Page-aligned byte arrays, recycled. Thread-safe.
 
     Args:
-        keep: Number of free buffers of each size to keep; more are released to the system.
+        keep: Number of free buffers to keep, of whatever size; more are released to the system.
     """
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
         # No lock: the garbage collector frees arrays in any thread, even one that holds the pool's lock. Appending to a
         # deque and popping from it are atomic.
-        self._free: dict[int, deque[_Block]] = {}
+        self._free: deque[_Block] = deque()
 
     def take(self, nbytes: int) -> UInt8Array:
         """Allocate an uninitialised array, uint8 [nbytes], nbytes > 0; freed with its last view."""
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        free = self._free.setdefault(size, deque())
-        try:
-            block = free.pop()  # the most recently used one, likely still in the CPU cache
-        except IndexError:
-            block = self._allocate(size)
+        # The most recently used block is likely still in the CPU cache.
+        block = _take(self._free, size) or self._allocate(size)
         # numpy keeps exactly this array as the base of all its views, because its own base is not an array.
-        lease = np.frombuffer(block[0], dtype=np.uint8, count=nbytes, offset=block[1])
-        weakref.finalize(lease, self._release, free, size, block).atexit = False
+        lease = np.frombuffer(block.memory, dtype=np.uint8, count=nbytes, offset=block.offset)
+        weakref.finalize(lease, self._release, block).atexit = False
         return lease
 
     def offset(self, array: npt.NDArray[np.generic]) -> int | None:  # noqa: ARG002 - of the shared pool
@@ -62,11 +82,16 @@ class BufferPool:
 
     def _allocate(self, size: int) -> _Block:
         # Private: a forked child gets a copy and does not see batches that are still being written.
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
+        return _Block(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0, size)
 
-    def _release(self, free: deque[_Block], size: int, block: _Block) -> None:  # noqa: ARG002 - of the shared pool
-        if len(free) < self._keep:
-            free.append(block)
+    def _release(self, block: _Block) -> None:
+        self._free.append(block)
+        if len(self._free) > self._keep:
+            with contextlib.suppress(IndexError):
+                self._drop(self._free.popleft())
+
+    def _drop(self, block: _Block) -> None:
+        """Return a block's memory to the system."""
 
 
 class SharedBufferPool(BufferPool):
@@ -76,7 +101,7 @@ class SharedBufferPool(BufferPool):
     on first write and released when unused. Forked children share the file too, so their writes are visible here.
 
     Args:
-        keep: Number of free buffers of each size whose memory is kept.
+        keep: Number of free buffers whose memory is kept.
 
     Raises:
         WorkerError: If the system cannot reserve the address space.
@@ -101,6 +126,7 @@ class SharedBufferPool(BufferPool):
             ) from error
         self._start = np.frombuffer(self._memory, dtype=np.uint8, count=1).ctypes.data
         self._end = 0
+        self._empty: deque[_Block] = deque()  # without memory, to be written again
         self._lock = threading.Lock()
 
     def offset(self, array: npt.NDArray[np.generic]) -> int:
@@ -108,15 +134,17 @@ class SharedBufferPool(BufferPool):
         return int(array.__array_interface__["data"][0]) - self._start
 
     def _allocate(self, size: int) -> _Block:
+        block = _take(self._empty, size)
+        if block is not None:
+            return block
         with self._lock:
             offset, self._end = self._end, self._end + size
         if self._end > self.size:
             raise WorkerError(f"batches in use fill {self.size >> 30} GiB", hint="keep fewer batches") from None
-        return self._memory, offset
+        return _Block(self._memory, offset, size)
 
-    def _release(self, free: deque[_Block], size: int, block: _Block) -> None:
-        if len(free) >= self._keep:
-            # If unsupported, the pages stay allocated until the file is closed.
-            with contextlib.suppress(OSError):
-                self._memory.madvise(mmap.MADV_REMOVE, block[1], size)
-        free.append(block)
+    def _drop(self, block: _Block) -> None:
+        # If unsupported, the pages stay allocated until the file is closed.
+        with contextlib.suppress(OSError):
+            self._memory.madvise(mmap.MADV_REMOVE, block.offset, block.size)
+        self._empty.append(block)

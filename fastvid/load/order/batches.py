@@ -6,8 +6,9 @@ leave between batches, and the batch size may change at any position.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
@@ -20,6 +21,9 @@ Last = Literal["drop", "mask", "keep"]
 
 MASKED = -1
 """Position of a row without a sample."""
+
+ClipShape = tuple[int, int, int]
+"""Frames, height and width of a clip."""
 
 
 def rank_slice(batch: int, rank: int, world: int, group: int = 1) -> tuple[int, int]:
@@ -38,12 +42,17 @@ class Share:
     Attributes:
         start: The global batch's first position.
         stop: One past its last position.
-        positions: Positions of this rank's rows, int64 [b], b >= 1; MASKED for a row without a sample.
+        positions: Positions of this rank's rows in the epoch's order, int64 [b], b >= 1; MASKED for a row without a
+            sample. Those of a planned batch are not consecutive.
+        shape: Shape that all rows of the global batch get; None if sampler and crop decide it.
+        bins: First row of each of this rank's bins, and the number of rows, int64 [n + 1]; None if rows are not packed.
     """
 
     start: int
     stop: int
     positions: IntArray
+    shape: ClipShape | None = None
+    bins: IntArray | None = None
 
     @property
     def weight(self) -> float:
@@ -51,9 +60,30 @@ class Share:
         return 1.0 / (self.stop - self.start)
 
 
+class EpochBatches(Protocol):
+    """The batches of one epoch. A position counts the samples of the epoch in the order of delivery."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples per epoch."""
+        ...
+
+    def count(self, position: int, /) -> int:
+        """Return the number of batches from `position` to the end of the epoch."""
+        ...
+
+    def shares(self, position: int, /) -> Iterator[Share]:
+        """Yield this rank's rows of each global batch from `position` to the end of the epoch, computed lazily.
+
+        Raises:
+            StateError: If no batch begins at `position`.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches of an epoch.
+    """The batches of an epoch: ranges of its order. Any position may begin a batch.
 
     Attributes:
         num_samples: Samples per epoch.
@@ -96,6 +126,10 @@ class Batches:
         """Return the number of batches from `position` to the end of the epoch."""
         left = max(0, self.num_samples - position)
         return left // self.size if self.last == "drop" else -(-left // self.size)
+
+    def shares(self, position: int) -> Iterator[Share]:
+        """See `EpochBatches`."""
+        return (self.share(position + number * self.size) for number in range(self.count(position)))
 
     def share(self, position: int) -> Share:
         """Return this rank's rows of the global batch that starts at `position`, which must be inside the epoch."""

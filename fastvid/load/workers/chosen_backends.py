@@ -15,9 +15,11 @@ from fastvid.errors import UsageError
 from fastvid.load.batch.canvas import Finisher
 from fastvid.load.batch.device_sinks import DevicePlanesSink, DeviceRgbSink
 from fastvid.load.batch.flow import FlowSink, FlowSpec
-from fastvid.load.batch.sinks import OpenSink, PlanesSink, RgbMemory, RgbSink, VideoSpec
+from fastvid.load.batch.sinks import OpenSink, PlanesSink, RgbMemory, RgbSink
+from fastvid.load.batch.video import VideoSpec
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
+from fastvid.load.options import Workers
 from fastvid.load.workers import auto
 from fastvid.load.workers.lanes import AUTO, Lanes, choose_backends, merge, on_device, open_lane, split_lanes
 from fastvid.runtime.world import World
@@ -57,9 +59,7 @@ class ActiveBackends:
     Args:
         shape: Contents of a batch.
         num_threads: Threads that decode on the CPU.
-        prefetch: Batches prepared in advance.
-        device_lanes: Lanes of each GPU back-end; by default as many as suit the device.
-        clip_timeout: Seconds without progress after which a worker process is killed; None decodes in this process.
+        workers: Who decodes, and how far ahead.
 
     Attributes:
         backend: The back-ends in use, combined into one; `AUTO` before any is chosen.
@@ -73,23 +73,22 @@ class ActiveBackends:
         self,
         shape: BatchShape,
         num_threads: int,
-        prefetch: int,
-        device_lanes: int | None,
-        clip_timeout: float | None = None,
+        workers: Workers,
     ) -> None:
         self.backend, self.chosen, self.join = AUTO, False, False
         self.lanes: list[Lanes] = []
         self.finisher: Finisher
         self._shape, self._num_threads = shape, num_threads
-        self._prefetch, self._device_lanes, self._clip_timeout = prefetch, device_lanes, clip_timeout or 0.0
+        self._workers = workers
         # As many free batches are kept for reuse.
-        self._memory = None if clip_timeout is None else SharedBufferPool(prefetch + 1)
+        self._memory = SharedBufferPool(workers.prefetch + 1) if workers.kind == "process" else None
         self._shared = False  # whether batches are in shared memory
 
     @property
     def decides(self) -> bool:
-        """Whether worker processes can plan clips: each row is decoded by itself, directly into its batch."""
-        return self._shared and not self._shape.together and self._shape.streams == ("rgb",)
+        """Whether worker processes can plan clips: each row, of a known shape, is decoded directly into its batch."""
+        shape = self._shape
+        return self._shared and not shape.together and shape.streams == ("rgb",) and shape.product.shape is not None
 
     def use(self, chosen: Sequence[Backend]) -> None:
         """Use these back-ends from now on.
@@ -111,8 +110,12 @@ class ActiveBackends:
         sinks = [self._flow() if stream == "flow" else self._rgb(chosen) for stream in shape.streams]
         self.finisher = Finisher(sinks, threads=self._num_threads, stream=shape.product.stream)
         self.join = shape.together and planes
-        lanes = {one.name: Lanes(partial(open_lane, one, device, self._clip_timeout, self._memory)) for one in chosen}
-        self.lanes = [lanes[one.name] for one in split_lanes(chosen, self._num_threads, self._device_lanes, device)]
+        lanes = {
+            one.name: Lanes(partial(open_lane, one, device, self._workers.clip_timeout, self._memory)) for one in chosen
+        }
+        self.lanes = [
+            lanes[one.name] for one in split_lanes(chosen, self._num_threads, self._workers.device_lanes, device)
+        ]
         self.backend = merge(chosen)
 
     def decide(self, rows: Sequence[BatchRow | None], world: World) -> None:
@@ -142,8 +145,7 @@ class ActiveBackends:
     def _flow(self) -> list[OpenSink]:
         shape, product = self._shape, self._shape.product
         numbers = shape.dtype if shape.dtype.is_floating_point else torch.float32
-        picture = (product.num_frames, shape.flow_stack, product.size, product.layout)
-        flow = FlowSpec(*picture, numbers, product.stream, product.channels_last)
+        flow = FlowSpec(product.shape, shape.flow_stack, product.layout, numbers, product.stream, product.channels_last)
         return [partial(FlowSink, flow)]
 
     def _rgb(self, chosen: Sequence[Backend]) -> list[OpenSink]:
@@ -158,7 +160,7 @@ class ActiveBackends:
                 sinks.append(partial(PlanesSink, product))
             else:
                 self._shared = self._memory is not None
-                batches = self._memory or BufferPool(self._prefetch + 1)
+                batches = self._memory or BufferPool(self._workers.prefetch + 1)
                 threads = len(on_host) * self._num_threads
                 sinks.append(partial(RgbSink, RgbMemory(product, batches, threads=threads)))
         written = [one.load().outputs for one in chosen if on_device(one)]

@@ -217,7 +217,9 @@ class BatchPipeline:
                     return
             rows = clips_to_decode(plan.clips)
             frames = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-            work = PendingBatch(plan, self._finisher.open(plan.clips), len(rows), dict(plan.errors), frames)
+            work = PendingBatch(
+                plan, self._finisher.open(plan.clips, plan.share.shape), len(rows), dict(plan.errors), frames
+            )
             with self._lock:
                 self._batches.append(work)
                 self._tasks.extend(_Queued(row.row, row, work.canvas, row, work) for row in rows)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final, Literal, get_args
+from typing import Final
 
 from fastvid.errors import FastvidError, UnavailableError, UsageError
+from fastvid.load.options import OnError, Skip
 from fastvid.load.workers.stats import Counters
-from fastvid.runtime.checks import check_choice
 
 _log = logging.getLogger(__name__)
-
-OnError = Literal["raise", "skip"]
-Workers = Literal["thread", "process"]
 
 SKIP_SLACK: Final = 5
 """Skipped clips tolerated beyond the allowed rate, so that two bad clips among the first ten do not end a run. If clips
@@ -24,18 +21,16 @@ class Skips:
     """A loader's policy for failed clips.
 
     Args:
-        on_error: "raise" or "skip".
-        max_rate: Maximum fraction of skipped clips, 0 to 1.
+        on_error: "raise", or how many to skip.
 
     Raises:
-        UsageError: If an argument is out of range.
+        UsageError: If it is something else.
     """
 
-    def __init__(self, on_error: OnError, max_rate: float) -> None:
-        check_choice("on_error", on_error, get_args(OnError))
-        if not 0 <= max_rate <= 1:
-            raise UsageError(f"max_skip_rate is {max_rate}, expected 0 to 1")
-        self._on_error, self._max_rate = on_error, max_rate
+    def __init__(self, on_error: OnError) -> None:
+        if on_error != "raise" and not isinstance(on_error, Skip):
+            raise UsageError(f"on_error is {on_error!r}", hint="use 'raise' or Skip(max_rate)")
+        self._skip = None if on_error == "raise" else on_error
 
     def take(
         self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
@@ -63,22 +58,24 @@ class Skips:
         for error in first.values():
             # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
             own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
-            if self._on_error == "raise" or not own:
+            if self._skip is None or not own:
                 raise error
             step.skips[type(error).__name__] += 1
             _log.warning("clip skipped: %s", error)
         step.clips -= len(first)
         if first:
-            self._check(first, step, total)
+            assert self._skip is not None
+            _check(self._skip.max_rate, first, step, total)
         return first
 
-    def _check(self, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
-        skips = total.skips + step.skips
-        skipped = skips.total()
-        seen = total.clips + step.clips + skipped
-        if skipped > SKIP_SLACK + self._max_rate * seen:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
-            raise FastvidError(
-                f"{skipped} of {seen} clips were skipped ({reasons}), more than max_skip_rate={self._max_rate} allows",
-                hint="run `fastvid verify` to find damaged samples and exclude them with where=",
-            ) from errors[max(errors)]
+
+def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
+    skips = total.skips + step.skips
+    skipped = skips.total()
+    seen = total.clips + step.clips + skipped
+    if skipped > SKIP_SLACK + max_rate * seen:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
+        raise FastvidError(
+            f"{skipped} of {seen} clips were skipped ({reasons}), more than on_error=Skip({max_rate}) allows",
+            hint="run `fastvid verify` to find damaged samples and exclude them with where=",
+        ) from errors[max(errors)]

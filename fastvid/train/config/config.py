@@ -15,12 +15,13 @@ from typing import Any, Literal, get_args
 from fastvid.errors import UsageError
 from fastvid.load.clips.augment import Transform
 from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.options import Kind
 from fastvid.load.order.batches import Last
-from fastvid.load.workers.skips import OnError, Workers
 from fastvid.runtime.checks import check_choice, check_least
 
 OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "lars", "lamb"]
 Groups = Literal["plain", "tsm"]
+Damaged = Literal["raise", "skip"]
 Decay = Literal["constant", "step", "cosine"]
 Amp = Literal["off", "bf16", "fp16"]
 
@@ -70,11 +71,11 @@ class DataConfig:
         flow_stack: Flow fields per frame.
         global_batch_size: Clips per step over all ranks, whatever the world size.
         eval_batch_size: Clips per evaluation batch over all ranks.
-        last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.ClipLoader`.
+        last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.Workers`.
         generation: Generation of the dataset; None pins the current one when the run starts.
         decoder: Decoder backend, or "auto".
         num_threads: Decode threads or worker processes per rank; None uses all cores available to the rank.
-        workers: "thread", or "process", which keeps decoding off the GIL of the step, see `fastvid.ClipLoader`.
+        workers: "thread", or "process", which keeps decoding off the GIL of the step, see `fastvid.Workers`.
         prefetch: Batches to prefetch.
         group_size: Consecutive clips of a global batch that always go to the same rank, so that operations over
             several clips (ghost batch norm, mixing) give the same result for any world size. Each rank's share then
@@ -100,16 +101,16 @@ class DataConfig:
     generation: int | None = None
     decoder: str = "auto"
     num_threads: int | None = None
-    workers: Workers = "thread"
+    workers: Kind = "thread"
     prefetch: int = 2
     group_size: int = 1
-    on_error: OnError = "raise"
+    on_error: Damaged = "raise"
 
     def __post_init__(self) -> None:
         _at_least(1, self, "global_batch_size", "eval_batch_size", "flow_stack", "group_size")
-        _one_of(self, "on_error", OnError)
+        _one_of(self, "on_error", Damaged)
         _one_of(self, "last", Last)
-        _one_of(self, "workers", Workers)
+        _one_of(self, "workers", Kind)
         for name in ("frames", "eval_frames"):
             if clip_length(getattr(self, name)) is None:
                 raise UsageError(

@@ -78,7 +78,7 @@ class Stepper:
         if replica.freezer is not None:
             replica.freezer.freeze_norms(replica.samples)
         sums = torch.zeros(4, dtype=torch.float64, device=device)
-        slices = micro_batches(len(batch), self.run.micro_batch_size, self.group_size)
+        slices = micro_batches(batch.num_rows, self.run.micro_batch_size, self.group_size)
         # Autocast forgets its half-precision weights when the outermost context ends. This one keeps them for all
         # micro-batches; it is disabled, because backward must not run under autocast.
         with torch.autocast(device.type, enabled=False):
@@ -106,7 +106,7 @@ class Stepper:
         replica.scaler.step(replica.optimizer)
         replica.scaler.update()
         if self.ghost_norm:
-            ghost.update_running_stats(replica.model, scale * len(batch) / (batch.stop - batch.start))
+            ghost.update_running_stats(replica.model, scale * batch.num_rows / (batch.stop - batch.start))
         with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
             self.strategy.maybe_sync(replica, sums)
         if replica.average is not None:

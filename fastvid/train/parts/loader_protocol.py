@@ -51,7 +51,7 @@ class Loader(Protocol):
 
 def inputs(batch: Batch) -> tuple[Tensor, ...]:
     """Return the model inputs of a batch: one tensor per stream, pictures before flow."""
-    if batch.flow is None or batch.flow is batch.video:
+    if "flow" not in batch or batch.flow is batch.video:
         return (batch.video,)
     return (batch.video, batch.flow)
 

@@ -54,7 +54,7 @@ class Mixer:
 
     def __call__(self, batch: Batch) -> Mixed:
         """Mix a batch of whole groups; a pair with a masked clip is left unchanged."""
-        rows, size = len(batch), self.group_size
+        rows, size = batch.num_rows, self.group_size
         assert rows % size == 0, (rows, size)
         video = batch.video
         partner = batch.label.view(-1, size).flip(1).reshape(-1)

@@ -16,6 +16,7 @@ from fastvid.load.batch.batch import IGNORED_LABEL, Batch
 from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.loader import ClipLoader
 from fastvid.load.memory.device import upload
+from fastvid.load.options import Output, Skip, Workers
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
 from fastvid.models.pipeline import local_devices, place_on_devices
@@ -157,11 +158,9 @@ def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE
         rank=world.rank,
         world_size=world.size,
         fields=() if data.label == _LABEL else (data.label,),
-        on_error=data.on_error,
-        num_threads=data.num_threads,
-        workers=data.workers,
-        prefetch=data.prefetch,
-        channels_last=channels_last(config, member.device),
+        on_error=Skip() if data.on_error == "skip" else "raise",
+        workers=Workers(data.workers, num_threads=data.num_threads, prefetch=data.prefetch),
+        output=Output(channels_last=channels_last(config, member.device)),
     )
     return Labelled(clips, data.label)
 
@@ -199,7 +198,7 @@ class Labelled:
         for batch in self.clips:
             values = batch.fields[self.column]
             label = torch.tensor([IGNORED_LABEL if value is None else int(value) for value in values])
-            yield replace(batch, label=upload(label, batch.video.device).where(batch.valid, IGNORED_LABEL))
+            yield Batch(batch, label=upload(label, batch.video.device).where(batch.valid, IGNORED_LABEL))
 
     def __len__(self) -> int:
         return len(self.clips) if self.epoch == self.clips.epoch else 0

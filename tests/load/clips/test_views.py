@@ -12,9 +12,9 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.views import Views, check_views
-from fastvid.load.loader import ClipLoader
 from tests.datasets import make_clip, pack
 from tests.load.fakes import HEIGHT, WIDTH, FakeDataset, fake, picture
+from tests.load.loaders import clip_loader
 from tests.load.tools import FixedCrop, FixedFrames, make, rows, video
 
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 def load(folder, **options):
     standard = {"global_batch_size": 3, "shuffle": False, "last": "keep", "num_threads": 2, "dtype": torch.uint8}
-    loader = ClipLoader(Dataset(str(folder)), rank=0, world_size=1, **standard | options)
+    loader = clip_loader(Dataset(str(folder)), rank=0, world_size=1, **standard | options)
     return loader, list(loader)
 
 

@@ -23,6 +23,7 @@ from fastvid.load.memory.device import LoaderStream
 from fastvid.load.workers import auto, lanes
 from tests.datasets import REPOSITORY, pack
 from tests.load.fakes import FakeDataset
+from tests.load.loaders import clip_loader
 from tests.load.tools import plans
 from tests.makers import read_numbers
 
@@ -79,7 +80,7 @@ def make(dataset, **options):
         "seed": 5,
         **options,
     }
-    return fastvid.ClipLoader(dataset, **options)
+    return clip_loader(dataset, **options)
 
 
 def frames_of(loader):
@@ -207,7 +208,7 @@ def test_auto_skips_measuring_h264_on_a_cpu(videos, tmp_path):
 import sys, fastvid
 loader = fastvid.ClipLoader(
     fastvid.open({str(tmp_path / "set")!r}), frames=fastvid.Segments(3), spatial=fastvid.CenterCrop(64), last="keep",
-    global_batch_size=1, num_threads=1,
+    global_batch_size=1, workers=fastvid.Workers(num_threads=1),
 )
 list(loader)
 print(loader.backend.name, [name for name in ("torchcodec", "nvidia.dali") if name in sys.modules])
@@ -254,6 +255,7 @@ import torch.distributed as dist
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.workers import auto
 from fastvid.runtime.world import World
+from tests.load.loaders import clip_loader
 
 child = os.fork()
 rank = 0 if child else 1

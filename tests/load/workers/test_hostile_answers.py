@@ -16,13 +16,13 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import Codec
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.loader import ClipLoader
 from fastvid.load.workers.clip_worker import ClipResult
 from fastvid.load.workers.stats import Counters
 from fastvid.load.workers.worker_process import Answer
 from fastvid.runtime import messages
 from tests.datasets import make_clip, pack
 from tests.load import troubled
+from tests.load.loaders import clip_loader
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def make(folder, **options):
     decoder = Backend("troubled", "tests.load.troubled:TroubledDecoder", "cpu", frozenset(Codec), "nothing")
     standard = {"frames": Segments(4), "spatial": CenterCrop(32), "global_batch_size": 6, "shuffle": False}
     standard |= {"num_threads": 1, "dtype": torch.uint8, "workers": "process", "rank": 0, "world_size": 1}
-    return ClipLoader(Dataset(str(folder)), decoder=decoder, **standard | options)
+    return clip_loader(Dataset(str(folder)), decoder=decoder, **standard | options)
 
 
 class Bomb:

@@ -24,11 +24,11 @@ from fastvid.format.schema import Codec
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
-from fastvid.load.loader import ClipLoader
 from fastvid.load.memory.buffers import SharedBufferPool
 from fastvid.load.order.random_draws import Purpose
 from tests.datasets import REPOSITORY, make_clip, pack
 from tests.load import troubled
+from tests.load.loaders import clip_loader
 from tests.load.tools import fastvid_threads, rows, until
 
 SAMPLES = 12
@@ -60,7 +60,7 @@ def good(build):
 def make(folder, **options):
     standard = {"frames": Segments(4), "spatial": [RandomCrop(32), HorizontalFlip(0.5)], "global_batch_size": 4}
     standard |= {"num_threads": 1, "dtype": torch.uint8, "workers": "process", "rank": 0, "world_size": 1}
-    return ClipLoader(Dataset(str(folder)), **standard | options)
+    return clip_loader(Dataset(str(folder)), **standard | options)
 
 
 def processes():

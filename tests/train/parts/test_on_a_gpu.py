@@ -243,7 +243,7 @@ def toy_batch() -> Batch:
 
 
 def moved(batch: Batch) -> Batch:
-    return replace(batch, **{name: getattr(batch, name).to("cuda:0") for name in ("video", "label", "weight", "valid")})
+    return Batch(batch, **{name: getattr(batch, name).to("cuda:0") for name in ("video", "label", "weight", "valid")})
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0)])
@@ -265,14 +265,14 @@ def test_mixing_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch, mi
 def test_labels_of_another_column_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = fake_cuda.install(monkeypatch)
     batch = moved(toy_batch())
-    batch = replace(batch, fields={"picture": tuple(range(len(batch)))})
+    batch = Batch(batch, fields={"picture": tuple(range(batch.num_rows))})
     clips = MagicMock(
         epoch=0, **{"state_dict.return_value": {"epoch": 0}, "__iter__.side_effect": lambda: iter([batch])}
     )
     cuda.syncs.clear()
     (found,) = assemble.Labelled(clips, "picture")
     assert not cuda.syncs
-    wanted = torch.arange(len(batch)).where(batch.valid.cpu(), IGNORED_LABEL)
+    wanted = torch.arange(batch.num_rows).where(batch.valid.cpu(), IGNORED_LABEL)
     assert torch.equal(found.label.cpu(), wanted)
 
 
@@ -338,7 +338,7 @@ def test_weights_are_cast_once_for_all_micro_batches(tmp_path: Any) -> None:
     schedule = Schedule.of(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
     replica = Replica(model, make_optimizer(model, optim), schedule)
     batch = next(iter(toy.ToyLoader(World())))
-    batch = replace(batch, video=batch.video.float())
+    batch = Batch(batch, video=batch.video.float())
     with Calls() as calls:
         Stepper.of(config, member, build_strategy("ddp", member, {})).step(replica, batch)
     assert calls.casts[torch.bfloat16] == 4

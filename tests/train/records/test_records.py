@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
+from fastvid.load.batch.batch import Batch
 from fastvid.runtime.json_text import json_text
 from fastvid.runtime.world import World
 from fastvid.train.loop.step import micro_batches, step_seed
@@ -144,10 +145,9 @@ def test_lineage_can_be_summed_over_ranks_and_steps() -> None:
 def test_lineage_differs_for_different_positions() -> None:
     class Swapped(toy.ToyLoader):
         def __iter__(self):  # type: ignore[no-untyped-def]
-            from dataclasses import replace
 
             for batch in super().__iter__():
-                yield replace(batch, key=tuple(reversed(batch.key)))
+                yield Batch(batch, key=tuple(reversed(batch.key)))
 
     a, b = Lineage(), Lineage()
     for batch in toy.ToyLoader(World()):

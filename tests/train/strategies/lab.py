@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fastvid.load.batch.batch import Batch
 from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import EvalData, Trainer
 from fastvid.train.loop.strategy import build_strategy, strategy_of
@@ -52,7 +53,7 @@ class QuadraticLoader(toy.ToyLoader):
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
-            yield replace(batch, label=batch.label.clamp_max(0))
+            yield Batch(batch, label=batch.label.clamp_max(0))
 
 
 @dataclass(frozen=True)

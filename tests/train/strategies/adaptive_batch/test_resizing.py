@@ -28,7 +28,7 @@ def test_growing_batches_deliver_the_same_samples_as_fixed_ones(size, last, grow
     batches = list(feed)
     assert [row for batch in batches for row in rows(batch)] == fixed
     assert seen == [batch.start for batch in batches]
-    assert all(len(batch) % 4 == 0 for batch in batches[:-1])
+    assert all(batch.num_rows % 4 == 0 for batch in batches[:-1])
     # The epoch has ended, and the next one is complete.
     assert (loader.epoch, loader.position) == (1, 0)
     assert sum(batch.stop - batch.start for batch in feed) == len(fixed)

@@ -133,7 +133,7 @@ def alone(model: int, visits: list[int]) -> Replica:
     for number, partition in enumerate(visits):
         for batch in clips(Unit(model, number // STAGES, partition), BATCHES[model]):
             stepper.step(replica, batch)
-            replica.samples += len(batch)
+            replica.samples += batch.num_rows
     return replica
 
 

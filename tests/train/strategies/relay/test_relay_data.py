@@ -15,12 +15,12 @@ from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.loader import ClipLoader
 from fastvid.storage import open_storage
 from fastvid.train.strategies.relay.ownership import Ownership
 from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
 from fastvid.train.strategies.relay.resident_storage import ResidentStorage
 from tests import datasets
+from tests.load.loaders import clip_loader
 
 SAMPLES = 12
 
@@ -64,7 +64,7 @@ def test_the_union_of_partitions_is_the_split(folder: Path) -> None:
 
 
 def clips(dataset: Dataset, epoch: int) -> torch.Tensor:
-    loader = ClipLoader(
+    loader = clip_loader(
         dataset, frames=Segments(2), spatial=CenterCrop(32), global_batch_size=2, num_threads=1, seed=3, rank=0,
         world_size=1,
     )  # fmt: skip

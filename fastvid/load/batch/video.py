@@ -1,0 +1,126 @@
+"""The video tensor of a batch: its rows' shapes, and how rows of different shapes are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from fastvid.decode.colours import Layout, Pixels, empty_batch
+from fastvid.errors import UsageError
+from fastvid.load.clips.augment import Spatial
+from fastvid.load.clips.clip import BatchRow, Clip
+from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.memory.device import LoaderStream
+from fastvid.load.options import Output
+from fastvid.load.order.batches import ClipShape
+
+Collate = Literal["stack", "pad", "list"]
+
+Video = torch.Tensor | list[torch.Tensor]
+"""One tensor of all rows, or a list of one tensor a row."""
+
+
+_SMALLEST: Final = (1, 2, 2)
+"""Shape of a batch that has only masked rows, if nothing else decides it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Shapes of a batch's rows, each (T, H, W) in pixels.
+
+    Attributes:
+        rows: Shape of each row; (0, 0, 0) for a masked row of a batch whose rows differ.
+        uniform: The shape of all rows; None if they differ, or are delivered as a list.
+        padded: The shape that rows are padded to; None if they are not.
+    """
+
+    rows: list[ClipShape]
+    uniform: ClipShape | None
+    padded: ClipShape | None = None
+
+
+@dataclass(frozen=True)
+class VideoSpec:
+    """Shape, normalisation and device of a batch's video tensor.
+
+    Attributes:
+        shape: Frames per clip, height and width in pixels; None if they differ between clips.
+        layout: Order of the axes.
+        pixels: How values are normalised; None for uint8 levels 0 to 255 as decoded.
+        stream: Where the tensor is allocated and filled.
+        channels_last: Memory format, see `fastvid.decode.colours.empty_batch`.
+        collate: How rows are put together.
+    """
+
+    shape: ClipShape | None
+    layout: Layout
+    pixels: Pixels | None
+    stream: LoaderStream
+    channels_last: bool = False
+    collate: Collate = "stack"
+
+    def shapes(self, clips: Sequence[BatchRow | None], planned: ClipShape | None) -> Shapes:
+        """Return the shapes of a batch's rows.
+
+        Args:
+            clips: The clip of each row; None for a masked row.
+            planned: The shape that the plan gives all rows: theirs, or with collate="pad" the largest.
+
+        Raises:
+            UsageError: If rows differ and are not to be padded or listed.
+        """
+        whole = self.shape if planned is None else planned
+        if self.collate == "stack" and whole is not None:
+            return Shapes([whole] * len(clips), whole)
+        rows = [(len(one.request.frames), *one.request.size) if isinstance(one, Clip) else None for one in clips]
+        kinds = list(dict.fromkeys(shape for shape in rows if shape is not None)) or [_SMALLEST]
+        if self.collate == "stack":
+            if len(kinds) > 1:
+                raise UsageError(
+                    f"clips of a batch have the shapes {', '.join(map(str, kinds))} (frames, height, width)",
+                    hint="use collate='pad' or 'list', Buckets, or a sampler and a crop of one shape",
+                )
+            return Shapes([kinds[0]] * len(clips), kinds[0])
+        each = [shape or (0, 0, 0) for shape in rows]
+        if self.collate == "list":
+            return Shapes(each, None)
+        if whole is None:
+            whole = max(t for t, _, _ in kinds), max(h for _, h, _ in kinds), max(w for _, _, w in kinds)
+        return Shapes(each, None, whole) if set(each) != {whole} else Shapes(each, whole)
+
+    def arranged(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return uint8 levels [B, 3, T, H, W] on the device in the layout and memory format of the batch."""
+        if self.layout == "BCTHW" and not self.channels_last:
+            return levels
+        clips, channels, *shape = levels.shape
+        whole = (clips, channels, shape[0], shape[1], shape[2])
+        video = empty_batch(whole, self.layout, torch.uint8, self.stream.device, channels_last=self.channels_last)
+        return video.copy_(levels if self.layout == "BCTHW" else levels.transpose(1, 2))
+
+    def collated(self, rows: list[torch.Tensor], shapes: Shapes) -> Video:
+        """Put rows of different shapes together.
+
+        Args:
+            rows: Tensors [3, T, H, W] or [T, 3, H, W], in the layout of the batch.
+            shapes: Their shapes.
+        """
+        if shapes.padded is None:
+            return rows
+        whole = (len(rows), 3, *shapes.padded)
+        dtype, device = rows[0].dtype, rows[0].device
+        video = empty_batch(whole, self.layout, dtype, device, channels_last=self.channels_last).zero_()
+        for into, row, (frames, height, width) in zip(video, rows, shapes.rows, strict=True):
+            along = into if self.layout == "BCTHW" else into.transpose(0, 1)
+            along[:, :frames, :height, :width] = row if self.layout == "BCTHW" else row.transpose(0, 1)
+        return video
+
+
+def video_spec(frames: Sampler, spatial: Spatial, output: Output, stream: LoaderStream, collate: Collate) -> VideoSpec:
+    """Return the specification of a loader's batches."""
+    count, size = clip_length(frames), spatial.output
+    shape = None if count is None or size is None else (count, *size)
+    pixels = None if output.dtype is torch.uint8 else output.pixels
+    return VideoSpec(shape, output.layout, pixels, stream, output.channels_last, collate)

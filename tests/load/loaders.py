@@ -1,0 +1,32 @@
+"""Make loaders from flat options, so that a test can vary any of them by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from fastvid.load.loader import ClipLoader
+from fastvid.load.options import Output, Skip, Workers
+
+_GROUPS = {"output": Output, "workers": Workers}
+_NAMES = {field.name: group for group, kind in _GROUPS.items() for field in fields(kind)}
+
+
+def flat(options):
+    """Return the arguments of `ClipLoader` for flat options: fields of `Output` and `Workers` by name, ``workers`` as
+    the kind of the workers, ``on_error="skip"`` with ``max_skip_rate``."""
+    made, grouped = {}, {"output": {}, "workers": {}}
+    for name, value in options.items():
+        if name == "workers" and isinstance(value, str):
+            grouped["workers"]["kind"] = value
+        elif name in _NAMES:
+            grouped[_NAMES[name]][name] = value
+        elif name != "max_skip_rate":
+            made[name] = value
+    if made.get("on_error") == "skip":
+        made["on_error"] = Skip(options.get("max_skip_rate", Skip().max_rate))
+    return made | {group: _GROUPS[group](**chosen) for group, chosen in grouped.items() if chosen}
+
+
+def clip_loader(dataset, **options) -> ClipLoader:
+    """Return a loader, see `flat`."""
+    return ClipLoader(dataset, **flat(options))
