@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from fastvid.load.clips.augment import MultiScaleCrop as MultiScaleCrop
     from fastvid.load.clips.augment import RandomCrop as RandomCrop
     from fastvid.load.clips.augment import RandomResizedCrop as RandomResizedCrop
+    from fastvid.load.clips.resize import Native as Native
+    from fastvid.load.clips.resize import Resize as Resize
     from fastvid.load.clips.sampling import Dense as Dense
     from fastvid.load.clips.sampling import Segments as Segments
     from fastvid.load.clips.sampling import Uniform as Uniform
+    from fastvid.load.clips.timed_sampling import AtFps as AtFps
+    from fastvid.load.clips.timed_sampling import Deltas as Deltas
+    from fastvid.load.clips.timed_sampling import Window as Window
+    from fastvid.load.clips.video_info import VideoInfo as VideoInfo
     from fastvid.load.clips.views import Views as Views
     from fastvid.load.loader import Batch as Batch
     from fastvid.load.loader import ClipLoader as ClipLoader
@@ -35,48 +41,60 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AtFps": "fastvid.load.clips.timed_sampling",
     "Batch": "fastvid.load.loader",
     "BlockShuffle": "fastvid.load.order.blocks",
     "CenterCrop": "fastvid.load.clips.augment",
     "ClassBalanced": "fastvid.load.order.epoch",
     "ClipLoader": "fastvid.load.loader",
+    "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
     "FastvidError": "fastvid.errors",
     "HorizontalFlip": "fastvid.load.clips.augment",
     "Mixture": "fastvid.load.order.mixture",
     "MultiScaleCrop": "fastvid.load.clips.augment",
+    "Native": "fastvid.load.clips.resize",
     "Output": "fastvid.load.options",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
+    "Resize": "fastvid.load.clips.resize",
     "Segments": "fastvid.load.clips.sampling",
     "Skip": "fastvid.load.options",
     "Uniform": "fastvid.load.clips.sampling",
     "VideoDataset": "fastvid.decode.access",
+    "VideoInfo": "fastvid.load.clips.video_info",
     "Views": "fastvid.load.clips.views",
+    "Window": "fastvid.load.clips.timed_sampling",
     "Workers": "fastvid.load.options",
     "open": "fastvid.decode.access",
     "shard": "fastvid.sharding.job.job:run_job",
 }
 
 __all__ = [
+    "AtFps",
     "Batch",
     "BlockShuffle",
     "CenterCrop",
     "ClassBalanced",
     "ClipLoader",
+    "Deltas",
     "Dense",
     "FastvidError",
     "HorizontalFlip",
     "Mixture",
     "MultiScaleCrop",
+    "Native",
     "Output",
     "RandomCrop",
     "RandomResizedCrop",
+    "Resize",
     "Segments",
     "Skip",
     "Uniform",
     "VideoDataset",
+    "VideoInfo",
     "Views",
+    "Window",
     "Workers",
     "__version__",
     "open",

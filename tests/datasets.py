@@ -8,6 +8,7 @@ import subprocess
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +31,13 @@ def make_clip(
     *,
     frames: int = 12,
     size: str = "96x64",
-    rate: int = 25,
+    rate: int | Fraction = 25,
     arguments: str = COMPACT,
     filters: str = "null",
     tags: str = TAGS,
 ) -> bytes:
     """Return an MP4 of a moving test pattern; `tags` is the last filter."""
-    source = f"testsrc2=s={size}:r={rate}:d={frames / rate},hue=h={frames * 37}"
+    source = f"testsrc2=s={size}:r={rate}:d={float(frames / rate)},hue=h={frames * 37}"
     command = [
         find_ffmpeg().path,
         "-v",
@@ -79,8 +80,7 @@ def pack(
         digest = write_shard(store, stem, members)
         records.append(ShardRecord(stem, digest.bytes, digest.sha256, digest.samples, {"name": "compact"}))
         rows += [
-            {"key": key, "source_id": f"{key}.avi", "label": label, "num_frames": frames_of(store, stem, row)}
-            | {"removed": False}
+            {"key": key, "source_id": f"{key}.avi", "label": label, "removed": False} | facts_of(store, stem, row)
             for row, (key, _, label) in enumerate(samples)
         ]
     for name, values in (columns or {}).items():
@@ -90,11 +90,13 @@ def pack(
     return store
 
 
-def frames_of(store: LocalStorage, stem: str, row: int) -> int:
-    """Return a sample's number of frames, from its shard's packet sidecar."""
+def facts_of(store: LocalStorage, stem: str, row: int) -> dict[str, object]:
+    """Return the facts of a sample for its annotations, from its shard's packet sidecar."""
     from fastvid.format.shard import Shard
 
-    return Shard(store, stem).info(row).num_frames
+    info = Shard(store, stem).info(row)
+    facts = {name: getattr(info, name) for name in ("num_frames", "width", "height")}
+    return facts | {"fps": float(info.fps), "duration": info.num_frames / float(info.fps)}
 
 
 def edit_pkt(store: LocalStorage, stem: str, change: Callable[[np.ndarray, np.ndarray], object]) -> None:

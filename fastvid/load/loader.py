@@ -25,6 +25,7 @@ from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.video import Collate, video_spec
 from fastvid.load.clips.augment import Spatial, Transform
+from fastvid.load.clips.clip_sizes import varying_sizes
 from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Sampler, clip_length
@@ -61,8 +62,8 @@ class ClipLoader:
 
     Args:
         dataset: The samples; a `Mixture` for several datasets.
-        frames: The frame sampler: `Segments`, `Dense`, `Uniform`.
-        spatial: One crop and at most one flip.
+        frames: The frame sampler: `Segments`, `Dense`, `Uniform`; in seconds `AtFps`, `Window`, `Deltas`; or your own.
+        spatial: One crop, `Resize` or `Native`, and at most one flip.
         streams: Video streams of each sample: "rgb", "flow", or both, with the same frames and crop. The first one is
             `Batch.video`.
         flow_stack: Flows per frame, L: half before and half after it.
@@ -159,6 +160,8 @@ class ClipLoader:
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
         spec = video_spec(self.frames, self.spatial, output, self._stream, collate)
+        required = collate == "pad" and self.world.size > 1
+        self._clip_sizes = varying_sizes(dataset, self.frames, self.spatial, required=required)
         shape = BatchShape(spec, output.dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
         self._backends = ActiveBackends(shape, num_threads, workers)
         if decoder != "auto":
@@ -279,7 +282,7 @@ class ClipLoader:
         self._seek(self._seed, self.epoch, self.position)
         order = self._orders.order(self._seed, self._epoch)
         parts = (self.frames, self.spatial, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
-        planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts))
+        planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), clip_sizes=self._clip_sizes)
         if self.backend is AUTO:
             self._backends.decide(planner.plan(self.batches.share(self._position)).clips, self.world)
         one = replace(planner.clips, backend=self.backend, views=self.views or ONE_VIEW)

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from fastvid.load.clips.augment import MultiScaleCrop as MultiScaleCrop
     from fastvid.load.clips.augment import RandomCrop as RandomCrop
     from fastvid.load.clips.augment import RandomResizedCrop as RandomResizedCrop
+    from fastvid.load.clips.resize import Resize as Resize
     from fastvid.load.clips.sampling import Dense as Dense
     from fastvid.load.clips.sampling import Segments as Segments
     from fastvid.load.clips.sampling import Uniform as Uniform
+    from fastvid.load.clips.timed_sampling import AtFps as AtFps
+    from fastvid.load.clips.timed_sampling import Deltas as Deltas
+    from fastvid.load.clips.timed_sampling import Window as Window
     from fastvid.train.config.config import Config as Config
     from fastvid.train.config.config import DataConfig as DataConfig
     from fastvid.train.config.config import ModelConfig as ModelConfig
@@ -29,9 +33,11 @@ if TYPE_CHECKING:
     from fastvid.train.loop.strategy import Strategy as Strategy
 
 _HOMES = {
+    "AtFps": "fastvid.load.clips.timed_sampling",
     "CenterCrop": "fastvid.load.clips.augment",
     "Config": "fastvid.train.config.config",
     "DataConfig": "fastvid.train.config.config",
+    "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
     "HorizontalFlip": "fastvid.load.clips.augment",
     "ModelConfig": "fastvid.train.config.config",
@@ -39,18 +45,22 @@ _HOMES = {
     "OptimConfig": "fastvid.train.config.config",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
+    "Resize": "fastvid.load.clips.resize",
     "Round": "fastvid.train.loop.strategy",
     "RunConfig": "fastvid.train.config.config",
     "Segments": "fastvid.load.clips.sampling",
     "ShardConfig": "fastvid.train.config.config",
     "Strategy": "fastvid.train.loop.strategy",
     "Uniform": "fastvid.load.clips.sampling",
+    "Window": "fastvid.load.clips.timed_sampling",
 }
 
 __all__ = [
+    "AtFps",
     "CenterCrop",
     "Config",
     "DataConfig",
+    "Deltas",
     "Dense",
     "HorizontalFlip",
     "ModelConfig",
@@ -58,12 +68,14 @@ __all__ = [
     "OptimConfig",
     "RandomCrop",
     "RandomResizedCrop",
+    "Resize",
     "Round",
     "RunConfig",
     "Segments",
     "ShardConfig",
     "Strategy",
     "Uniform",
+    "Window",
 ]
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not exist

@@ -21,11 +21,12 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import Planes, Rgb
 from fastvid.errors import MissingDependency, StorageError
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
-from fastvid.format.schema import Codec, PacketFlag
+from fastvid.format.schema import FACT_FIELDS, Codec, PacketFlag
 from fastvid.format.stream_reader import StreamReader
 
 SHARD_SAMPLES = 16
 HEIGHT, WIDTH = 32, 48
+LOOKS = ((Fraction(25), HEIGHT, WIDTH),)
 
 
 class MemoryStorage:
@@ -46,7 +47,8 @@ class MemoryStorage:
 
 
 class FakeShard:
-    def __init__(self, storage, stem, first, lengths):
+    def __init__(self, storage, stem, first, lengths, looks):
+        self.first, self.looks = first, looks
         self.storage, self.stem, self.tar = storage, stem, f"{stem}.tar"
         self.lengths, self.tar_sha256 = lengths, ""
         data, self.members, self.tables = bytearray(), [], []
@@ -62,7 +64,8 @@ class FakeShard:
         storage.files[self.tar] = data
 
     def info(self, row, stream="rgb"):
-        return StreamInfo(Codec.H264, WIDTH, HEIGHT, self.lengths[row], Fraction(25))
+        fps, height, width = self.looks[(self.first + row) % len(self.looks)]
+        return StreamInfo(Codec.H264, width, height, self.lengths[row], fps)
 
     def table(self, row, stream="rgb"):
         return self.tables[row]
@@ -75,12 +78,15 @@ class FakeShard:
 
 
 class FakeDataset:
-    """`size` samples of 1 to 12 frames, in shards of 16."""
+    """`size` samples of 1 to 12 frames, in shards of 16; each has one of the `looks` in turn: frame rate, height and
+    width."""
 
     streams = ("rgb",)
     selection = ""
 
-    def __init__(self, size, *, dataset_id="fake", generation=1, split=None, where=None, classes=("a", "b", "c")):
+    def __init__(
+        self, size, *, dataset_id="fake", generation=1, split=None, where=None, classes=("a", "b", "c"), looks=LOOKS
+    ):
         self.classes = classes
         self.size, self.dataset_id, self.split, self.where = size, dataset_id, split, where
         self.storage = MemoryStorage()
@@ -88,7 +94,7 @@ class FakeDataset:
         self.labels = np.array([sample % 3 for sample in range(size)], dtype=np.int64)
         starts = range(0, size, SHARD_SAMPLES)
         self.shards = [
-            FakeShard(self.storage, f"data-{i:06d}", start, self.lengths[start : start + SHARD_SAMPLES])
+            FakeShard(self.storage, f"data-{i:06d}", start, self.lengths[start : start + SHARD_SAMPLES], looks)
             for i, start in enumerate(starts)
         ]
         self.generation = SimpleNamespace(number=generation, shards=[SimpleNamespace(name=s.stem) for s in self.shards])
@@ -100,7 +106,14 @@ class FakeDataset:
         return f"key{sample}"
 
     def column(self, name):
+        if name in FACT_FIELDS or name == "num_frames":
+            return pa.chunked_array([[self.fact(sample, name) for sample in range(self.size)]])
         return pa.chunked_array([[f"{name}-{sample}" for sample in range(self.size)]])
+
+    def fact(self, sample, name):
+        info = self.shards[sample // SHARD_SAMPLES].info(sample % SHARD_SAMPLES)
+        known = {"fps": float(info.fps), "duration": float(info.num_frames / info.fps)}
+        return known[name] if name in known else getattr(info, name)
 
     def locate(self, samples):
         return np.divmod(np.asarray(samples, dtype=np.int64), SHARD_SAMPLES)

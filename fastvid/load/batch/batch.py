@@ -18,7 +18,7 @@ from fastvid.load.batch.video import Video
 from fastvid.load.clips.plan import BatchPlan
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.order.batches import MASKED
-from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.arrays import FloatArray, IntArray
 
 IGNORED_LABEL: Final = -100
 """Label of masked and unlabelled rows: the default ignore_index of torch's cross_entropy."""
@@ -45,6 +45,10 @@ class Batch(dict[str, Any]):
         key: Key of each row's sample; empty for padding.
         frame_index: Frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows, and after the
             end of a clip that is shorter than the longest.
+        seconds: Time at which each frame begins in its video, float64 [B, T], with views [B, V, T], on the host; -1
+            where `frame_index` is.
+        fps: Frames per second of each row's video, float64 [B], on the host; -1 for padding.
+        size: Height and width of each row's video in pixels, int64 [B, 2], on the host; -1 for padding.
         sample: Index of each row's sample in the dataset, int64 [B], on the host; -1 for padding.
         position: Position of each row in the epoch's order, int64 [B], on the host; -1 for padding.
         epoch: The epoch.
@@ -62,6 +66,9 @@ class Batch(dict[str, Any]):
     valid: Tensor
     key: tuple[str, ...]
     frame_index: Tensor
+    seconds: Tensor
+    fps: Tensor
+    size: Tensor
     sample: Tensor
     position: Tensor
     epoch: int
@@ -119,7 +126,7 @@ class Batch(dict[str, Any]):
         return Batch({name: changed(value) for name, value in self.items()})
 
 
-_ON_HOST: Final = frozenset({"frame_index", "sample", "position"})
+_ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "size", "sample", "position"})
 """Entries whose tensors stay on the host."""
 
 _ASKED: Final = {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"'}
@@ -204,6 +211,9 @@ class Assembler:
             | dict(zip(small, _upload(tuple(small.values()), self.device), strict=True)),
             key=tuple(plan.keys),
             frame_index=torch.from_numpy(frames),
+            seconds=torch.from_numpy(_seconds(frames, plan.rates)),
+            fps=torch.from_numpy(plan.rates[:, 0] / np.abs(plan.rates[:, 1])),
+            size=torch.from_numpy(plan.sizes),
             sample=torch.from_numpy(samples),
             position=torch.from_numpy(plan.share.positions),
             epoch=self.epoch,
@@ -211,6 +221,17 @@ class Assembler:
             stop=plan.share.stop,
             fields=fields,
         )
+
+
+def _seconds(frames: IntArray, rates: IntArray) -> FloatArray:
+    """Return the time at which each frame begins; -1 where there is none.
+
+    Args:
+        frames: int64 [B, ...], -1 for none.
+        rates: Exact frames per second as numerator and denominator, int64 [B, 2].
+    """
+    numerator, denominator = (part.reshape(-1, *[1] * (frames.ndim - 1)) for part in rates.T)
+    return np.where(frames < 0, -1.0, frames * denominator / numerator)
 
 
 def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Tensor]:

@@ -67,16 +67,15 @@ class VideoSpec:
 
         Args:
             clips: The clip of each row; None for a masked row.
-            planned: The shape that the plan gives all rows: theirs, or with collate="pad" the largest.
+            planned: Shape of the largest clip of the global batch, of which these are one rank's rows; None if it is
+                not known before clips are planned.
 
         Raises:
-            UsageError: If rows differ and are not to be padded or listed.
+            UsageError: If rows differ and are not to be padded or listed, or if one is larger than planned.
         """
         whole = self.shape if planned is None else planned
-        if self.collate == "stack" and whole is not None:
-            return Shapes([whole] * len(clips), whole)
         rows = [(len(one.request.frames), *one.request.size) if isinstance(one, Clip) else None for one in clips]
-        kinds = list(dict.fromkeys(shape for shape in rows if shape is not None)) or [_SMALLEST]
+        kinds = list(dict.fromkeys(shape for shape in (whole, *rows) if shape is not None)) or [_SMALLEST]
         if self.collate == "stack":
             if len(kinds) > 1:
                 raise UsageError(
@@ -87,8 +86,13 @@ class VideoSpec:
         each = [shape or (0, 0, 0) for shape in rows]
         if self.collate == "list":
             return Shapes(each, None)
-        if whole is None:
-            whole = max(t for t, _, _ in kinds), max(h for _, h, _ in kinds), max(w for _, _, w in kinds)
+        largest = max(t for t, _, _ in kinds), max(h for _, h, _ in kinds), max(w for _, _, w in kinds)
+        if whole not in (None, largest):
+            raise UsageError(
+                f"a clip has more frames, rows or columns than counted: {largest}, expected at most {whole}",
+                hint="let the sampler's count() and the crop's sizes() return what draw() makes",
+            )
+        whole = largest
         return Shapes(each, None, whole) if set(each) != {whole} else Shapes(each, whole)
 
     def arranged(self, levels: torch.Tensor) -> torch.Tensor:

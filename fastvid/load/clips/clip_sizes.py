@@ -7,9 +7,8 @@ import pyarrow as pa
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.schema import FACT_FIELDS
 from fastvid.load.clips.augment import Spatial
-from fastvid.load.clips.sampling import Sampler, clip_lengths
+from fastvid.load.clips.sampling import Sampler, clip_length, clip_lengths
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.sizes import ClipSizes
 from fastvid.runtime.arrays import AnyArray
@@ -35,15 +34,36 @@ def clip_sizes(dataset: Dataset | Mixture, sampler: Sampler, spatial: Spatial) -
     return ClipSizes(frames, *spatial.sizes(heights, widths))
 
 
+def varying_sizes(
+    dataset: Dataset | Mixture, sampler: Sampler, spatial: Spatial, *, required: bool
+) -> ClipSizes | None:
+    """Return the sizes of the clips of all samples if they differ; None if all clips have one shape.
+
+    Args:
+        dataset: The samples.
+        sampler: The frame sampler.
+        spatial: Crop and flip.
+        required: Whether a sampler or crop that cannot tell its sizes is an error, otherwise None.
+
+    Raises:
+        UsageError: If the crop takes its size from a bucket; or see `clip_sizes`.
+    """
+    if spatial.output is None:
+        spatial.output_of(256, 256)  # fails if only a bucket has a size
+    elif clip_length(sampler) is not None:
+        return None
+    known = clip_length(sampler) is not None or hasattr(sampler, "count")
+    known &= spatial.output is not None or hasattr(spatial.crop, "sizes")
+    return clip_sizes(dataset, sampler, spatial) if known or required else None
+
+
 def _fact(dataset: Dataset | Mixture, name: str) -> AnyArray:
-    try:
-        column: pa.ChunkedArray = dataset.column(name)
-    except UsageError as error:
-        if name not in FACT_FIELDS:
-            raise
+    column: pa.ChunkedArray = dataset.column(name)
+    if column.null_count:
         raise UsageError(
-            f"the annotations lack {name!r}: fastvid 0.1 made the dataset",
-            hint="run `fastvid index DIR` to add the facts",
-        ) from error
+            f"{column.null_count} of {len(column)} samples have no {name!r} in the annotations, so the sizes of"
+            " their clips are unknown",
+            hint="leave them out: remove them by `fastvid remove`, and add their sources again",
+        )
     values: AnyArray = column.to_numpy()
     return values

@@ -9,8 +9,8 @@ import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, cast
 
 import numpy as np
 
@@ -20,9 +20,10 @@ from fastvid.load.clips.annotation_row import AnnotationRow
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.order.batches import MASKED, EpochBatches, Share
+from fastvid.load.order.batches import MASKED, ClipShape, EpochBatches, Share
 from fastvid.load.order.epoch import EpochOrder
 from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.sizes import ClipSizes
 from fastvid.runtime.arrays import IntArray
 
 _ROWS_AHEAD: Final = 256
@@ -43,6 +44,9 @@ class BatchPlan:
         clips: The clip of each canvas row, see `ClipPlanner.decide`; a `BatchRow` if it is not planned yet; None if it
             is masked or planning it failed.
         errors: Planning errors, by canvas row.
+        rates: Exact frames per second of each row's video as numerator and denominator, int64 [B, 2]; -1 for an empty
+            row, and if its shard cannot be read.
+        sizes: Height and width of each row's video in pixels, int64 [B, 2]; -1 likewise.
     """
 
     share: Share
@@ -50,6 +54,8 @@ class BatchPlan:
     keys: list[str]
     clips: list[BatchRow | None]
     errors: dict[int, Exception]
+    rates: IntArray
+    sizes: IntArray
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class BatchPlanner:
         join: Whether to decode neighbours that show one sample together, as for views.
         decide: Whether to plan clips here, which takes most of the planning time; otherwise the lane that decodes a row
             plans its clip.
+        clip_sizes: The sizes of all samples' clips, if they differ: each share then gets the shape of the largest clip
+            of its global batch, which ranks cannot know from their own rows.
     """
 
     dataset: Dataset | Mixture
@@ -70,6 +78,7 @@ class BatchPlanner:
     clips: ClipPlanner
     join: bool = False
     decide: bool = True
+    clip_sizes: ClipSizes | None = None
 
     def plans(self, batches: EpochBatches, position: int) -> Iterator[BatchPlan]:
         """Yield the plans of all batches from `position` to the end of the epoch, computed lazily."""
@@ -92,13 +101,22 @@ class BatchPlanner:
         samples[present] = self.order.ids(positions[present])
         return samples
 
+    def _shaped(self, share: Share) -> Share:
+        if share.shape is not None or self.clip_sizes is None:
+            return share
+        samples = self.order.ids(np.arange(share.start, share.stop))
+        sizes = self.clip_sizes
+        shape = tuple(int(side[samples].max()) for side in (sizes.frames, sizes.heights, sizes.widths))
+        return replace(share, shape=cast(ClipShape, shape))
+
     def _plan(self, share: Share, samples: IntArray) -> BatchPlan:
         present = samples != MASKED
         shards, rows = self.dataset.locate(samples[present])
         self._open(np.unique(shards).tolist())
         views = self.clips.views.num_views
         empty: list[BatchRow | None] = [None] * (len(samples) * len(self.clips.streams) * views)
-        plan = BatchPlan(share, samples.tolist(), [""] * len(samples), empty, {})
+        facts = np.full((2, len(samples), 2), -1, dtype=np.int64)
+        plan = BatchPlan(self._shaped(share), samples.tolist(), [""] * len(samples), empty, {}, *facts)
         for number, shard, shard_row in zip(
             np.flatnonzero(present).tolist(), shards.tolist(), rows.tolist(), strict=True
         ):
@@ -108,6 +126,7 @@ class BatchPlanner:
                 position, annotations = int(share.positions[number]), AnnotationRow(self.dataset, sample)
                 found = self.dataset.shard(shard)
                 row = BatchRow(number, key, found, shard_row, sample, position, annotations=annotations)
+                plan.rates[number], plan.sizes[number] = self.clips.facts(row)
                 if not self.decide:
                     plan.clips[number] = row
                     continue

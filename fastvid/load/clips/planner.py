@@ -14,8 +14,9 @@ from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.clip import BatchRow, Clip
+from fastvid.load.clips.crop_size import Size
 from fastvid.load.clips.sampling import Sampler
-from fastvid.load.clips.streams import check_flow, flow_request, stack_frames
+from fastvid.load.clips.streams import check_flow, flow_request, picture_size, stack_frames
 from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.order.random_draws import Draws
@@ -56,6 +57,12 @@ class ClipPlanner:
             if part is not None
         )
 
+    def facts(self, row: BatchRow) -> tuple[tuple[int, int], Size]:
+        """Return the exact frame rate of a row's video as numerator and denominator, and its height and width."""
+        stream = "rgb" if "rgb" in self.streams else self.streams[0]
+        info = row.shard.info(row.shard_row, stream)
+        return info.fps.as_integer_ratio(), picture_size(info, stream)
+
     def decide(self, row: BatchRow, rows: int = 1) -> list[Clip]:
         """Plan the clips of a row: for each stream all views, with the same frames and crops.
 
@@ -72,10 +79,10 @@ class ClipPlanner:
         if flow is not None:
             check_flow(flow, picture)
         info = infos[self.streams[0]]
-        height = info.height // 2 if picture is None else picture.height
+        height, width = picture_size(info, self.streams[0])
         draws = Draws(self.seed, self.epoch, row.position)
-        cuts = self.views.cuts(self.spatial, height, info.width, draws)
-        video = VideoInfo(info.num_frames, float(info.fps), info.width, height, row.key, row.annotations)
+        cuts = self.views.cuts(self.spatial, height, width, draws)
+        video = VideoInfo(info.num_frames, float(info.fps), width, height, row.key, row.annotations)
         shown = self.views.clips(self.sampler, video, draws)
         clips = []
         for number, (stream, found) in enumerate(infos.items()):

@@ -13,6 +13,7 @@ import numpy as np
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.packets import StreamInfo
+from fastvid.load.clips.crop_size import Size
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_least
 
@@ -32,6 +33,11 @@ def check_streams(streams: Sequence[str], stack: int, present: Sequence[str]) ->
         )
     check_least(1, flow_stack=stack)
     return names
+
+
+def picture_size(info: StreamInfo, stream: str) -> Size:
+    """Return the height and width of a stream's pictures in pixels: flow has one half above the other."""
+    return (info.height // 2 if stream == "flow" else info.height), info.width
 
 
 def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.load.clips.sampling import Dense, Segments, Uniform
+from fastvid.load.clips.sampling import Dense, Segments, Uniform, clip_lengths, with_length
 from fastvid.load.order.random_draws import Draws, Purpose
 from tests.load.clips.sampler_contract import SamplerContract
 from tests.load.fakes import FakeDataset
@@ -219,6 +222,9 @@ def test_frames_of_an_own_sampler_may_be_of_any_integer_type(kind):
         ([0, 1], r"returned int64 \[2\], expected integers \[3\]"),
         ([[0, 0, 0]], r"returned int64 \[1, 3\]"),
         (None, "returned object"),
+        ([], r"returned float64 \[0\]"),
+        ([[0], [0, 0]], "returned"),
+        ([True, False, True], r"returned bool \[3\]"),
         ([0, 0, 99], "returned frame 99"),
         ([0, 0, -1], "returned frame -1"),
     ],
@@ -228,3 +234,83 @@ def test_a_mistake_of_an_own_sampler_is_named(returns, message):
         list(make(FakeDataset(8), frames=Own(returns)))
     assert caught.value.hint
     assert caught.value.where["key"]
+
+
+class Free:
+    """A sampler of a user whose clips differ in length; `draw` is all that it has."""
+
+    def __init__(self, choose):
+        self.choose = choose
+
+    def __repr__(self):
+        return "Free()"
+
+    def draw(self, video, draws):
+        return self.choose(video)
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, lambda frames: np.array(frames, dtype=np.uint16)])
+def test_an_own_sampler_may_return_any_number_of_frames(kind):
+    loader = make(FakeDataset(8), frames=Free(lambda video: kind(list(range(0, video.num_frames, 2)))), collate="list")
+    (batch,) = loader
+    lengths = [FakeDataset(8).lengths[sample] for sample in batch.sample.tolist()]
+    for frames, length in zip(batch.frame_index.tolist(), lengths, strict=True):
+        assert [frame for frame in frames if frame >= 0] == list(range(0, length, 2))
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (lambda video: [], r"returned float64 \[0\], expected at least one integer from 0 to"),
+        (lambda video: np.zeros(0, dtype=np.int64), r"returned int64 \[0\]"),
+        (lambda video: [0.5], r"returned float64 \[1\], expected .*: \[0.5\]"),
+        (lambda video: [[0]], r"returned int64 \[1, 1\]"),
+        (lambda video: [video.num_frames], "returned frame"),
+        (lambda video: [2**63], "returned frame 9223372036854775808"),
+        (lambda video: {}["end"], "failed with KeyError: 'end'"),
+        (lambda video: video.missing, "failed with AttributeError"),
+    ],
+)
+def test_a_mistake_of_a_sampler_of_any_length_is_named_with_its_key(choose, message):
+    with pytest.raises(UsageError, match=rf"sampler Free\(\) {message}") as caught:
+        list(make(FakeDataset(8), frames=Free(choose), collate="list"))
+    assert caught.value.hint
+    assert caught.value.where["key"].startswith("key")
+
+
+def test_an_own_sampler_sees_facts_key_and_annotations():
+    seen = {}
+
+    def choose(video):
+        seen[video.key] = video
+        return [0]
+
+    dataset = FakeDataset(8, looks=((Fraction(30_000, 1001), 20, 40), (Fraction(10), 60, 30)))
+    dataset.annotations = pa.table({"key": [f"key{number}" for number in range(8)], "contact": list(range(8))})
+    dataset.rows = np.arange(8)
+    list(make(dataset, frames=Free(choose)))
+    for number in range(8):
+        video = seen[f"key{number}"]
+        fps, height, width = ((30_000 / 1001, 20, 40), (10.0, 60, 30))[number % 2]
+        assert (video.num_frames, video.fps, video.height, video.width) == (dataset.lengths[number], fps, height, width)
+        assert video.duration == dataset.lengths[number] / fps
+        assert video.annotations["contact"] == number
+        assert dict(video.annotations) == {"key": f"key{number}", "contact": number}
+
+
+@pytest.mark.parametrize("count", [lambda frames, fps: frames[:-1], lambda frames, fps: frames * 0, lambda *_: 1.5])
+def test_a_wrong_count_is_named(count):
+    sampler = Free(None)
+    sampler.count = count
+    with pytest.raises(UsageError, match=r"sampler Free\(\) counts"):
+        clip_lengths(sampler, np.array([5, 6]), np.array([25.0, 25.0]))
+
+
+def test_a_sampler_that_cannot_tell_its_lengths_is_named():
+    with pytest.raises(UsageError, match=r"Free\(\) does not say how many frames") as caught:
+        clip_lengths(Free(None), np.array([5]), np.array([25.0]))
+    assert "count(num_frames, fps)" in caught.value.hint
+    with pytest.raises(UsageError, match=r"Free\(\) cannot make clips of 4 frames"):
+        with_length(Free(None), 4)
+    with pytest.raises(UsageError, match="each segment has 3"):
+        with_length(Segments(2, length=3), 8)

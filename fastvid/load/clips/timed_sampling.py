@@ -1,0 +1,258 @@
+"""Frame samplers that count in seconds: clips of videos with different frame rates then span the same time.
+
+Frame i of a video with r frames a second is shown from i/r to (i+1)/r seconds, so the frame shown at t seconds is
+floor(t*r). All formulas are in float64 and the same for one video and for arrays of videos. Where a formula says
+floor(x) or ceil(x) of a quotient, 1e-6 is added or subtracted first, so that a whole number that was rounded to the
+wrong side counts as whole; a millionth of a frame is never visible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import numpy as np
+
+from fastvid.errors import UsageError
+from fastvid.load.clips.sampling import evenly, refuse_length
+from fastvid.load.clips.video_info import VideoInfo
+from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.runtime.arrays import FloatArray, IntArray
+from fastvid.runtime.checks import check_least
+
+_NEAR: Final = 1e-6
+"""Frames by which a time may miss a frame: far above float64's rounding for videos of days, far below one frame."""
+
+
+@dataclass(frozen=True)
+class AtFps:
+    """The whole video at `fps` frames a second, as video-language models take it; the same in every epoch.
+
+    For a video of F frames at r frames a second and m = `multiple`:
+
+    1. s = max(1, r / fps) is the step in frames. A video with fewer frames a second than `fps` gives every frame once.
+    2. n = ceil(F / s) instants 0, s, 2s, ... are inside the video.
+    3. T = floor(n / m) * m, then at least ceil(min_frames / m) * m, then at most floor(max_frames / m) * m.
+    4. If T = floor(n / m) * m, frame k is floor(k * s). Otherwise T frames are spread evenly over the whole video as by
+       `Uniform`; they repeat only if F < T.
+
+    Args:
+        fps: Frames a second, > 0.
+        min_frames: Least frames of a clip, >= 1.
+        max_frames: Most frames of a clip, at least `min_frames` and `multiple`; None for no bound.
+        multiple: Divides the number of frames of every clip, >= 1: for models that merge so many frames into one token.
+
+    Raises:
+        UsageError: If an argument is out of range.
+    """
+
+    fps: float
+    min_frames: int = 1
+    max_frames: int | None = None
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        # Normalise, so that 2 and 2.0 have the same fingerprint.
+        object.__setattr__(self, "fps", _positive("fps", self.fps))
+        check_least(1, min_frames=self.min_frames, max_frames=self.max_frames, multiple=self.multiple)
+        if self.max_frames is not None and self._most < self._least:
+            raise UsageError(
+                f"{self!r} allows no number of frames: at least {self._least} and at most {self._most}",
+                hint="raise max_frames, or lower min_frames or multiple",
+            )
+
+    @property
+    def num_frames(self) -> int | None:
+        """Frames of every clip; None if they depend on the video."""
+        return self._least if self._least == self._most else None
+
+    def count(self, num_frames: IntArray, fps: FloatArray) -> IntArray:
+        """Return the number of frames of each video's clip, int64 [N].
+
+        Args:
+            num_frames: Frames of each video, int64 [N].
+            fps: Frames per second of each video, float64 [N].
+        """
+        return np.clip(self._at_rate(num_frames, fps), self._least, self._most).astype(np.int64)
+
+    def of_length(self, length: int) -> Self:
+        """Return the same sampler making `length` frames.
+
+        Raises:
+            UsageError: If `length` is not a multiple of `multiple`.
+        """
+        if length % self.multiple:
+            raise refuse_length(self, length, f"multiple is {self.multiple}", f"use a multiple of {self.multiple}")
+        return replace(self, min_frames=length, max_frames=length)
+
+    def draw(self, video: VideoInfo, _draws: Draws, /) -> IntArray:
+        """Return frame indices, int64 [T], ascending."""
+        facts = np.array([video.num_frames]), np.array([video.fps])
+        count = int(self.count(*facts)[0])
+        if count != self._at_rate(*facts)[0]:
+            return evenly(count, video.num_frames)
+        return _instants(count, max(1.0, video.fps / self.fps), video.num_frames)
+
+    def _at_rate(self, num_frames: IntArray, fps: FloatArray) -> IntArray:
+        instants = np.ceil(num_frames / np.maximum(1.0, fps / self.fps) - _NEAR).astype(np.int64)
+        return instants // self.multiple * self.multiple
+
+    @property
+    def _least(self) -> int:
+        return -(-self.min_frames // self.multiple) * self.multiple
+
+    @property
+    def _most(self) -> int:
+        return 2**62 if self.max_frames is None else self.max_frames // self.multiple * self.multiple
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of the video at a steady rate: a random one (`jitter=True`) or the middle one.
+
+    Two of the first three arguments determine the clip; the third one, if given, must agree with them. With `fps` alone
+    the length is open: a bucket decides it, and without buckets the clip is the whole video.
+
+    For a video of F frames at r frames a second, with step s = r / fps, or s = seconds * r / T if `fps` is not given:
+
+    - T = num_frames, or floor(seconds * fps + 1/2), at least 1; if the length is open, T = ceil(F / s).
+    - Frame k is a + floor(k * s), where the first frame a is uniform over all frames from which the clip fits into the
+      video, or in the middle of them, rounded down. Frames repeat if s < 1.
+    - If the video is shorter than the clip, a = 0 and the last frame is repeated at the end.
+
+    Args:
+        seconds: Duration of the clip, > 0: its frames are seconds / T apart.
+        num_frames: Frames of the clip T, >= 1.
+        fps: Frames of the clip a second, > 0.
+        jitter: Whether to start at random, for training.
+
+    Raises:
+        UsageError: If an argument is out of range, or if they do not determine the clip.
+    """
+
+    seconds: float | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    jitter: bool = True
+
+    def __post_init__(self) -> None:
+        check_least(1, num_frames=self.num_frames)
+        for name in ("seconds", "fps"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _positive(name, getattr(self, name)))
+        if self.fps is None and (self.seconds is None or self.num_frames is None):
+            raise UsageError(
+                f"{self!r} has no frame rate", hint="give two of seconds, num_frames and fps, or fps alone for buckets"
+            )
+        if self.seconds is not None and self.fps is not None:
+            length = max(1, math.floor(self.seconds * self.fps + 0.5 + _NEAR))
+            if self.num_frames not in (None, length):
+                raise UsageError(
+                    f"{self!r}: {self.seconds:g} s at {self.fps:g} frames a second are {length} frames",
+                    hint="leave out one of seconds, num_frames and fps",
+                )
+            object.__setattr__(self, "num_frames", length)
+
+    def count(self, num_frames: IntArray, fps: FloatArray) -> IntArray:
+        """Return the number of frames of each video's clip, int64 [N]; if the length is open, the most it can give.
+
+        Args:
+            num_frames: Frames of each video, int64 [N].
+            fps: Frames per second of each video, float64 [N].
+        """
+        if self.num_frames is not None:
+            return np.full(len(num_frames), self.num_frames, dtype=np.int64)
+        assert self.fps is not None
+        return np.maximum(1, np.ceil(num_frames / (fps / self.fps) - _NEAR)).astype(np.int64)
+
+    def of_length(self, length: int) -> Self:
+        """Return the same sampler making `length` frames: at the same `fps`, or else in the same `seconds`.
+
+        Raises:
+            UsageError: If `seconds` and `fps` determine another length.
+        """
+        if self.seconds is not None and self.fps is not None and length != self.num_frames:
+            raise refuse_length(self, length, f"it has {self.num_frames}", "give fps alone: buckets decide the length")
+        return replace(self, num_frames=length)
+
+    def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
+        """Return frame indices, int64 [T], ascending."""
+        frames, spare = self._first(video)
+        start = draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2
+        clip: IntArray = frames + start
+        return clip
+
+    def spread(self, video: VideoInfo, num_clips: int) -> IntArray:
+        """Return the frame indices of several clips, int64 [num_clips, T]: starts are evenly spaced from the first
+        place where a clip fits to the last, inclusive; a single clip starts in the middle."""
+        frames, spare = self._first(video)
+        starts = [spare * clip // (num_clips - 1) for clip in range(num_clips)] if num_clips > 1 else [spare // 2]
+        return frames + np.array(starts)[:, None]
+
+    def _first(self, video: VideoInfo) -> tuple[IntArray, int]:
+        """Return the frames of the first place where a clip fits, and the number of places after it."""
+        count = int(self.count(np.array([video.num_frames]), np.array([video.fps]))[0])
+        if self.fps is not None:
+            step = video.fps / self.fps
+        else:
+            assert self.seconds is not None
+            step = self.seconds * video.fps / count
+        frames = _instants(count, step, video.num_frames)
+        return frames, video.num_frames - 1 - int(frames[-1])
+
+
+@dataclass(frozen=True)
+class Deltas:
+    """Frames at offsets in seconds from an anchor: the history and the future of one moment, as robot policies take it.
+
+    The anchor is a frame of the video, in training uniformly random. A frame is the anchor plus the offset times the
+    video's frame rate, rounded to the nearest frame, half up; beyond the ends of the video it is the first or the last.
+
+    Args:
+        seconds: Offsets of the T frames in any order, negative ones before the anchor.
+        anchor: Time of the anchor in seconds, >= 0, the last frame if the video is shorter; None for a random frame.
+
+    Raises:
+        UsageError: If an argument is out of range.
+    """
+
+    seconds: Sequence[float]
+    anchor: float | None = None
+
+    def __post_init__(self) -> None:
+        offsets = tuple(float(offset) for offset in self.seconds)
+        if not offsets or not all(map(math.isfinite, offsets)):
+            raise UsageError(f"seconds are {list(offsets)}, expected at least one finite offset")
+        object.__setattr__(self, "seconds", offsets)
+        if self.anchor is not None:
+            if not 0 <= self.anchor < math.inf:
+                raise UsageError(f"anchor is {self.anchor}, expected at least 0 seconds")
+            object.__setattr__(self, "anchor", float(self.anchor))
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a clip."""
+        return len(self.seconds)
+
+    def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
+        """Return frame indices, int64 [T], in the order of the offsets."""
+        if self.anchor is None:
+            anchor = draws.integers(Purpose.FRAMES, video.num_frames, 1)[0]
+        else:
+            anchor = min(int(self.anchor * video.fps + _NEAR), video.num_frames - 1)
+        offsets = np.floor(np.array(self.seconds) * video.fps + 0.5 + _NEAR).astype(np.int64)
+        frames: IntArray = np.clip(anchor + offsets, 0, video.num_frames - 1)
+        return frames
+
+
+def _instants(count: int, step: float, num_frames: int) -> IntArray:
+    """Return the frames floor(k * step), int64 [count], at most the last one of the video."""
+    return np.minimum(np.floor(np.arange(count) * step + _NEAR), num_frames - 1).astype(np.int64)
+
+
+def _positive(name: str, value: float) -> float:
+    if not hasattr(value, "__float__") or not 0 < value < math.inf:
+        raise UsageError(f"{name} is {value!r}, expected a positive number")
+    return float(value)
