@@ -16,7 +16,7 @@ import numpy as np
 
 from fastvid.errors import FastvidError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.annotation_row import AnnotationRow
+from fastvid.load.clips.sample_annotations import SampleAnnotations
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
@@ -123,7 +123,7 @@ class BatchPlanner:
             sample = plan.samples[number]
             plan.keys[number] = key = self.dataset.key(sample)
             try:
-                position, annotations = int(share.positions[number]), AnnotationRow(self.dataset, sample)
+                position, annotations = int(share.positions[number]), SampleAnnotations(self.dataset, sample)
                 found = self.dataset.shard(shard)
                 row = BatchRow(number, key, found, shard_row, sample, position, annotations=annotations)
                 plan.rates[number], plan.sizes[number] = self.clips.facts(row)

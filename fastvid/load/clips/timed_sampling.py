@@ -189,7 +189,8 @@ class Window:
         place where a clip fits to the last, inclusive; a single clip starts in the middle."""
         frames, spare = self._first(video)
         starts = [spare * clip // (num_clips - 1) for clip in range(num_clips)] if num_clips > 1 else [spare // 2]
-        return frames + np.array(starts)[:, None]
+        clips: IntArray = frames + np.array(starts)[:, None]
+        return clips
 
     def _first(self, video: VideoInfo) -> tuple[IntArray, int]:
         """Return the frames of the first place where a clip fits, and the number of places after it."""
@@ -249,7 +250,8 @@ class Deltas:
 
 def _instants(count: int, step: float, num_frames: int) -> IntArray:
     """Return the frames floor(k * step), int64 [count], at most the last one of the video."""
-    return np.minimum(np.floor(np.arange(count) * step + _NEAR), num_frames - 1).astype(np.int64)
+    frames: IntArray = np.minimum(np.floor(np.arange(count) * step + _NEAR), num_frames - 1).astype(np.int64)
+    return frames
 
 
 def _positive(name: str, value: float) -> float:

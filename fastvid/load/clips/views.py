@@ -37,7 +37,7 @@ class ClipSampler(Protocol):
 class Views:
     """N clips x M crops of each video; a batch is then [B, N*M, 3, T, H, W], and each packet is decoded once.
 
-    A single clip is drawn by the loader's sampler; several are spread by it (`Segments`, `Dense`). A single crop is the
+    A single clip is drawn by the loader's sampler; several are spread by it (`Segments`, `Dense`, `Window`). A single crop is the
     loader's; several have the size of its `CenterCrop`: 3 are at the start, centre and end of the video's longer side;
     5 are the corners and the centre; 10 are those and their mirror images, in that order.
 
@@ -127,7 +127,8 @@ def check_views(views: Views, sampler: object, spatial: Spatial, *, repeats: int
         raise UsageError(f"{sampler!r} has no segments for places={views.places}", hint="use Segments")
     if views.num_clips > 1 and not hasattr(sampler, "spread"):
         raise UsageError(
-            f"{sampler!r} makes one clip of a video, not {views.num_clips}", hint="use Segments or Dense for views"
+            f"{sampler!r} makes one clip of a video, not {views.num_clips}",
+            hint="use Segments, Dense or Window for views",
         )
     if views.num_clips > 1 and getattr(sampler, "jitter", False):
         raise UsageError(f"{sampler!r} draws its frames at random", hint="set jitter=False for views")

@@ -75,7 +75,7 @@ from fastvid.train.strategies.kavg.period import Period
 from fastvid.train.strategies.shared.averager import HALVES, Averager, moments, reset_moments, statistics
 from fastvid.train.strategies.shared.noise import NoiseMeter
 from fastvid.train.strategies.shared.traffic import Traffic
-from fastvid.train.strategies.shared.window import Window
+from fastvid.train.strategies.shared.rank_sums import RankSums
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class Kavg(Strategy):
         self._synchronous = False  # whether gradients are averaged in every step
         self._averager: Averager | None = None
         self._anchor: Tensor | None = None
-        self._loss = Window(2, member.device, self.total)
+        self._loss = RankSums(2, member.device, self.total)
         self._samples_per_epoch = 1
         self.local_steps, self._steps = 0, 1  # done and to do in the round
         self._clips = 0  # of the round, over all ranks

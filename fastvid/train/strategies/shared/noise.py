@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fastvid.train.strategies.shared.window import Window
+from fastvid.train.strategies.shared.rank_sums import RankSums
 
 _EMPTY = 1e-12  # a share below this contains no clip: nonempty shares are at least one over the global batch size
 
@@ -45,7 +45,7 @@ class NoiseMeter:
     def __init__(self, world_size: int, device: torch.device, total: Callable[[Tensor], Callable[[], Tensor]]) -> None:
         self.world_size = world_size
         self.count = 0
-        self._window = Window(4, device, total)
+        self._window = RankSums(4, device, total)
 
     def add(self, own: Tensor, mean: Tensor, share: Tensor, clips: int) -> None:
         """Add a measurement.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Window:
+class RankSums:
     """Sums over ranks and over a part of the run. `gather` returns the same values on every rank.
 
     Args:

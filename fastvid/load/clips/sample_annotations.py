@@ -9,7 +9,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.order.mixture import Mixture
 
 
-class AnnotationRow(Mapping[str, Any]):
+class SampleAnnotations(Mapping[str, Any]):
     """The annotations of one sample, read column by column when they are used.
 
     Args:
