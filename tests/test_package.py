@@ -35,7 +35,7 @@ ORDER = {
             errors runtime report storage format decode media sharding load measure tune models train demo cli
         """,
         "fastvid/sharding": "sources encode work engines job verify change page",
-        "fastvid/load": "options order clips memory batch workers state loader",
+        "fastvid/load": "options order clips memory after batch workers state loader",
         "fastvid/train": "config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
         "bench": "common decode load shard train gpu scaling strategies elastic report",

@@ -28,7 +28,7 @@ from torch import Tensor
 from fastvid.decode import engines
 from fastvid.decode.annexb import elementary_stream
 from fastvid.decode.device_stream import DeviceStream
-from fastvid.decode.request import DevicePlanes, EncodedClip, Output
+from fastvid.decode.request import DevicePlanes, EncodedClip, FrameOrder, Output
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -194,29 +194,22 @@ class _Pictures:
         self._places: dict[int, int] = {}
         for place, frame in enumerate(clip.request.frames.tolist()):
             self._places.setdefault(frame, place)
-        self._last = -1
-        self._count = 0
+        self._order = FrameOrder(clip, self._places)
 
     def take(self, frame: Any) -> None:
         number = int(frame.getPTS())
         if number < 0:
             return
-        if number <= self._last:
-            raise DecodeError(
-                f"frame {number} was decoded after frame {self._last}",
-                hint="run `fastvid index`: the packet index is wrong",
-            )
-        self._last = number
-        self._count += 1
-        place = self._places.get(number)
+        wanted = self._order.take(number)
         info = self._clip.info
         y, uv = _planes(frame, self._device)
         rows, columns = y.shape
         # PyNvVideoCodec rounds odd sides up.
         if (rows + rows % 2, columns + columns % 2) != (info.height + info.height % 2, info.width + info.width % 2):
             raise DecodeError(f"frame {number} has size {columns}x{rows}, the stream {info.width}x{info.height}")
-        if place is None:
+        if not wanted:
             return
+        place = self._places[number]
         box = self._clip.request.box
         below, right = box.y + box.height, box.x + box.width
         self._target.y[place].copy_(y[box.y : below, box.x : right], non_blocking=True)
@@ -225,9 +218,7 @@ class _Pictures:
 
     def finish(self) -> None:
         """Copy repeated frames, after checks that no picture is missing."""
-        shown = int(np.count_nonzero(self._clip.shows >= 0))
-        if self._count != shown:
-            raise DecodeError(f"{self._count} frames were decoded from {shown} packets that show a frame")
+        self._order.finish()
         for place, frame in enumerate(self._clip.request.frames.tolist()):
             if self._places[frame] != place:
                 for plane in (self._target.y, self._target.uv):

@@ -29,7 +29,7 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.request import Box, EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import Box, EncodedClip, FrameOrder, Output, Planes, Rgb
 from fastvid.decode.swscale import RgbConverter
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
@@ -175,7 +175,7 @@ Write = Callable[[VideoFrame, int], None]
 class _FrameWriter:
     """Checks each decoded frame of a clip and writes the wanted ones to the output."""
 
-    __slots__ = ("_convert", "_count", "_info", "_keys", "_last", "_places", "_shown", "_todo", "_write")
+    __slots__ = ("_convert", "_info", "_keys", "_order", "_places", "_write")
 
     def __init__(self, clip: EncodedClip, places: dict[int, int], converter: RgbConverter, write: Write) -> None:
         if not clip.keys[0]:
@@ -185,11 +185,8 @@ class _FrameWriter:
         self._info = clip.info
         shows = clip.shows
         self._keys = frozenset(shows[clip.keys].tolist()) if clip.info.codec in _CONCEALING else frozenset()
-        self._shown = int(np.count_nonzero(shows >= 0))
         self._places = places
-        self._todo = len(places)
-        self._count = 0
-        self._last = -1
+        self._order = FrameOrder(clip, places)
 
     def take(self, frame: VideoFrame) -> None:
         number = frame.pts
@@ -199,13 +196,7 @@ class _FrameWriter:
             raise DecodeError("decoder returned more frames than packets")
         if number < 0:
             return
-        if number <= self._last:
-            raise DecodeError(
-                f"frame {number} was decoded after frame {self._last}",
-                hint="run `fastvid index`: the packet index is wrong",
-            )
-        self._last = number
-        self._count += 1
+        wanted = self._order.take(number)
         if number in self._keys and not frame.key_frame:
             raise DecodeError(
                 f"frame {number} is indexed as a key frame, but is not one",
@@ -216,19 +207,14 @@ class _FrameWriter:
             raise DecodeError(
                 f"frame {number} has size {frame.width}x{frame.height}, the stream {info.width}x{info.height}"
             )
-        place = self._places.get(number)
-        if place is None:
+        if not wanted:
             return
-        self._todo -= 1
         if frame.format.name not in _FORMATS_420:
             frame = self._convert(frame, info)
-        self._write(frame, place)
+        self._write(frame, self._places[number])
 
     def finish(self) -> None:
-        if self._count != self._shown:
-            raise DecodeError(f"{self._count} frames were decoded from {self._shown} packets that show a frame")
-        if self._todo:
-            raise DecodeError(f"plan lacks the packets of {self._todo} wanted frames")
+        self._order.finish()
 
 
 def _planes_writer(planes: Planes, box: Box) -> Write:

@@ -5,7 +5,7 @@ Shape letters: T frames of a clip, H and W output size, h and w crop size, P pac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -240,6 +240,50 @@ class Decoder(Protocol):
     def close(self) -> None:
         """Release all resources. The decoder cannot be used afterwards."""
         ...
+
+
+class FrameOrder:
+    """Checks that a decoder returns the frames that a clip's packets show: in order, none missing, none twice.
+
+    Args:
+        clip: The clip.
+        wanted: Frames that the output needs.
+    """
+
+    __slots__ = ("_count", "_last", "_missing", "_shown", "_wanted")
+
+    def __init__(self, clip: EncodedClip, wanted: Collection[int]) -> None:
+        self._shown = int(np.count_nonzero(clip.shows >= 0))
+        self._wanted, self._missing = wanted, len(wanted)
+        self._count, self._last = 0, -1
+
+    def take(self, number: int) -> bool:
+        """Count a decoded frame; return whether the output needs it.
+
+        Raises:
+            DecodeError: If it was not decoded after the frames before it.
+        """
+        if number <= self._last:
+            raise DecodeError(
+                f"frame {number} was decoded after frame {self._last}",
+                hint="run `fastvid index`: the packet index is wrong",
+            )
+        self._last = number
+        self._count += 1
+        wanted = number in self._wanted
+        self._missing -= wanted
+        return wanted
+
+    def finish(self) -> None:
+        """Check that every frame was decoded.
+
+        Raises:
+            DecodeError: If one is missing.
+        """
+        if self._count != self._shown:
+            raise DecodeError(f"{self._count} frames were decoded from {self._shown} packets that show a frame")
+        if self._missing:
+            raise DecodeError(f"plan lacks the packets of {self._missing} wanted frames")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

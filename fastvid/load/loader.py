@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -21,8 +21,11 @@ import torch
 from fastvid.decode.backends import Backend
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.load.after.chain import TransformChain
+from fastvid.load.after.transform import ClipTransform
 from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
+from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import Collate, video_spec
 from fastvid.load.clips.augment import Spatial, Transform
 from fastvid.load.clips.clip_sizes import varying_sizes
@@ -88,6 +91,9 @@ class ClipLoader:
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
         world_size: Processes that share each global batch.
         fields: Annotation columns to deliver in `Batch.fields`.
+        after: Transforms of RGB on the device, before normalisation, in this order: `ColorJitter`, `RandAugment`,
+            `Erasing`, `GaussianBlur`, `Grayscale`, your own `ClipTransform`, or any callable of one clip [T, 3, H, W].
+            They depend on the seed, the epoch and the position of the clip.
         output: The form of the video tensors.
         workers: Who decodes, and how far ahead.
         on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it. It is never
@@ -123,6 +129,7 @@ class ClipLoader:
         rank: int | None = None,
         world_size: int | None = None,
         fields: Sequence[str] = (),
+        after: Sequence[ClipTransform | Callable[[torch.Tensor], Any]] = (),
         output: Output = Output(),
         workers: Workers = Workers(),
         on_error: OnError = "raise",
@@ -154,15 +161,17 @@ class ClipLoader:
                 hint="use collate='stack', and a sampler and a crop of one shape",
             )
         made = (self.streams, () if views is None else (views.num_views,), collate == "pad", dataset.labels, columns)
-        self._assembler = Assembler(self._stream, *made, epoch=0)
+        spec = video_spec(self.frames, self.spatial, output, self._stream, collate)
+        self._after = TransformChain.of(after, self.streams)
+        stage = None if self._after is None else TransformStage(self._after, spec)
+        self._assembler = Assembler(self._stream, *made, stage, seed=0, epoch=0)
         self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
-        spec = video_spec(self.frames, self.spatial, output, self._stream, collate)
         required = collate == "pad" and self.world.size > 1
         self._clip_sizes = varying_sizes(dataset, self.frames, self.spatial, required=required)
-        shape = BatchShape(spec, output.dtype, self.streams, self.flow_stack, views is not None, repeats > 1)
+        shape = BatchShape(spec, output.dtype, self.streams, self.flow_stack, views is not None, repeats > 1, stage)
         self._backends = ActiveBackends(shape, num_threads, workers)
         if decoder != "auto":
             self._backends.use(choose_backends(decoder, self.device))
@@ -293,7 +302,7 @@ class ClipLoader:
             planner.plans(self.batches, self._position),
             self._backends.lanes,
             self._backends.finisher,
-            replace(self._assembler, epoch=self._epoch),
+            replace(self._assembler, seed=self._seed, epoch=self._epoch),
             prefetch=self.workers.prefetch,
             planner=worker_planner,
             num_fetchers=self._num_fetchers,
@@ -362,4 +371,5 @@ class ClipLoader:
     def _fingerprint(self) -> dict[str, str]:
         streams = ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if "flow" in self.streams else "")
         own = fingerprint(self.dataset, self.frames, self.spatial, order=self._orders.text, streams=streams)
-        return own | {"sampler": f"{own['sampler']} {self.views}"} if self.views else own
+        own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
+        return own if self._after is None else own | {"after": repr(self._after)}

@@ -197,7 +197,6 @@ def test_shards_swapped_after_the_loader_opened_them_are_an_error(store, workers
 CUT = """
 import os, sys
 import torch, fastvid
-from tests.load.loaders import clip_loader
 url, workers, cut = sys.argv[1], sys.argv[2], sys.argv[3] == "cut"
 dataset = fastvid.open(url)
 loader = fastvid.ClipLoader(dataset, frames=fastvid.Uniform(2), spatial=fastvid.CenterCrop(32), global_batch_size=1,

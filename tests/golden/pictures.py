@@ -58,7 +58,7 @@ def contents(data: Any, **options: Any) -> str:
         if "flow" in batch:
             # Rows that are masked, and flow itself, are numbers already.
             got.add(batch.flow.double().round())
-        if batch.video is not batch.flow:
+        if batch.video is not batch.get("flow"):
             got.add(_greys(batch, frames_first=options.get("layout") == "BTCHW"))
     return str(got)
 

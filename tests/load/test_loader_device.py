@@ -259,9 +259,9 @@ def test_damaged_clips_are_zero_on_the_gpu(cuda):
 
 
 def test_rows_of_worker_processes_are_copied_from_pinned_memory(cuda):
-    spec = VideoSpec(2, (4, 6), "BCTHW", None, LoaderStream(torch.device("cuda", 1)))
+    spec = VideoSpec((2, 4, 6), "BCTHW", None, LoaderStream(torch.device("cuda", 1)))
     memory = RgbMemory(spec, SharedBufferPool(1), threads=1)
-    sink = RgbSink(memory, [None] * 3)
+    sink = RgbSink(memory, [None] * 3, None)
     row = sink.output(1, frozenset({SharedRow}))
     assert (row.offset % 4096, row.layout.nbytes) == (row.layout.nbytes, 3 * 2 * 4 * 6)
     sink.done(1, good=False)

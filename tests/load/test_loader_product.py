@@ -129,10 +129,13 @@ def test_fake_frames_differ_by_crop():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_error": "ignore"}, "use one of raise, skip"),
-        ({"max_skip_rate": 1.5}, "max_skip_rate is 1.5"),
+        ({"on_error": "ignore"}, "use 'raise' or Skip"),
+        ({"on_error": "skip", "max_skip_rate": 1.5}, "max_rate is 1.5"),
         ({"num_threads": 0}, "num_threads is 0"),
         ({"prefetch": 0}, "prefetch is 0"),
+        ({"num_fetchers": -1}, "num_fetchers is -1"),
+        ({"workers": "fibre"}, "kind is 'fibre'"),
+        ({"collate": "concat"}, "collate is 'concat'"),
         ({"timeout": 0}, "timeout is 0"),
         ({"timeout": float("inf")}, "timeout is inf"),
         ({"seed": -1}, "seed is -1"),
@@ -154,4 +157,4 @@ def test_reprs_describe_the_loader_and_its_batches():
     assert "rank 1 of 2" in repr(loader)
     (*_, last) = loader
     assert repr(last).startswith("Batch(video=4x3x3x16x16 torch.uint8 on cpu, 1 of 4 rows valid, epoch 0, positions 16")
-    assert len(last) == 4
+    assert last.num_rows == 4

@@ -131,6 +131,7 @@ from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.loader import ClipLoader
 from fastvid.load.clips.sampling import Segments
 from tests.load.fakes import FakeDataset, RgbDecoder, fake
+from tests.load.loaders import clip_loader
 
 def announce(main):  # an interrupt in the loop's own body, which the loader cannot see, leaves the iterator open
     inside = lambda frame: frame and (frame.f_code is ClipLoader._iterate.__code__ or inside(frame.f_back))

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from fastvid.load.batch.canvas import Canvas
+from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import Video
 from fastvid.load.clips.plan import BatchPlan
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.order.batches import MASKED
+from fastvid.load.order.random_draws import Draws
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 IGNORED_LABEL: Final = -100
@@ -95,10 +97,11 @@ class Batch(dict[str, Any]):
 
     @property
     def device_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors on the loader's device; some may be views of one block of memory."""
-        values = [value for name, value in self.items() if name not in _ON_HOST]
+        """One tensor of each block of memory on the loader's device; label, weight and valid share one."""
+        values = [value for name, value in self.items() if name not in _ON_HOST | _WITH_LABEL]
         listed = [one for value in values for one in (value if isinstance(value, list) else [value])]
-        return tuple(one for one in listed if isinstance(one, Tensor))
+        tensors = [one for one in listed if isinstance(one, Tensor)]
+        return tuple({id(one): one for one in tensors}.values())
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Batch:
         """Return the batch with all tensors on a device."""
@@ -109,13 +112,17 @@ class Batch(dict[str, Any]):
         return self._mapped(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
     def __repr__(self) -> str:
-        video = self["video"]
-        one = video[0] if isinstance(video, list) else video
-        shape = f"{len(video)} of " * isinstance(video, list) + "x".join(map(str, one.shape))
-        return (
-            f"Batch(video={shape} {one.dtype} on {one.device}, {int(self.valid.sum())} of {self.num_rows} rows valid,"
-            f" epoch {self.epoch}, positions {self.start} to {self.stop - 1})"
-        )
+        parts = []
+        if "video" in self:
+            video = self["video"]
+            one = video[0] if isinstance(video, list) else video
+            shape = f"{len(video)} of " * isinstance(video, list) + "x".join(map(str, one.shape))
+            parts.append(f"video={shape} {one.dtype} on {one.device}")
+        if "valid" in self:
+            parts.append(f"{int(self.valid.sum())} of {len(self.valid)} rows valid")
+        if "epoch" in self and "start" in self and "stop" in self:
+            parts.append(f"epoch {self.epoch}, positions {self.start} to {self.stop - 1}")
+        return f"Batch({', '.join(parts or self)})"
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
         def changed(value: Any) -> Any:
@@ -128,6 +135,9 @@ class Batch(dict[str, Any]):
 
 _ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "size", "sample", "position"})
 """Entries whose tensors stay on the host."""
+
+_WITH_LABEL: Final = frozenset({"weight", "valid", "mask"})
+"""Entries that are views of the block of memory of `label`."""
 
 _ASKED: Final = {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"'}
 """Arguments of the loader that deliver an entry."""
@@ -144,6 +154,8 @@ class Assembler:
         mask: Whether to say which frames are real, because shorter clips are padded.
         labels: Label of each sample of the dataset, int64 [N], -1 for none.
         columns: Annotation columns to deliver, one value per sample.
+        stage: Transforms of the stream "rgb"; None for none.
+        seed: The seed of the transforms.
         epoch: The epoch.
     """
 
@@ -153,7 +165,14 @@ class Assembler:
     mask: bool
     labels: IntArray
     columns: Mapping[str, pa.ChunkedArray]
+    stage: TransformStage | None
+    seed: int
     epoch: int
+
+    @property
+    def uses_global_generators(self) -> bool:
+        """Whether `make` seeds global random generators for a while, so that only the consumer's thread may run it."""
+        return self.stage is not None and self.stage.chain.uses_global_generators
 
     def make(
         self, plan: BatchPlan, canvas: Canvas, shown: Mapping[int, IntArray], errors: Collection[int]
@@ -170,13 +189,28 @@ class Assembler:
             The batch, and an event after its last operation; None on a CPU.
         """
         with self.device.use():
-            made = [self._in_views(video) for video in canvas.finish()]
             # If one stream or view of a clip failed, the whole clip failed.
             failed = {row // math.prod(self.views) % len(plan.samples) for row in errors}
+            made = [
+                self._in_views(self._transformed(stream, video, plan, failed))
+                for stream, video in zip(self.streams, canvas.finish(), strict=True)
+            ]
             for video in made:
                 for row in failed:
                     video[row].zero_()
             return self._assemble(dict(zip(self.streams, made, strict=True)), plan, shown, failed), self.device.mark()
+
+    def _transformed(self, stream: str, video: Video, plan: BatchPlan, failed: Collection[int]) -> Video:
+        if self.stage is None or stream != "rgb":
+            return video
+        views = math.prod(self.views)
+        draws = [
+            None if sample == MASKED or row in failed else (Draws(self.seed, self.epoch, position), view)
+            for row, (sample, position) in enumerate(zip(plan.samples, plan.share.positions.tolist(), strict=True))
+            for view in range(views)
+        ]
+        first = self.streams.index(stream) * len(draws)
+        return self.stage.finish(video, plan.clips[first : first + len(draws)], plan.share.shape, draws)
 
     def _in_views(self, video: Video) -> Video:
         return video.view(-1, *self.views, *video.shape[1:]) if isinstance(video, Tensor) and self.views else video

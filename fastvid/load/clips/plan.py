@@ -16,10 +16,10 @@ import numpy as np
 
 from fastvid.errors import FastvidError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.sample_annotations import SampleAnnotations
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.sample_annotations import SampleAnnotations
 from fastvid.load.order.batches import MASKED, ClipShape, EpochBatches, Share
 from fastvid.load.order.epoch import EpochOrder
 from fastvid.load.order.mixture import Mixture

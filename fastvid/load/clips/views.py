@@ -37,9 +37,9 @@ class ClipSampler(Protocol):
 class Views:
     """N clips x M crops of each video; a batch is then [B, N*M, 3, T, H, W], and each packet is decoded once.
 
-    A single clip is drawn by the loader's sampler; several are spread by it (`Segments`, `Dense`, `Window`). A single crop is the
-    loader's; several have the size of its `CenterCrop`: 3 are at the start, centre and end of the video's longer side;
-    5 are the corners and the centre; 10 are those and their mirror images, in that order.
+    A single clip is drawn by the loader's sampler; several are spread by it (`Segments`, `Dense`, `Window`). A single
+    crop is the loader's; several have the size of its `CenterCrop`: 3 are at the start, centre and end of the video's
+    longer side; 5 are the corners and the centre; 10 are those and their mirror images, in that order.
 
     Args:
         num_clips: N >= 1.

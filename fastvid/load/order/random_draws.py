@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     FRAMES = 1
     CROP = 2
     FLIP = 3
+    TRANSFORM = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from fastvid.load.batch.canvas import Finisher
 from fastvid.load.batch.device_sinks import DevicePlanesSink, DeviceRgbSink
 from fastvid.load.batch.flow import FlowSink, FlowSpec
 from fastvid.load.batch.sinks import OpenSink, PlanesSink, RgbMemory, RgbSink
+from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import VideoSpec
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
@@ -38,6 +39,7 @@ class BatchShape:
         flow_stack: Flow pictures per frame.
         views: Whether each row is several clips of one sample.
         repeats: Whether neighbouring rows show the same sample.
+        stage: Transforms of RGB, between its decoding and `product`; None for none.
     """
 
     product: VideoSpec
@@ -46,6 +48,7 @@ class BatchShape:
     flow_stack: int
     views: bool
     repeats: bool
+    stage: TransformStage | None = None
 
     @property
     def together(self) -> bool:
@@ -149,7 +152,8 @@ class ActiveBackends:
         return [partial(FlowSink, flow)]
 
     def _rgb(self, chosen: Sequence[Backend]) -> list[OpenSink]:
-        product = self._shape.product
+        stage = self._shape.stage
+        product = self._shape.product if stage is None else stage.decoded
         on_host = [one for one in chosen if not on_device(one)]
         sinks: list[OpenSink] = []
         if on_host:

@@ -4,7 +4,8 @@ One planner thread turns positions into clips, at most `prefetch` batches before
 take clips in order, each with its own decoder or worker process, so that a slow clip delays no other. For storage with
 high latency, fetch threads read the planned clips before the decode threads take them. Batches are delivered in order.
 For CUDA a finish thread queues the copy and conversion of the next batch on the loader's stream while the consumer uses
-the last one; on a CPU the consumer finishes each batch, because it would wait for that anyway.
+the last one. On a CPU the consumer finishes each batch, because it would wait for that anyway; on any device it does so
+if a transform uses the global random generators, which belong to the consumer.
 The threads belong to one iteration and end with it, for whatever reason: the last batch, an error, `break`, Ctrl-C or
 interpreter exit. Between iterations no thread runs, so a process may fork then, but not during an iteration.
 """
@@ -100,6 +101,7 @@ class BatchPipeline:
     ) -> None:
         self._lanes, self._finisher, self._assembler = lanes, finisher, assembler
         self._prefetch, self._planner, self._stream = prefetch, planner, finisher.stream
+        self._finishes_ahead = self._stream.is_asynchronous and not assembler.uses_global_generators
         self._batches: deque[PendingBatch] = deque()
         self._tasks: deque[_Queued] = deque()
         self._fetched: deque[_Queued] = deque()
@@ -122,7 +124,7 @@ class BatchPipeline:
             self._threads.append(
                 threading.Thread(target=self._guard, args=(self._fetch_ahead, number), name=f"fastvid-fetch-{number}")
             )
-        if self._stream.is_asynchronous:
+        if self._finishes_ahead:
             self._threads.append(
                 threading.Thread(target=self._guard, args=(self._finish_ahead,), name="fastvid-finish")
             )
@@ -144,7 +146,7 @@ class BatchPipeline:
         return len(self._tasks)
 
     def next(self, timeout: float) -> PendingBatch | None:
-        """Return the next batch, complete and for CUDA finished, or None after the last.
+        """Return the next batch, complete and if possible finished, or None after the last.
 
         Raises:
             WorkerError: If it takes longer than `timeout` seconds, or another process began the iteration.
@@ -255,7 +257,7 @@ class BatchPipeline:
             return None
 
     def _is_ready(self, work: PendingBatch) -> bool:
-        return work.finished is not None if self._stream.is_asynchronous else not work.pending
+        return work.finished is not None if self._finishes_ahead else not work.pending
 
     def _decode(self, number: int) -> None:
         lane = self._lanes[number].take()

@@ -287,8 +287,8 @@ def test_invalid_decoder_names_are_refused(dataset, known):
 
 
 def test_device_canvas_keeps_the_layout_of_uint8_values():
-    product = VideoSpec(2, (4, 6), "BTCHW", None, CPU)
-    canvas = DeviceRgbSink(product, [None, None])
+    product = VideoSpec((2, 4, 6), "BTCHW", None, CPU)
+    canvas = DeviceRgbSink(product, [None, None], None)
     output = canvas.output(0, frozenset({DeviceRgb}))
     output.data.copy_(torch.arange(3 * 2 * 24, dtype=torch.uint8).view(3, 2, 4, 6))
     canvas.done(0, good=True)

@@ -190,16 +190,14 @@ def test_views_of_all_streams_are_averaged_in_chunks() -> None:
     video, flow = (torch.randn(3, 5, width, 1, 2, 2, generator=numbers) for width in (3, 4))
     valid = torch.tensor([True, False, True])
     batch = Batch(
-        *(
-            video,
-            torch.tensor([0, 0, 1]),
-            torch.ones(3),
-            valid,
-            ("a", "b", "c"),
-            torch.zeros(3, 5, 1, dtype=torch.int64),
-        ),
-        *(torch.arange(3), torch.arange(3), 0, 0, 3),
+        video=video,
         flow=flow,
+        label=torch.tensor([0, 0, 1]),
+        weight=torch.ones(3),
+        valid=valid,
+        key=("a", "b", "c"),
+        sample=torch.arange(3),
+        frame_index=torch.zeros(3, 5, 1, dtype=torch.int64),
     )
     recipe = replace(data(), eval_batch_size=4)
     config = Config(

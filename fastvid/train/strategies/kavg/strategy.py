@@ -74,8 +74,8 @@ from fastvid.train.strategies.kavg.outer import OuterMomentum
 from fastvid.train.strategies.kavg.period import Period
 from fastvid.train.strategies.shared.averager import HALVES, Averager, moments, reset_moments, statistics
 from fastvid.train.strategies.shared.noise import NoiseMeter
-from fastvid.train.strategies.shared.traffic import Traffic
 from fastvid.train.strategies.shared.rank_sums import RankSums
+from fastvid.train.strategies.shared.traffic import Traffic
 
 log = logging.getLogger(__name__)
 

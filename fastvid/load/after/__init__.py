@@ -1,0 +1,1 @@
+"""Transforms of finished clips on the device of the batch, before normalisation."""

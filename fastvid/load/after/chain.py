@@ -1,0 +1,87 @@
+"""The list of transforms of a loader, applied to the clips of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fastvid.errors import UsageError
+from fastvid.load.after.callables import CallableTransform
+from fastvid.load.after.transform import ClipTransform, TransformDraws
+from fastvid.load.order.random_draws import Draws
+
+
+@dataclass(frozen=True)
+class TransformChain:
+    """Transforms, in the order in which they are applied.
+
+    Attributes:
+        transforms: The transforms, at least one.
+    """
+
+    transforms: tuple[ClipTransform, ...]
+
+    @classmethod
+    def of(
+        cls, after: Sequence[ClipTransform | Callable[[Tensor], Any]], streams: Sequence[str]
+    ) -> TransformChain | None:
+        """Build the chain of a user's list; None if it is empty.
+
+        Args:
+            after: Transforms with `draw` and `apply`; any other callable is called clip by clip.
+            streams: The streams of the loader.
+
+        Raises:
+            UsageError: If an element is neither, or cannot be used with these streams.
+        """
+        if not isinstance(after, Sequence):
+            raise UsageError(f"after is {after!r}, expected a list", hint="write after=[transform]")
+        made: list[ClipTransform] = []
+        for one in after:
+            if hasattr(one, "draw") and hasattr(one, "apply"):
+                made.append(cast(ClipTransform, one))
+            elif callable(one):
+                made.append(CallableTransform(one))
+            else:
+                raise UsageError(
+                    f"after contains {one!r}, which is no transform",
+                    hint="pass a callable, or an object with draw and apply",
+                )
+        if made and "rgb" not in streams:
+            raise UsageError(f"after= transforms RGB, but streams is {tuple(streams)}", hint="remove after=")
+        moving = [one for one in made if getattr(one, "geometric", False)]
+        if moving and "flow" in streams:
+            raise UsageError(
+                f"{moving[0]} moves pixels, but not the optical flow of the same clips",
+                hint="set geometric=False, or remove the transform or the stream 'flow'",
+            )
+        return cls(tuple(made)) if made else None
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(repr, self.transforms))}]"
+
+    @property
+    def uses_global_generators(self) -> bool:
+        """Whether the global random generators are seeded for a while, so that no other thread may run it."""
+        return any(isinstance(one, CallableTransform) for one in self.transforms)
+
+    def apply(self, clips: Tensor, draws: Sequence[tuple[Draws, int]]) -> Tensor:
+        """Return the transformed clips.
+
+        Args:
+            clips: float32 [N, 3, T, H, W], RGB in 0 to 1, N >= 1; may be changed.
+            draws: The random numbers of each clip's sample, and the number of the clip among its views.
+
+        Returns:
+            float32 [N, 3, T, H', W'].
+        """
+        # The consumer of batches may be in an autocast block, which changes the dtype of some operations.
+        with torch.no_grad(), torch.autocast(clips.device.type, enabled=False):
+            for index, transform in enumerate(self.transforms):
+                parameters = [transform.draw(TransformDraws(one, view, index)) for one, view in draws]
+                clips = transform.apply(clips.contiguous(), parameters)
+        return clips
