@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -25,9 +25,11 @@ from fastvid.load.after.chain import TransformChain
 from fastvid.load.after.transform import ClipTransform
 from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
+from fastvid.load.batch.patches import Patches
 from fastvid.load.batch.transformed import TransformStage
-from fastvid.load.batch.video import Collate, video_spec
+from fastvid.load.batch.video import Collate, check_collate, video_spec
 from fastvid.load.clips.augment import Spatial, Transform
+from fastvid.load.clips.batching import EpochPlans
 from fastvid.load.clips.clip_sizes import varying_sizes
 from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
@@ -36,10 +38,12 @@ from fastvid.load.clips.streams import check_streams
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
 from fastvid.load.memory.device import LoaderStream, resolve
 from fastvid.load.options import OnError, Output, Workers
-from fastvid.load.order.batches import MASKED, Batches, Last
+from fastvid.load.order.batches import MASKED, Batches, EpochBatches, Last
 from fastvid.load.order.blocks import BlockShuffle
+from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.epoch import ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.packed import Packed
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.engine import BatchPipeline
@@ -47,7 +51,7 @@ from fastvid.load.workers.lanes import AUTO, choose_backends
 from fastvid.load.workers.progress_view import CopyClock, batch_callbacks
 from fastvid.load.workers.skips import Skips
 from fastvid.load.workers.stats import Counters, LoaderStats
-from fastvid.runtime.checks import check_choice, check_integer
+from fastvid.runtime.checks import check_integer
 from fastvid.runtime.cores import available_cores
 from fastvid.runtime.world import World
 
@@ -72,6 +76,9 @@ class ClipLoader:
         flow_stack: Flows per frame, L: half before and half after it.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
         global_batch_size: Clips per step over all ranks; at least the world size.
+        batches: `Buckets` or `Packed` for batches of varying shape, in place of `global_batch_size`. They are planned
+            from the sizes that sampler and crop make of all videos. With `Buckets` the sampler makes the frames of each
+            bucket's shape and the crop its size; with `Packed` `Batch.video` is a sequence of patches.
         group_size: Consecutive clips of a batch that always go to the same rank; must divide the batch, and above 1
             requires last="drop".
         device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
@@ -113,7 +120,8 @@ class ClipLoader:
         *,
         frames: Sampler,
         spatial: Sequence[Transform] | Transform,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
+        batches: Buckets | Packed | None = None,
         streams: Sequence[str] | str = ("rgb",),
         flow_stack: int = 1,
         views: Views | None = None,
@@ -136,7 +144,6 @@ class ClipLoader:
         show_stats: bool = False,
         stats_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        check_choice("collate", collate, get_args(Collate))
         self._skips = Skips(on_error)
         self.dataset, self.frames = dataset, frames
         self.spatial = Spatial.of(spatial)
@@ -144,7 +151,8 @@ class ClipLoader:
         self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
         self.world = World.resolve(rank, world_size)
         self._orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, repeats=repeats)
-        self.batches = Batches(self._orders.num_samples, global_batch_size, last, self.world, group_size)
+        source = (dataset, frames, self.spatial, self.world, last)
+        self.plans = EpochPlans.of(self._orders, *source, size=global_batch_size, group=group_size, planned=batches)
         self.device = resolve(device)
         self._stream = LoaderStream(self.device)
         self.workers = workers
@@ -155,37 +163,40 @@ class ClipLoader:
         columns = {name: dataset.column(name) for name in fields}
         if views is not None:
             check_views(views, self.frames, self.spatial, repeats=repeats)
-        if collate != "stack" and (views is not None or "flow" in self.streams):
-            raise UsageError(
-                f"collate={collate!r} was given with {'views' if views is not None else 'flow'}",
-                hint="use collate='stack', and a sampler and a crop of one shape",
-            )
+        patches = Patches(batches.patch, batches.merge, output.layout) if isinstance(batches, Packed) else None
+        planned, packed = isinstance(batches, Buckets), patches is not None
+        collate = check_collate(
+            collate, self.streams, views=views is not None, planned=batches is not None, packed=packed
+        )
         made = (self.streams, () if views is None else (views.num_views,), collate == "pad", dataset.labels, columns)
         spec = video_spec(self.frames, self.spatial, output, self._stream, collate)
         self._after = TransformChain.of(after, self.streams)
         stage = None if self._after is None else TransformStage(self._after, spec)
-        self._assembler = Assembler(self._stream, *made, stage, seed=0, epoch=0)
+        self._assembler = Assembler(self._stream, *made, stage, seed=0, epoch=0, patches=patches)
         self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
-        required = collate == "pad" and self.world.size > 1
-        self._clip_sizes = varying_sizes(dataset, self.frames, self.spatial, required=required)
-        shape = BatchShape(spec, output.dtype, self.streams, self.flow_stack, views is not None, repeats > 1, stage)
+        self._clip_sizes = None
+        if batches is None:
+            required = collate == "pad" and self.world.size > 1
+            self._clip_sizes = varying_sizes(dataset, self.frames, self.spatial, required=required)
+        has = (self.streams, self.flow_stack, views is not None, repeats > 1, planned)
+        shape = BatchShape(spec, output.dtype, *has, stage)
         self._backends = ActiveBackends(shape, num_threads, workers)
         if decoder != "auto":
             self._backends.use(choose_backends(decoder, self.device))
 
     def __repr__(self) -> str:
         return (
-            f"ClipLoader({len(self.dataset)} samples, frames={self.frames}, global_batch_size={self.batches.size},"
-            f" rank {self.world.rank} of {self.world.size}, decoder={self.backend.name!r}, device={str(self.device)!r},"
+            f"ClipLoader({len(self.dataset)} samples, frames={self.frames}, {self.plans}, rank"
+            f" {self.world.rank} of {self.world.size}, decoder={self.backend.name!r}, device={str(self.device)!r},"
             f" epoch {self._epoch}, position {self._position})"
         )
 
     def __len__(self) -> int:
         """Return the number of batches of the current ``for`` loop, or of the next one."""
-        return self.batches.count(self._origin) or self.batches.count(0)
+        return self._epoch_plan().count(self._origin) or self.plans.epoch(self._seed, self._epoch + 1).count(0)
 
     @property
     def backend(self) -> Backend:
@@ -211,6 +222,15 @@ class ClipLoader:
     def global_batch_size(self) -> int:
         """Samples per global batch, over all ranks."""
         return self.batches.size
+
+    @property
+    def batches(self) -> Batches:
+        """The batches of every epoch. Raises UsageError if their shapes vary."""
+        return self.plans.of_one_size
+
+    @batches.setter
+    def batches(self, batches: Batches) -> None:
+        self.plans = EpochPlans(self._orders, batches)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`; does nothing if it is the current one, so that a resumed epoch continues.
@@ -252,7 +272,9 @@ class ClipLoader:
         Raises:
             StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        self._seek(*check_state(state, self._fingerprint(), self._orders.num_samples))
+        seed, epoch, position = check_state(state, self._fingerprint(), self._orders.num_samples)
+        self.plans.epoch(seed, epoch).is_over(position)  # raises an error if a batch contains the position
+        self._seek(seed, epoch, position)
         if self.backend is AUTO and "decoder" in state:
             self._backends.restore(str(state["decoder"]))
 
@@ -289,17 +311,17 @@ class ClipLoader:
         # Again, not only in __iter__: iterators may be used in another order than they were created.
         self._stop()
         self._seek(self._seed, self.epoch, self.position)
-        order = self._orders.order(self._seed, self._epoch)
+        order, batches = self._orders.order(self._seed, self._epoch), self._epoch_plan()
         parts = (self.frames, self.spatial, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
         planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), clip_sizes=self._clip_sizes)
         if self.backend is AUTO:
-            self._backends.decide(planner.plan(self.batches.share(self._position)).clips, self.world)
+            self._backends.decide(planner.plan(next(batches.shares(self._position))).clips, self.world)
         one = replace(planner.clips, backend=self.backend, views=self.views or ONE_VIEW)
         # Clips that this process prefetches must be decided in this process.
         worker_planner = one if self._backends.decides and one.runs_in_workers and not self._num_fetchers else None
         planner = replace(planner, clips=one, join=self._backends.join, decide=worker_planner is None)
         run = BatchPipeline(
-            planner.plans(self.batches, self._position),
+            planner.plans(batches, self._position),
             self._backends.lanes,
             self._backends.finisher,
             replace(self._assembler, seed=self._seed, epoch=self._epoch),
@@ -335,7 +357,7 @@ class ClipLoader:
                 del work
                 self._position = batch.stop
                 for report in self._reports:
-                    report(self.stats, self._epoch, batch.stop, self.batches.num_samples)
+                    report(self.stats, self._epoch, batch.stop, batches.num_samples)
                 given = time.perf_counter()
                 yield batch
                 del batch
@@ -356,7 +378,10 @@ class ClipLoader:
     @property
     def _is_over(self) -> bool:
         """Whether the loader stands between two epochs: all batches were delivered, and their ``for`` has ended."""
-        return self._run is None and not self.batches.count(self._position)
+        return self._run is None and self._epoch_plan().is_over(self._position)
+
+    def _epoch_plan(self) -> EpochBatches:
+        return self.plans.epoch(self._seed, self._epoch)
 
     def _seek(self, seed: int, epoch: int, position: int) -> None:
         self._seed, self._epoch, self._position = seed, epoch, position
@@ -371,5 +396,6 @@ class ClipLoader:
     def _fingerprint(self) -> dict[str, str]:
         streams = ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if "flow" in self.streams else "")
         own = fingerprint(self.dataset, self.frames, self.spatial, order=self._orders.text, streams=streams)
+        own |= {"batches": self.plans.batching.text} if self.plans.batching.text else {}
         own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
         return own if self._after is None else own | {"after": repr(self._after)}

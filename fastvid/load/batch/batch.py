@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastvid.load.batch.canvas import Canvas
+from fastvid.load.batch.patches import Patches
 from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import Video
 from fastvid.load.clips.plan import BatchPlan
@@ -60,6 +61,13 @@ class Batch(dict[str, Any]):
         flow: Optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in output pixels per frame: x
             and y of L flows around each frame, L = `flow_stack`; if the stream "flow" was requested.
         mask: bool [B, T], on the device; False after the end of a shorter clip. With collate="pad".
+        cu_seqlens: int32 [B + 1], on the device: row b is patches cu_seqlens[b] to cu_seqlens[b + 1] - 1 of `video`,
+            which with batches=Packed(...) is [N, 3 * pt * ph * pw]: the patches of all rows, see
+            `fastvid.load.batch.patches.Patches.pack` for their order.
+        max_seqlen: Most patches of a row. With batches=Packed(...).
+        grid: int64 [B, 3], on the device: patches of each row along time, height and width. With batches=Packed(...).
+        bins: int64 [n + 1], on the host: this rank's bin i has the rows bins[i] to bins[i + 1] - 1. With
+            batches=Packed(...).
     """
 
     video: Any
@@ -79,6 +87,10 @@ class Batch(dict[str, Any]):
     fields: Mapping[str, tuple[Any, ...]]
     flow: Tensor
     mask: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    grid: Tensor
+    bins: Tensor
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -133,13 +145,15 @@ class Batch(dict[str, Any]):
         return Batch({name: changed(value) for name, value in self.items()})
 
 
-_ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "size", "sample", "position"})
+_ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "size", "sample", "position", "bins"})
 """Entries whose tensors stay on the host."""
 
-_WITH_LABEL: Final = frozenset({"weight", "valid", "mask"})
+_WITH_LABEL: Final = frozenset({"weight", "valid", "mask", "grid", "cu_seqlens"})
 """Entries that are views of the block of memory of `label`."""
 
-_ASKED: Final = {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"'}
+_ASKED: Final = {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"'} | dict.fromkeys(
+    ("cu_seqlens", "max_seqlen", "grid", "bins"), "batches=Packed(...)"
+)
 """Arguments of the loader that deliver an entry."""
 
 
@@ -157,6 +171,7 @@ class Assembler:
         stage: Transforms of the stream "rgb"; None for none.
         seed: The seed of the transforms.
         epoch: The epoch.
+        patches: How clips are cut into patches and packed; None if they are not.
     """
 
     device: LoaderStream
@@ -168,6 +183,7 @@ class Assembler:
     stage: TransformStage | None
     seed: int
     epoch: int
+    patches: Patches | None = None
 
     @property
     def uses_global_generators(self) -> bool:
@@ -232,17 +248,27 @@ class Assembler:
         label = np.where(valid, self.labels[samples], -1)
         label = np.where(label < 0, IGNORED_LABEL, label)
         weight = np.where(valid, plan.share.weight, 0).astype(np.float32)
-        small = {"label": label, "weight": weight, "valid": valid}
+        small: dict[str, npt.NDArray[Any]] = {"label": label, "weight": weight, "valid": valid}
         if self.mask:
             small["mask"] = frames >= 0
+        video, plain = streams[self.streams[0]], dict[str, Any]()
+        if self.patches is not None:
+            assert isinstance(video, list)
+            assert plan.share.bins is not None
+            video, small["grid"] = self.patches.pack(video)
+            lengths = small["grid"].prod(axis=1)
+            small["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
+            plain = {"max_seqlen": int(lengths.max()), "bins": torch.from_numpy(plan.share.bins)}
+        small = dict(sorted(small.items(), key=lambda item: -item[1].itemsize))
         fields = {
             name: tuple(None if row is None else column[row].as_py() for row in rows)
             for name, column in self.columns.items()
         }
         return Batch(
-            {"video": streams[self.streams[0]]}
+            {"video": video}
             | {name: video for name, video in streams.items() if name == "flow"}
-            | dict(zip(small, _upload(tuple(small.values()), self.device), strict=True)),
+            | dict(zip(small, _upload(tuple(small.values()), self.device), strict=True))
+            | plain,
             key=tuple(plan.keys),
             frame_index=torch.from_numpy(frames),
             seconds=torch.from_numpy(_seconds(frames, plan.rates)),

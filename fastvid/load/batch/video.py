@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 
@@ -16,6 +16,7 @@ from fastvid.load.clips.sampling import Sampler, clip_length
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.options import Output
 from fastvid.load.order.batches import ClipShape
+from fastvid.runtime.checks import check_choice
 
 Collate = Literal["stack", "pad", "list"]
 
@@ -120,6 +121,33 @@ class VideoSpec:
             along = into if self.layout == "BCTHW" else into.transpose(0, 1)
             along[:, :frames, :height, :width] = row if self.layout == "BCTHW" else row.transpose(0, 1)
         return video
+
+
+def check_collate(collate: Collate, streams: Sequence[str], *, views: bool, planned: bool, packed: bool) -> Collate:
+    """Return how a loader puts rows together: as asked, or as a list from which packed patches are made.
+
+    Args:
+        collate: The argument of the loader.
+        streams: Streams of each sample.
+        views: Whether each row is several clips of one sample.
+        planned: Whether batches of varying shape are planned.
+        packed: Whether their clips are packed.
+
+    Raises:
+        UsageError: If rows cannot be put together in this way.
+    """
+    check_choice("collate", collate, get_args(Collate))
+    if planned and collate != "stack":
+        raise UsageError(
+            f"collate={collate!r} was given with batches=",
+            hint="leave out collate: the plan decides the form of a batch",
+        )
+    if (packed or collate != "stack") and (views or "flow" in streams):
+        raise UsageError(
+            f"{'batches=Packed' if packed else f'collate={collate!r}'} was given with {'views' if views else 'flow'}",
+            hint="use collate='stack', and a sampler and a crop of one shape",
+        )
+    return "list" if packed else collate
 
 
 def video_spec(frames: Sampler, spatial: Spatial, output: Output, stream: LoaderStream, collate: Collate) -> VideoSpec:

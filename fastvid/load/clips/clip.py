@@ -10,6 +10,7 @@ from fastvid.decode.request import ClipRequest
 from fastvid.format.packets import StreamInfo
 from fastvid.format.shard import Shard
 from fastvid.load.clips.video_info import NO_ANNOTATIONS
+from fastvid.load.order.batches import ClipShape
 from fastvid.runtime.arrays import IntArray
 
 
@@ -25,6 +26,7 @@ class BatchRow:
         sample: Number of the sample in the dataset.
         position: Position of the row in the epoch's order.
         annotations: The sample's annotations by column; empty in worker processes.
+        shape: Shape that the plan of the batch gives the clip; None if sampler and crop decide it.
     """
 
     row: int
@@ -34,6 +36,7 @@ class BatchRow:
     sample: int
     position: int
     annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, kw_only=True)
+    shape: ClipShape | None = field(default=None, kw_only=True)
 
     @property
     def failing(self) -> tuple[int, ...]:

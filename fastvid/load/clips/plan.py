@@ -125,7 +125,8 @@ class BatchPlanner:
             try:
                 position, annotations = int(share.positions[number]), SampleAnnotations(self.dataset, sample)
                 found = self.dataset.shard(shard)
-                row = BatchRow(number, key, found, shard_row, sample, position, annotations=annotations)
+                place = (number, key, found, shard_row, sample, position)
+                row = BatchRow(*place, annotations=annotations, shape=share.shape)
                 plan.rates[number], plan.sizes[number] = self.clips.facts(row)
                 if not self.decide:
                     plan.clips[number] = row

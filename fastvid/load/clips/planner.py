@@ -15,7 +15,7 @@ from fastvid.format.packets import StreamInfo
 from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.crop_size import Size
-from fastvid.load.clips.sampling import Sampler
+from fastvid.load.clips.sampling import Sampler, with_length
 from fastvid.load.clips.streams import check_flow, flow_request, picture_size, stack_frames
 from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.clips.views import ONE_VIEW, Views
@@ -81,9 +81,12 @@ class ClipPlanner:
         info = infos[self.streams[0]]
         height, width = picture_size(info, self.streams[0])
         draws = Draws(self.seed, self.epoch, row.position)
-        cuts = self.views.cuts(self.spatial, height, width, draws)
+        sampler, spatial = self.sampler, self.spatial
+        if row.shape is not None:
+            sampler, spatial = with_length(sampler, row.shape[0]), spatial.of_size(row.shape[1:])
+        cuts = self.views.cuts(spatial, height, width, draws)
         video = VideoInfo(info.num_frames, float(info.fps), width, height, row.key, row.annotations)
-        shown = self.views.clips(self.sampler, video, draws)
+        shown = self.views.clips(sampler, video, draws)
         clips = []
         for number, (stream, found) in enumerate(infos.items()):
             at = (number * rows + row.row) * self.views.num_views

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 
 from fastvid.errors import UsageError
+from fastvid.load.order.epoch import EpochOrder
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_choice, check_integer
 from fastvid.runtime.world import World
@@ -33,6 +34,25 @@ def rank_slice(batch: int, rank: int, world: int, group: int = 1) -> tuple[int, 
     """
     groups = batch // group
     return rank * groups // world * group, (rank + 1) * groups // world * group
+
+
+def rank_rows(rows: int, samples: int, world: World, group: int = 1) -> IntArray:
+    """Return which samples of a global batch a rank gets.
+
+    Args:
+        rows: Rows of the global batch over all ranks.
+        samples: Samples in it, at most `rows`; the rows after them are masked.
+        world: The rank and the world size.
+        group: Consecutive rows that stay on one rank.
+
+    Returns:
+        Numbers of the samples within the batch, int64 [b], b >= 1; MASKED for a row without a sample.
+    """
+    first, end = rank_slice(rows, world.rank, world.size, group)
+    # An empty share gets one row, which must not be the first row of the next rank.
+    numbers = np.arange(first, max(end, first + 1), dtype=np.int64)
+    numbers[(numbers >= samples) | (numbers >= end)] = MASKED
+    return numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,11 +92,33 @@ class EpochBatches(Protocol):
         """Return the number of batches from `position` to the end of the epoch."""
         ...
 
+    def is_over(self, position: int, /) -> bool:
+        """Return whether no batch follows `position`; may cost much less than `count`."""
+        ...
+
     def shares(self, position: int, /) -> Iterator[Share]:
         """Yield this rank's rows of each global batch from `position` to the end of the epoch, computed lazily.
 
         Raises:
             StateError: If no batch begins at `position`.
+        """
+        ...
+
+
+class Batching(Protocol):
+    """How the epochs of a dataset are divided into batches, as one rank sees them."""
+
+    @property
+    def text(self) -> str:
+        """Everything that determines the batches besides the order, for the loader's fingerprint; "" if a state may
+        continue with other batches."""
+        ...
+
+    def epoch(self, order: EpochOrder, /) -> EpochBatches:
+        """Return the batches of an epoch.
+
+        Raises:
+            UsageError: If its samples do not fill one batch.
         """
         ...
 
@@ -122,10 +164,23 @@ class Batches:
                 hint="use a smaller global_batch_size, or last='mask'",
             )
 
+    @property
+    def text(self) -> str:
+        """See `Batching`."""
+        return ""
+
+    def epoch(self, _order: EpochOrder, /) -> Batches:
+        """See `Batching`: all epochs have the same batches."""
+        return self
+
     def count(self, position: int) -> int:
         """Return the number of batches from `position` to the end of the epoch."""
         left = max(0, self.num_samples - position)
         return left // self.size if self.last == "drop" else -(-left // self.size)
+
+    def is_over(self, position: int) -> bool:
+        """See `EpochBatches`."""
+        return not self.count(position)
 
     def shares(self, position: int) -> Iterator[Share]:
         """See `EpochBatches`."""
@@ -135,9 +190,6 @@ class Batches:
         """Return this rank's rows of the global batch that starts at `position`, which must be inside the epoch."""
         stop = min(position + self.size, self.num_samples)
         assert 0 <= position < stop, position
-        rows = stop - position if self.last == "keep" else self.size
-        first, end = rank_slice(rows, self.world.rank, self.world.size, self.group)
-        positions = np.arange(position + first, position + max(end, first + 1), dtype=np.int64)
-        # An empty share of a kept batch gets one row, which must not be the first row of the next rank.
-        positions[(positions >= stop) | (np.arange(len(positions)) >= end - first)] = MASKED
-        return Share(position, stop, positions)
+        samples = stop - position
+        numbers = rank_rows(samples if self.last == "keep" else self.size, samples, self.world, self.group)
+        return Share(position, stop, np.where(numbers == MASKED, MASKED, position + numbers))

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     CROP = 2
     FLIP = 3
     TRANSFORM = 6
+    BINS = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,9 @@ from typing import Final, Literal
 import numpy as np
 
 from fastvid.errors import UsageError
+from fastvid.load.order.batches import ClipShape
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_integer
-
-Shape = tuple[int, int, int]
-"""Frames, height and width of a clip, or of a patch of it."""
 
 Unfit = Literal["raise", "skip"]
 """What to do with samples that no batch can contain: raise an error before the epoch begins, or skip and log them."""
@@ -46,11 +44,16 @@ class ClipSizes:
     def __len__(self) -> int:
         return len(self.frames)
 
-    def tokens(self, patch: Shape) -> IntArray:
-        """Return the patches that cover each clip, int64 [N]: sides are rounded up to whole patches."""
-        count = -(-self.frames // patch[0])
-        count *= -(-self.heights // patch[1])
-        count *= -(-self.widths // patch[2])
+    def tokens(self, patch: ClipShape, merge: int = 1) -> IntArray:
+        """Return the patches that cover each clip, int64 [N].
+
+        Args:
+            patch: Frames, height and width of a patch.
+            merge: Heights and widths are rounded up to this number of patches.
+        """
+        count = -(-self.frames // patch[0]) * merge**2
+        count *= -(-self.heights // (patch[1] * merge))
+        count *= -(-self.widths // (patch[2] * merge))
         return count
 
     def describe(self, sample: int) -> str:
@@ -58,7 +61,7 @@ class ClipSizes:
         return f"{self.frames[sample]} frames of {self.heights[sample]}x{self.widths[sample]}"
 
 
-def patches(shape: Shape, patch: Shape) -> int:
+def patches(shape: ClipShape, patch: ClipShape) -> int:
     """Return the number of patches that cover a clip."""
     return int(np.prod([-(-side // step) for side, step in zip(shape, patch, strict=True)], dtype=np.int64))
 
@@ -77,7 +80,7 @@ def report_unfit(samples: IntArray, total: int, what: str, describe: Callable[[i
     return f"{len(samples):,} of {total:,} samples {what}: {named}{more}"
 
 
-def check_shape(name: str, shape: object) -> Shape:
+def check_shape(name: str, shape: object) -> ClipShape:
     """Return three positive integers as a tuple.
 
     Raises:

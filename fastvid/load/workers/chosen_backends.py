@@ -39,6 +39,7 @@ class BatchShape:
         flow_stack: Flow pictures per frame.
         views: Whether each row is several clips of one sample.
         repeats: Whether neighbouring rows show the same sample.
+        planned: Whether the plan of each batch decides the shape of its clips.
         stage: Transforms of RGB, between its decoding and `product`; None for none.
     """
 
@@ -48,6 +49,7 @@ class BatchShape:
     flow_stack: int
     views: bool
     repeats: bool
+    planned: bool
     stage: TransformStage | None = None
 
     @property
@@ -91,7 +93,8 @@ class ActiveBackends:
     def decides(self) -> bool:
         """Whether worker processes can plan clips: each row, of a known shape, is decoded directly into its batch."""
         shape = self._shape
-        return self._shared and not shape.together and shape.streams == ("rgb",) and shape.product.shape is not None
+        known = shape.planned or shape.product.shape is not None
+        return self._shared and not shape.together and shape.streams == ("rgb",) and known
 
     def use(self, chosen: Sequence[Backend]) -> None:
         """Use these back-ends from now on.

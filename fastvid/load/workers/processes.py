@@ -267,8 +267,9 @@ class _WorkerProcess:
         storage = self._number(source.shard.storage)
         shard, sample = source.shard, (source.key, source.sample, source.position)
         row = (shard.stem, source.shard_row, *sample, storage, shard.tar_sha256)
-        decided = (source.request, source.info) if isinstance(source, Clip) else ()
-        return ClipOrder(spot.offset, layout, *row, *decided)
+        if isinstance(source, Clip):
+            return ClipOrder(spot.offset, layout, *row, source.request, source.info)
+        return ClipOrder(spot.offset, layout, *row, shape=source.shape)
 
     def task(self, count: int) -> int:
         """Return which of `count` orders the worker is processing, clamped because the worker may write any number."""

@@ -28,6 +28,7 @@ from fastvid.format.shard import Shard
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.memory.row_layout import RowLayout
+from fastvid.load.order.batches import ClipShape
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, ClipWorker
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import UInt8Array
@@ -68,6 +69,7 @@ class ClipOrder(NamedTuple):
         request: Frames and crop to decode; None if the worker plans the clip.
         info: The stream, if the clip is planned.
         packets: The clip's packets, if the parent has read them; None if the worker reads them.
+        shape: Shape that the plan of the batch gives a clip that the worker plans; None if sampler and crop decide it.
     """
 
     offset: int
@@ -82,6 +84,7 @@ class ClipOrder(NamedTuple):
     request: ClipRequest | None = None
     info: StreamInfo | None = None
     packets: EncodedClip | None = None
+    shape: ClipShape | None = None
 
 
 class Answer(NamedTuple):
@@ -215,7 +218,7 @@ class WorkerState:
             self._shards[order.storage, order.stem] = shard
         row = (0, order.key, shard, order.row, order.sample, order.position)
         if order.request is None or order.info is None:
-            return BatchRow(*row)
+            return BatchRow(*row, shape=order.shape)
         return Clip(*row, order.info, order.request, order.request.frames)
 
     def _staged(self, layout: RowLayout) -> UInt8Array:

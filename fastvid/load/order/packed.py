@@ -1,0 +1,248 @@
+"""`Packed`: clips of any size in bins of a fixed number of tokens, planned from facts.
+
+The epoch's order is cut into blocks of a fixed number of samples, and each block is planned alone: its clips are
+packed into bins, its bins sorted by cost, and cut into steps. So the block of a position is found by a division, and to
+resume costs the planning of one block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, get_args
+
+import numpy as np
+
+from fastvid.errors import UsageError
+from fastvid.load.order.batches import MASKED, ClipShape, EpochBatches, Last, Share
+from fastvid.load.order.epoch import EpochOrder
+from fastvid.load.order.packing import Steps, best_fit, cost, in_steps
+from fastvid.load.order.planned import PLAN_VERSION, check_boundary, check_fit
+from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.load.order.sizes import ClipSizes, Unfit, check_shape
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.checks import check_choice, check_integer
+from fastvid.runtime.world import World
+
+_STEPS_OF_BLOCK: Final = 256
+"""Steps of a block, about: its end leaves half a step's bins half empty on average, 0.2 % of the block."""
+
+_MOST_TOKENS: Final = 2**24
+"""Largest bin: the costs of a block then add up to less than 2**63 with any number of bins that fits in memory."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Batches of bins, each filled with whole clips of any size up to a number of tokens.
+
+    A clip has ceil(T / pt) * ceil(H / ph) * ceil(W / pw) tokens, one for each patch of pt frames and ph x pw pixels. A
+    global batch is `bins` bins; ranks share them so that their costs are about equal. The cost of a clip of n tokens is
+    n + n**2 / quadratic_from.
+
+    Batches do not depend on the world size, and all ranks take the same number of steps. If `bins` is not a multiple of
+    the world size, some ranks get one bin more. With last="mask" the last batch has empty bins, and a rank that gets
+    only those has one masked row; with last="keep" bins are divided in two instead.
+
+    A batch has bins of similar cost, so clips of similar length meet more often than by chance; which clips are near
+    each other in the epoch, and the order of the batches of a block (about 256 batches), remain random.
+
+    Args:
+        tokens: Tokens of a bin, 1 to 2**24.
+        patch: Frames, height and width of a patch, as the model takes them.
+        merge: Patches in each direction of a picture that the model merges later, 2 for Qwen2-VL: they follow each
+            other in a batch, and sides are rounded up to multiples of them.
+        bins: Bins of a global batch, at least the world size; None for one bin per rank of the world that the loader is
+            created in. With None a state can be resumed only in a world of the same size.
+        window: Clips that are packed together. The larger, the less padding.
+        quadratic_from: Tokens of a clip from which on attention costs more than the rest of the model: 6 times the
+            width of a transformer whose layer has 24 * width**2 operations per token in its projections, and
+            4 * n * width in its attention; 6,144 for a width of 1,024.
+        unfit: What to do with clips larger than a bin: "raise" an error before the epoch begins, or "skip" them in
+            every epoch and log their number and the first keys.
+
+    Raises:
+        UsageError: If an argument is out of range.
+    """
+
+    tokens: int
+    patch: ClipShape = (2, 14, 14)
+    merge: int = 1
+    bins: int | None = None
+    window: int = 2048
+    quadratic_from: int = 6144
+    unfit: Unfit = "raise"
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("tokens", 1, _MOST_TOKENS), ("merge", 1, 2**10), ("window", 1, 2**31), ("quadratic_from", 1, _MOST_TOKENS)
+        ):  # fmt: skip
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least, most))
+        if self.bins is not None:
+            object.__setattr__(self, "bins", check_integer("bins", self.bins, 1))
+        object.__setattr__(self, "patch", check_shape("patch", self.patch))
+        check_choice("unfit", self.unfit, get_args(Unfit))
+
+    @property
+    def shapes(self) -> Sequence[ClipShape]:
+        """Shapes that sampler and crop must be able to make: none, each clip keeps its own."""
+        return ()
+
+    def plan(self, sizes: ClipSizes, world: World, last: Last, key: Callable[[int], str]) -> PlannedBins:
+        """Count the tokens of a dataset's samples.
+
+        Args:
+            sizes: The sizes of the clips.
+            world: The rank and the world size.
+            last: How to treat the bins that do not fill a batch at the end of an epoch; see `Packed`.
+            key: Returns the key of a sample, for messages.
+
+        Raises:
+            UsageError: If a clip is larger than a bin and `unfit` is "raise", or if there are fewer bins than ranks.
+        """
+        packed = replace(self, bins=self.bins or world.size)
+        assert packed.bins
+        if packed.bins < world.size:
+            raise UsageError(
+                f"a global batch has {packed.bins} bins, fewer than the world of {world.size}",
+                hint="give every rank at least one bin: raise bins",
+            )
+        tokens = sizes.tokens(self.patch, self.merge)
+        what = f"have more than {self.tokens} patches of {self.patch}"
+        hint = "raise tokens, choose fewer frames or smaller pictures, or use unfit='skip'"
+        check_fit(tokens <= self.tokens, sizes, self.unfit, what, key, hint)
+        return PlannedBins(packed, np.where(tokens <= self.tokens, tokens, 0), world, last)
+
+
+class PlannedBins:
+    """The tokens of a dataset's samples, see `fastvid.load.order.batches.Batching`.
+
+    Args:
+        packed: The bins.
+        tokens: Tokens of each sample, int64 [N]; 0 for a clip that is larger than a bin.
+        world: The rank and the world size.
+        last: How to treat the bins that do not fill a batch.
+    """
+
+    def __init__(self, packed: Packed, tokens: IntArray, world: World, last: Last) -> None:
+        assert packed.bins
+        self._packed, self._tokens, self._world, self._last = packed, tokens, world, last
+        digest = hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=16).hexdigest()
+        self.text = f"{PLAN_VERSION} {packed} {digest}"
+        # Whole windows, because a window that a block's end cuts short packs worse.
+        windows = (
+            _STEPS_OF_BLOCK * packed.bins * packed.tokens * len(tokens) / (packed.window * max(1, int(tokens.sum())))
+        )
+        self._block = max(1, round(windows)) * packed.window
+
+    def __repr__(self) -> str:
+        return repr(self._packed)
+
+    def epoch(self, order: EpochOrder) -> EpochBatches:
+        """See `Batching`. The epoch's first block is planned here."""
+        return _PackedEpoch(self._packed, self._tokens, self._block, order, self._world, self._last)
+
+
+class _PackedEpoch:
+    """The batches of one epoch, see `fastvid.load.order.batches.EpochBatches`.
+
+    `count` plans every block that was not planned before, 0.6 us a sample; the other methods plan one block at a time.
+    """
+
+    def __init__(
+        self, packed: Packed, tokens: IntArray, block: int, order: EpochOrder, world: World, last: Last
+    ) -> None:
+        self._packed, self._tokens, self._size, self._order = packed, tokens, block, order
+        self._world, self._last = world, last
+        self.num_samples = order.num_samples
+        self._lengths: dict[int, int] = {}
+        self._newest: tuple[int, _Block] | None = None
+        if self.is_over(0):
+            raise UsageError(
+                f"{self.num_samples} samples do not fill one batch of {packed.bins} bins with last='drop'",
+                hint="use fewer bins or tokens, or last='mask'",
+            )
+
+    def count(self, position: int) -> int:
+        """See `EpochBatches`."""
+        first = position // self._size
+        count = self._planned(first).left(position) if position < self.num_samples else 0
+        for number in range(first + 1, self._num_blocks):
+            if number not in self._lengths:
+                self._planned(number)
+            count += self._lengths[number]
+        return count
+
+    def is_over(self, position: int) -> bool:
+        """See `EpochBatches`."""
+        return next(self.shares(position), None) is None
+
+    def shares(self, position: int) -> Iterator[Share]:
+        """See `EpochBatches`."""
+        for number in range(position // self._size, self._num_blocks):
+            yield from self._planned(number).shares(position, self._world)
+
+    @property
+    def _num_blocks(self) -> int:
+        return -(-self.num_samples // self._size)
+
+    def _planned(self, number: int) -> _Block:
+        newest = self._newest  # other threads may replace it
+        if newest is None or newest[0] != number:
+            newest = self._newest = (number, self._plan(number))
+            self._lengths[number] = len(newest[1].steps)
+        return newest[1]
+
+    def _plan(self, number: int) -> _Block:
+        packed, begin = self._packed, number * self._size
+        assert packed.bins
+        positions = np.arange(begin, min(begin + self._size, self.num_samples))
+        tokens = self._tokens[self._order.ids(positions)]
+        skipped = np.count_nonzero(tokens == 0)
+        positions, tokens = positions[tokens > 0], tokens[tokens > 0]
+        is_last = number == self._num_blocks - 1
+        steps = in_steps(
+            best_fit(tokens, packed.tokens, packed.window),
+            cost(tokens, packed.quadratic_from),
+            packed.bins,
+            split=not is_last or self._last == "keep",
+        )
+        # The most expensive steps are complete. Only the last one can have empty bins.
+        whole = len(steps) - int(is_last and self._last != "keep" and not steps.is_complete)
+        draws = Draws(self._order.seed, self._order.epoch, number)
+        order = np.argsort(np.asarray(draws.words(Purpose.BINS, whole), dtype=np.uint64), kind="stable")
+        if whole < len(steps) and self._last == "mask":
+            order = np.append(order, whole)
+        return _Block(steps.chosen(order), positions, begin + int(skipped))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """The steps of a block.
+
+    Attributes:
+        steps: The steps; their clips are indices of `positions`.
+        positions: Positions of the block's clips in the epoch's order, int64 [N].
+        begin: First position of the first step in the planned order.
+    """
+
+    steps: Steps
+    positions: IntArray
+    begin: int
+
+    def left(self, position: int) -> int:
+        """Return the number of steps from `position` on."""
+        return len(self.steps) - self._number(position)
+
+    def shares(self, position: int, world: World) -> Iterator[Share]:
+        """Yield a rank's shares of the steps from `position` on."""
+        edges = (self.begin + self.steps.step_edges).tolist()
+        for number in range(self._number(position), len(self.steps)):
+            clips, bins = self.steps.rows(number, world)
+            positions = np.full(len(clips), MASKED, dtype=np.int64)
+            positions[clips >= 0] = self.positions[clips[clips >= 0]]
+            yield Share(edges[number], edges[number + 1], positions, bins=bins)
+
+    def _number(self, position: int) -> int:
+        edges = self.begin + self.steps.step_edges
+        return check_boundary(position, edges[:-1], edges[1:])
