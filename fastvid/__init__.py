@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from fastvid.load.options import Skip as Skip
     from fastvid.load.options import Workers as Workers
     from fastvid.load.order.blocks import BlockShuffle as BlockShuffle
+    from fastvid.load.order.buckets import Buckets as Buckets
     from fastvid.load.order.epoch import ClassBalanced as ClassBalanced
     from fastvid.load.order.mixture import Mixture as Mixture
+    from fastvid.load.order.packed import Packed as Packed
     from fastvid.sharding.job.job import run_job as shard
 
 __version__ = "0.1.0"
@@ -44,6 +46,7 @@ _HOMES = {
     "AtFps": "fastvid.load.clips.timed_sampling",
     "Batch": "fastvid.load.loader",
     "BlockShuffle": "fastvid.load.order.blocks",
+    "Buckets": "fastvid.load.order.buckets",
     "CenterCrop": "fastvid.load.clips.augment",
     "ClassBalanced": "fastvid.load.order.epoch",
     "ClipLoader": "fastvid.load.loader",
@@ -55,6 +58,7 @@ _HOMES = {
     "MultiScaleCrop": "fastvid.load.clips.augment",
     "Native": "fastvid.load.clips.resize",
     "Output": "fastvid.load.options",
+    "Packed": "fastvid.load.order.packed",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
     "Resize": "fastvid.load.clips.resize",
@@ -74,6 +78,7 @@ __all__ = [
     "AtFps",
     "Batch",
     "BlockShuffle",
+    "Buckets",
     "CenterCrop",
     "ClassBalanced",
     "ClipLoader",
@@ -85,6 +90,7 @@ __all__ = [
     "MultiScaleCrop",
     "Native",
     "Output",
+    "Packed",
     "RandomCrop",
     "RandomResizedCrop",
     "Resize",

@@ -177,10 +177,9 @@ class ClipLoader:
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
-        self._clip_sizes = None
-        if batches is None:
-            required = collate == "pad" and self.world.size > 1
-            self._clip_sizes = varying_sizes(dataset, self.frames, self.spatial, required=required)
+        required = collate == "pad" and self.world.size > 1
+        sized = (dataset, self.frames, self.spatial)
+        self._clip_sizes = None if batches else varying_sizes(*sized, required=required)
         has = (self.streams, self.flow_stack, views is not None, repeats > 1, planned)
         shape = BatchShape(spec, output.dtype, *has, stage)
         self._backends = ActiveBackends(shape, num_threads, workers)
