@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from fastvid.decode.access import VideoDataset as VideoDataset
     from fastvid.decode.access import open as open
     from fastvid.errors import FastvidError as FastvidError
+    from fastvid.load.after.blur import GaussianBlur as GaussianBlur
+    from fastvid.load.after.colour import ColorJitter as ColorJitter
+    from fastvid.load.after.colour import Grayscale as Grayscale
+    from fastvid.load.after.erasing import Erasing as Erasing
+    from fastvid.load.after.rand_augment import RandAugment as RandAugment
     from fastvid.load.clips.augment import CenterCrop as CenterCrop
     from fastvid.load.clips.augment import HorizontalFlip as HorizontalFlip
     from fastvid.load.clips.augment import MultiScaleCrop as MultiScaleCrop
@@ -50,15 +55,20 @@ _HOMES = {
     "CenterCrop": "fastvid.load.clips.augment",
     "ClassBalanced": "fastvid.load.order.epoch",
     "ClipLoader": "fastvid.load.loader",
+    "ColorJitter": "fastvid.load.after.colour",
     "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
+    "Erasing": "fastvid.load.after.erasing",
     "FastvidError": "fastvid.errors",
+    "GaussianBlur": "fastvid.load.after.blur",
+    "Grayscale": "fastvid.load.after.colour",
     "HorizontalFlip": "fastvid.load.clips.augment",
     "Mixture": "fastvid.load.order.mixture",
     "MultiScaleCrop": "fastvid.load.clips.augment",
     "Native": "fastvid.load.clips.resize",
     "Output": "fastvid.load.options",
     "Packed": "fastvid.load.order.packed",
+    "RandAugment": "fastvid.load.after.rand_augment",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
     "Resize": "fastvid.load.clips.resize",
@@ -82,15 +92,20 @@ __all__ = [
     "CenterCrop",
     "ClassBalanced",
     "ClipLoader",
+    "ColorJitter",
     "Deltas",
     "Dense",
+    "Erasing",
     "FastvidError",
+    "GaussianBlur",
+    "Grayscale",
     "HorizontalFlip",
     "Mixture",
     "MultiScaleCrop",
     "Native",
     "Output",
     "Packed",
+    "RandAugment",
     "RandomCrop",
     "RandomResizedCrop",
     "Resize",

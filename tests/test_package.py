@@ -198,9 +198,9 @@ def test_no_file_outside_the_strategies_names_one():
 
 
 def test_recipes_can_import_every_sampler_and_transform():
-    for module in (sampling, augment):
+    for module in (sampling.__name__, augment.__name__, "fastvid.load.after."):
         named = {name: getattr(getattr(fastvid, name), "__module__", "") for name in fastvid.__all__}
-        public = {name for name, home in named.items() if home == module.__name__}
+        public = {name for name, home in named.items() if home.startswith(module)}
         assert public
         assert public <= set(fastvid.train.__all__)
 

@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,7 @@ import torch
 from fastvid.decode.backends import Backend
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.after.chain import TransformChain
-from fastvid.load.after.transform import ClipTransform
+from fastvid.load.after.chain import AnyTransform, TransformChain
 from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.patches import Patches
@@ -137,7 +136,7 @@ class ClipLoader:
         rank: int | None = None,
         world_size: int | None = None,
         fields: Sequence[str] = (),
-        after: Sequence[ClipTransform | Callable[[torch.Tensor], Any]] = (),
+        after: Sequence[AnyTransform] = (),
         output: Output = Output(),
         workers: Workers = Workers(),
         on_error: OnError = "raise",

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 from fastvid.runtime.lazy import importer
 
 if TYPE_CHECKING:
+    from fastvid.load.after.blur import GaussianBlur as GaussianBlur
+    from fastvid.load.after.colour import ColorJitter as ColorJitter
+    from fastvid.load.after.colour import Grayscale as Grayscale
+    from fastvid.load.after.erasing import Erasing as Erasing
+    from fastvid.load.after.rand_augment import RandAugment as RandAugment
     from fastvid.load.clips.augment import CenterCrop as CenterCrop
     from fastvid.load.clips.augment import HorizontalFlip as HorizontalFlip
     from fastvid.load.clips.augment import MultiScaleCrop as MultiScaleCrop
@@ -35,14 +40,19 @@ if TYPE_CHECKING:
 _HOMES = {
     "AtFps": "fastvid.load.clips.timed_sampling",
     "CenterCrop": "fastvid.load.clips.augment",
+    "ColorJitter": "fastvid.load.after.colour",
     "Config": "fastvid.train.config.config",
     "DataConfig": "fastvid.train.config.config",
     "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
+    "Erasing": "fastvid.load.after.erasing",
+    "GaussianBlur": "fastvid.load.after.blur",
+    "Grayscale": "fastvid.load.after.colour",
     "HorizontalFlip": "fastvid.load.clips.augment",
     "ModelConfig": "fastvid.train.config.config",
     "MultiScaleCrop": "fastvid.load.clips.augment",
     "OptimConfig": "fastvid.train.config.config",
+    "RandAugment": "fastvid.load.after.rand_augment",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
     "Resize": "fastvid.load.clips.resize",
@@ -58,14 +68,19 @@ _HOMES = {
 __all__ = [
     "AtFps",
     "CenterCrop",
+    "ColorJitter",
     "Config",
     "DataConfig",
     "Deltas",
     "Dense",
+    "Erasing",
+    "GaussianBlur",
+    "Grayscale",
     "HorizontalFlip",
     "ModelConfig",
     "MultiScaleCrop",
     "OptimConfig",
+    "RandAugment",
     "RandomCrop",
     "RandomResizedCrop",
     "Resize",

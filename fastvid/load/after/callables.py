@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +19,6 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
 _SPACE: Final = re.compile(r"\s+")
 
 
-@dataclass(frozen=True, repr=False)
 class CallableTransform:
     """A callable of the user, called clip by clip.
 
@@ -28,13 +26,16 @@ class CallableTransform:
         function: Gets a clip, float32 [T, 3, H, W] in 0 to 1, and returns one, floating [T, 3, H', W'].
     """
 
-    function: Callable[[Tensor], Any]
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        self.function = function
+        named = function if hasattr(function, "__qualname__") else type(function)
+        own = _SPACE.sub(" ", _ADDRESS.sub("", repr(function)))
+        # Now, because the repr of an object may change when it is called, and a state must still load then.
+        self._text = f"{named.__module__}.{named.__qualname__}: {own}"
 
     def __repr__(self) -> str:
         """Return its qualified name, and its repr without memory addresses, in one line."""
-        named = self.function if hasattr(self.function, "__qualname__") else type(self.function)
-        own = _SPACE.sub(" ", _ADDRESS.sub("", repr(self.function)))
-        return f"{named.__module__}.{named.__qualname__}: {own}"
+        return self._text
 
     def draw(self, draws: TransformDraws, /) -> int:
         """Return the seed of a clip's call."""

@@ -14,6 +14,9 @@ from fastvid.load.after.callables import CallableTransform
 from fastvid.load.after.transform import ClipTransform, TransformDraws
 from fastvid.load.order.random_draws import Draws
 
+AnyTransform = ClipTransform | Callable[[Tensor], Any]
+"""What `after=` takes; a callable without `draw` and `apply` is called clip by clip."""
+
 
 @dataclass(frozen=True)
 class TransformChain:
@@ -26,9 +29,7 @@ class TransformChain:
     transforms: tuple[ClipTransform, ...]
 
     @classmethod
-    def of(
-        cls, after: Sequence[ClipTransform | Callable[[Tensor], Any]], streams: Sequence[str]
-    ) -> TransformChain | None:
+    def of(cls, after: Sequence[AnyTransform], streams: Sequence[str]) -> TransformChain | None:
         """Build the chain of a user's list; None if it is empty.
 
         Args:

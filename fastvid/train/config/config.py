@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args
 
 from fastvid.errors import UsageError
+from fastvid.load.after.callables import CallableTransform
+from fastvid.load.after.chain import AnyTransform
 from fastvid.load.clips.augment import Transform
 from fastvid.load.clips.sampling import Sampler, clip_length
 from fastvid.load.options import Kind
@@ -67,6 +69,7 @@ class DataConfig:
         eval_frames: The same for evaluation.
         spatial: Crop, resize and flip.
         eval_spatial: The same for evaluation.
+        after: Transforms of the training clips on the device, see `fastvid.ClipLoader`.
         streams: Streams of each sample that the model takes: "rgb", "flow" or both.
         flow_stack: Flow fields per frame.
         global_batch_size: Clips per step over all ranks, whatever the world size.
@@ -93,6 +96,7 @@ class DataConfig:
     eval_frames: Sampler
     spatial: tuple[Transform, ...]
     eval_spatial: tuple[Transform, ...]
+    after: tuple[AnyTransform, ...] = ()
     streams: tuple[str, ...] = ("rgb",)
     flow_stack: int = 1
     global_batch_size: int = 64
@@ -356,7 +360,7 @@ class Config:
 
 
 def to_json(value: Any) -> Any:
-    """Return a configuration as JSON values; samplers and transforms get a key ``type``."""
+    """Return a configuration as JSON values; samplers and transforms get a key ``type``, callables are text."""
     if is_dataclass(value) and not isinstance(value, type):
         inner = {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
         return inner if type(value).__module__ == __name__ else {"type": type(value).__name__, **inner}
@@ -364,7 +368,7 @@ def to_json(value: Any) -> Any:
         return {str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
-    return value
+    return repr(CallableTransform(value)) if callable(value) else value
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -145,6 +145,7 @@ def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE
         dataset,
         frames=data.frames if train else data.eval_frames,
         spatial=data.spatial if train else data.eval_spatial,
+        after=data.after if train else (),
         streams=data.streams,
         flow_stack=data.flow_stack,
         views=views if views.num_views > 1 else None,

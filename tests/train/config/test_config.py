@@ -8,14 +8,21 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.after.colour import ColorJitter
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Dense
+from fastvid.runtime.world import World
 from fastvid.train.__main__ import main as train_main
 from fastvid.train.config import overrides, recipes
 from fastvid.train.config.config import Config, DataConfig, OptimConfig, RunConfig, ShardConfig, flatten, to_json
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.run.assemble import eval_data, train_loader
+from tests import datasets
 from tests.train import toy
 
 
@@ -135,6 +142,28 @@ def test_the_resolved_configuration_is_json(config: Config) -> None:
     assert record["data"]["frames"] == {"type": "Segments", "num_segments": 2, "jitter": True, "length": 1}
     assert record["data"]["spatial"][0]["type"] == "CenterCrop"
     assert record["run"]["epochs"] == toy.EPOCHS
+
+
+def test_transforms_of_a_recipe_are_json_and_reach_the_training_loader_alone(config: Config, tmp_path: Path) -> None:
+    def shade(clip: torch.Tensor) -> torch.Tensor:
+        return clip / 2
+
+    pictures = datasets.make_clip(tmp_path / "clip.mp4", frames=8, size="48x48")
+    columns: dict[str, list[object]] = {"split": ["train"] * 4 + ["val"] * 4}
+    datasets.pack(tmp_path / "shards", [[(f"clip{n}", pictures, 0) for n in range(8)]], columns=columns)
+    after = (ColorJitter(hue=0.1), shade)
+    data = dataclasses.replace(config.data, after=after, global_batch_size=4, eval_batch_size=4)
+    config = dataclasses.replace(config, data=data)
+    jitter, text = json.loads(json.dumps(to_json(config)))["data"]["after"]
+    assert (jitter["type"], jitter["hue"]) == ("ColorJitter", [-0.1, 0.1])
+    assert text.endswith("shade>")
+    with pytest.raises(UsageError, match=r"data\.after cannot be set on the command line"):
+        overrides.apply(config, ["data.after=shade"])
+    whole, member = Dataset(str(tmp_path / "shards")), Member(World(), torch.device("cpu"))
+    train = train_loader(config, whole, member).state_dict()["fingerprint"]
+    assert "ColorJitter" in train["after"]
+    assert "shade" in train["after"]
+    assert "after" not in eval_data(config, whole, member).loader.state_dict()["fingerprint"]
 
 
 def test_different_clip_lengths_in_training_and_evaluation_are_refused() -> None:

@@ -1,0 +1,221 @@
+"""Transforms of `after=`: what they draw, and that it is the same for all frames of a clip."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastvid
+from fastvid.errors import UsageError
+from fastvid.load.after.blur import GaussianBlur
+from fastvid.load.after.chain import TransformChain
+from fastvid.load.after.colour import ColorJitter, Grayscale
+from fastvid.load.after.erasing import Erasing
+from fastvid.load.after.rand_augment import RandAugment
+from fastvid.load.after.transform import TransformDraws
+from fastvid.load.order.random_draws import Draws
+
+MANY = 4000
+
+
+def drawn(transform, count=MANY, **place):
+    return [transform.draw(TransformDraws(Draws(7, 0, position), **place)) for position in range(count)]
+
+
+def uniform(values, low, high):
+    """Check that values fill a range evenly: the largest gap to a uniform distribution is that of chance."""
+    places = (np.sort(values) - low) / (high - low)
+    gap = np.abs(places - (np.arange(len(places)) + 0.5) / len(places)).max()
+    assert places.min() >= 0
+    assert places.max() <= 1
+    assert gap < 2.2 / math.sqrt(len(places))  # Kolmogorov-Smirnov: exceeded by chance once in 8,000
+
+
+def share(count, p, of=MANY):
+    """Check a number of successes: within four standard deviations."""
+    assert abs(count - p * of) <= 4 * math.sqrt(p * (1 - p) * of) + 1e-9
+
+
+def test_color_jitter_draws_uniform_factors_in_any_order():
+    jitter = ColorJitter(brightness=0.4, contrast=(0.5, 2.0), saturation=1.5, hue=0.1, p=0.8)
+    programs = [program for program in drawn(jitter) if program]
+    share(len(programs), 0.8)
+    values = {name: [dict(program)[name] for program in programs] for name in dict(programs[0])}
+    uniform(values["brightness"], 0.6, 1.4)
+    uniform(values["contrast"], 0.5, 2.0)
+    uniform(values["saturation"], 0.0, 2.5)
+    uniform(values["hue"], -0.1, 0.1)
+    orders = Counter(tuple(name for name, _ in program) for program in programs)
+    assert len(orders) == 24
+    for count in orders.values():
+        share(count, 1 / 24, len(programs))
+    correlation = np.corrcoef(np.array([values[name] for name in sorted(values)])) - np.eye(4)
+    assert np.abs(correlation).max() < 5 / math.sqrt(len(programs))
+
+
+def test_settings_that_change_nothing_are_not_drawn():
+    assert {name for program in drawn(ColorJitter(brightness=0.2), 50) for name, _ in program} == {"brightness"}
+    assert not any(drawn(ColorJitter(), 50))
+    assert not any(drawn(ColorJitter(0.5, p=0), 50))
+
+
+def test_rand_augment_draws_each_of_14_operations_with_either_sign():
+    augment = RandAugment(num_ops=3, magnitude=10)
+    programs = drawn(augment)
+    steps = [step for program in programs for step in program]
+    names = Counter(value[0] if name == "warp" else name for name, value in steps)
+    names["identity"] = 3 * MANY - len(steps)
+    assert len(names) == 14
+    for count in names.values():
+        share(count, 1 / 14, 3 * MANY)
+    # A third of the largest values of torchvision's table: 10 of 0 to 30.
+    assert {abs(round(v[1], 6)) for n, v in steps if n == "warp" and v[0] == "shear_x"} == {0.1}
+    assert {round(v[1], 6) for n, v in steps if n == "warp" and v[0] == "rotate"} == {10.0, -10.0}
+    assert {round(v[1], 6) for n, v in steps if n == "warp" and v[0] == "translate_y"} == {0.151057, -0.151057}
+    assert {round(v, 6) for n, v in steps if n == "contrast"} == {0.7, 1.3}
+    assert {v for n, v in steps if n == "posterize"} == {7.0}  # 8 - round(10 / 7.5)
+    assert {round(v, 6) for n, v in steps if n == "solarize"} == {0.666667}
+    signs = [v[1] > 0 for n, v in steps if n == "warp"]
+    share(sum(signs), 0.5, len(signs))
+    assert not any(name == "warp" for program in drawn(RandAugment(geometric=False)) for name, _ in program)
+
+
+def test_erasing_draws_areas_ratios_and_places():
+    # Every rectangle of these areas and ratios fits, so none is drawn again.
+    erasing, height, width = Erasing(p=0.25, scale=(0.02, 0.25)), 1000, 1000
+    numbers = [one for one in drawn(erasing) if one]
+    share(len(numbers), 0.25)
+    holes = [erasing.hole(height, width, one) for one in numbers]
+    assert all(hole is not None for hole in holes)
+    uniform([hole.height * hole.width / (height * width) for hole in holes], 0.0198, 0.2502)
+    uniform([hole.y / (height - hole.height) for hole in holes], 0, 1)
+    uniform([hole.x / (width - hole.width) for hole in holes], 0, 1)
+    uniform([math.log(hole.height / hole.width) for hole in holes], math.log(0.297), math.log(3.33))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    height=st.integers(1, 40),
+    width=st.integers(1, 40),
+    low=st.floats(0.01, 1),
+    ratio=st.tuples(st.floats(0.1, 1), st.floats(1, 10)),
+    position=st.integers(0, 2**40),
+)
+def test_erasing_erases_one_rectangle_inside_every_picture(height, width, low, ratio, position):
+    erasing = Erasing(1.0, (low, 1.0), ratio, value=(0.25, 0.5, 0.75))
+    numbers = erasing.draw(TransformDraws(Draws(1, 2, position)))
+    clips = erasing.apply(torch.ones(2, 3, 3, height, width), [numbers, []])
+    assert torch.equal(clips[1], torch.ones(3, 3, height, width))
+    changed = clips[0] != 1
+    assert torch.equal(changed, changed[:1, :1].expand_as(changed))  # the same in all frames and channels
+    hole = erasing.hole(height, width, numbers)
+    if hole is None:
+        assert not changed.any()
+        return
+    assert 0 < hole.height < height
+    assert 0 < hole.width < width
+    region = clips[0][..., hole.y : hole.y + hole.height, hole.x : hole.x + hole.width]
+    assert region.shape[2:] == (hole.height, hole.width)
+    assert int(changed[0, 0].sum()) == hole.height * hole.width
+    assert torch.equal(region.amax((1, 2, 3)), torch.tensor([0.25, 0.5, 0.75]))
+
+
+def test_blur_and_grayscale_happen_as_often_as_asked():
+    blurs = [weights for weights in drawn(GaussianBlur(5, (0.5, 1.5), p=0.3)) if weights]
+    share(len(blurs), 0.3)
+    # The first weight ratio of a Gaussian gives its width back.
+    uniform([1 / math.sqrt(2 * math.log(weights[0] / weights[1])) for weights in blurs], 0.5, 1.5)
+    assert all(len(weights) == 3 and weights[0] + 2 * sum(weights[1:]) == pytest.approx(1) for weights in blurs)
+    share(sum(bool(program) for program in drawn(Grayscale(0.2))), 0.2)
+    clips = Grayscale(1).apply(torch.rand(1, 3, 2, 4, 4), drawn(Grayscale(1), 1))
+    assert torch.equal(clips[:, :1].expand_as(clips), clips)
+
+
+TRANSFORMS = [
+    ColorJitter(0.5, 0.5, 0.5, 0.3),
+    RandAugment(4, 20),
+    Erasing(1.0, value=0.5),
+    GaussianBlur(5, (0.1, 3.0)),
+    Grayscale(0.5),
+]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda one: type(one).__name__)
+def test_frames_of_a_clip_get_the_same_change_and_clips_different_ones(transform):
+    picture = torch.rand(3, 1, 24, 32, generator=torch.Generator().manual_seed(5))
+    clips = picture.expand(20, 3, 4, 24, 32).clone()
+    made = transform.apply(clips, drawn(transform, 20))
+    assert torch.equal(made, made[:, :, :1].expand_as(made))
+    assert made.min() >= 0
+    assert made.max() <= 1
+    kinds = len({clip.numpy().tobytes() for clip in made})
+    assert kinds == 2 if isinstance(transform, Grayscale) else kinds > 12
+
+
+def test_numbers_depend_on_everything_that_names_a_clip():
+    base = {"seed": 1, "epoch": 2, "position": 3, "view": 0, "index": 0}
+
+    def numbers(seed, epoch, position, view, index):
+        draws = TransformDraws(Draws(seed, epoch, position), view, index)
+        assert draws.uniform(5) == draws.uniform(2) + draws.uniform(3, first=2)
+        return (draws.seed, *draws.uniform(4))
+
+    seen = [numbers(**base), *(numbers(**base | {name: value + 1}) for name, value in base.items())]
+    seen.append(numbers(**base | {"index": 1, "view": 1}))
+    assert len({number for one in seen for number in one}) == 5 * len(seen)
+    # Saved states are valid only while these stay as they are.
+    assert numbers(**base)[0] == 10972957942658262303
+    assert numbers(1, 2, 3, 1, 2)[1] == 0.09590495918531095
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ColorJitter(brightness=-0.1), "brightness is -0.1"),
+        (lambda: ColorJitter(contrast=(2, 1)), "contrast is"),
+        (lambda: ColorJitter(saturation=(1, 2, 3)), "saturation is"),
+        (lambda: ColorJitter(brightness=math.inf), "brightness is inf"),
+        (lambda: ColorJitter(hue=0.6), "hue is 0.6"),
+        (lambda: ColorJitter(hue=(-0.6, 0)), "hue is"),
+        (lambda: ColorJitter(p=1.1), "p is 1.1"),
+        (lambda: Grayscale(-1), "p is -1"),
+        (lambda: Erasing(p=2), "p is 2"),
+        (lambda: Erasing(scale=(0, 0.3)), "scale is"),
+        (lambda: Erasing(scale=(0.1, 1.3)), "scale is"),
+        (lambda: Erasing(ratio=(2, 1)), "ratio is"),
+        (lambda: Erasing(value=255), "value is 255"),
+        (lambda: Erasing(value=(0, 1)), "value is"),
+        (lambda: RandAugment(num_ops=0), "num_ops is 0"),
+        (lambda: RandAugment(magnitude=31), "magnitude is 31"),
+        (lambda: RandAugment(magnitude=2.5), "magnitude is 2.5"),
+        (lambda: RandAugment(num_magnitude_bins=1), "num_magnitude_bins is 1"),
+        (lambda: GaussianBlur(4), "kernel_size is 4"),
+        (lambda: GaussianBlur(3, (0, 1)), "sigma is"),
+        (lambda: TransformChain.of(ColorJitter(), ("rgb",)), "after is ColorJitter"),
+        (lambda: TransformChain.of([3], ("rgb",)), "after contains 3"),
+        (lambda: TransformChain.of([Grayscale()], ("flow",)), "after= transforms RGB"),
+        (lambda: TransformChain.of([Grayscale(), RandAugment()], ("rgb", "flow")), "moves pixels"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(make, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        make()
+    assert caught.value.hint or "expected at least" in str(caught.value) or "expected an integer" in str(caught.value)
+
+
+def test_equal_settings_have_equal_reprs():
+    assert repr(ColorJitter(0.4, hue=0.1)) == repr(ColorJitter((0.6, 1.4), hue=(-0.1, 0.1)))
+    assert repr(Erasing(value=1)) == repr(Erasing(value=(1.0, 1, 1), scale=[0.02, 0.33]))
+    assert TransformChain.of([], ("rgb",)) is None
+    assert TransformChain.of([RandAugment(geometric=False)], ("rgb", "flow"))
+
+
+def test_transforms_are_public():
+    for transform in TRANSFORMS:
+        assert getattr(fastvid, type(transform).__name__) is type(transform)
