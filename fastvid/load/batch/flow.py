@@ -18,6 +18,7 @@ from fastvid.decode.request import ClipRequest
 from fastvid.format.flow import STEPS, ZERO
 from fastvid.format.packets import StreamInfo
 from fastvid.load.batch.sinks import HostPlanes
+from fastvid.load.batch.video import one_shape
 from fastvid.load.clips.clip import BatchRow
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.order.batches import ClipShape
@@ -49,9 +50,7 @@ class FlowSink(HostPlanes):
 
     def __init__(self, spec: FlowSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
         super().__init__(clips, spec.stream)
-        whole = shape or spec.shape
-        assert whole is not None
-        self._spec, self._shape = spec, whole
+        self._spec, self._shape = spec, one_shape(clips, shape or spec.shape)
 
     def finish(self) -> Tensor:
         """See `fastvid.load.batch.sinks.Sink`."""

@@ -43,6 +43,26 @@ class Shapes:
     padded: ClipShape | None = None
 
 
+def one_shape(clips: Sequence[BatchRow | None], planned: ClipShape | None) -> ClipShape:
+    """Return the shape of all clips.
+
+    Args:
+        clips: The clip of each row; None for a masked row.
+        planned: Shape of the largest clip of the global batch; None if it is not known before clips are planned.
+
+    Raises:
+        UsageError: If their shapes differ.
+    """
+    shapes = [planned, *(one.clip_shape for one in clips if isinstance(one, Clip))]
+    kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None)) or [_SMALLEST]
+    if len(kinds) > 1:
+        raise UsageError(
+            f"clips of a batch have the shapes {', '.join(map(str, kinds))} (frames, height, width)",
+            hint="use collate='pad' or 'list', Buckets, or a sampler and a crop of one shape",
+        )
+    return kinds[0]
+
+
 @dataclass(frozen=True)
 class VideoSpec:
     """Shape, normalisation and device of a batch's video tensor.
@@ -75,15 +95,11 @@ class VideoSpec:
             UsageError: If rows differ and are not to be padded or listed, or if one is larger than planned.
         """
         whole = self.shape if planned is None else planned
-        rows = [(len(one.request.frames), *one.request.size) if isinstance(one, Clip) else None for one in clips]
-        kinds = list(dict.fromkeys(shape for shape in (whole, *rows) if shape is not None)) or [_SMALLEST]
         if self.collate == "stack":
-            if len(kinds) > 1:
-                raise UsageError(
-                    f"clips of a batch have the shapes {', '.join(map(str, kinds))} (frames, height, width)",
-                    hint="use collate='pad' or 'list', Buckets, or a sampler and a crop of one shape",
-                )
-            return Shapes([kinds[0]] * len(clips), kinds[0])
+            whole = one_shape(clips, whole)
+            return Shapes([whole] * len(clips), whole)
+        rows = [one.clip_shape if isinstance(one, Clip) else None for one in clips]
+        kinds = [shape for shape in (whole, *rows) if shape is not None] or [_SMALLEST]
         each = [shape or (0, 0, 0) for shape in rows]
         if self.collate == "list":
             return Shapes(each, None)

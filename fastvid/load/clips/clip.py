@@ -65,6 +65,12 @@ class Clip(BatchRow):
     read: Clip | None = None
 
     @property
+    def clip_shape(self) -> ClipShape:
+        """Frames, height and width of the clip."""
+        height, width = self.request.size
+        return len(self.frames), height, width
+
+    @property
     def failing(self) -> tuple[int, ...]:
         """Rows of the batch that fail if this one does."""
         return self.rows or (self.row,)

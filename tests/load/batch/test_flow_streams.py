@@ -14,8 +14,10 @@ from fastvid.decode import pixels
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
+from fastvid.load.clips.resize import Native
 from fastvid.load.clips.sampling import Dense, Segments
 from fastvid.load.clips.streams import stack_frames
+from fastvid.load.clips.timed_sampling import AtFps
 from fastvid.load.clips.views import Views
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
@@ -237,3 +239,20 @@ def test_flow_on_a_gpu_is_that_of_the_cpu(folder, monkeypatch, views):
     for ours, theirs in zip(there, here, strict=True):
         assert torch.equal(ours.flow.cpu(), theirs.flow)
         assert torch.equal(ours.valid.cpu(), theirs.valid)
+
+
+class ByKey:
+    """A sampler whose clips differ in length."""
+
+    def draw(self, video, draws):
+        return range(1 + int(video.key[-1]) % 2)
+
+
+@pytest.mark.parametrize("streams", ["flow", ("rgb", "flow")])
+def test_size_and_times_are_those_of_the_picture_and_lengths_may_not_differ(folder, streams):
+    (batch,) = batches(folder, streams=streams, frames=AtFps(10, multiple=2), spatial=Native(16))
+    assert batch.flow.shape == (3, 2, 4, 64, 96)
+    assert batch.size.tolist() == [[HEIGHT, WIDTH]] * 3
+    assert batch.seconds.tolist() == [[0, 2 / 25, 5 / 25, 7 / 25]] * 3
+    with pytest.raises(UsageError, match=r"have the shapes \(\d, 48, 48\), \(\d, 48, 48\)"):
+        batches(folder, streams=streams, frames=ByKey())

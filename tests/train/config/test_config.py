@@ -15,7 +15,9 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.colour import ColorJitter
 from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.resize import Resize
 from fastvid.load.clips.sampling import Dense
+from fastvid.load.clips.timed_sampling import AtFps
 from fastvid.runtime.world import World
 from fastvid.train.__main__ import main as train_main
 from fastvid.train.config import overrides, recipes
@@ -71,6 +73,15 @@ def test_values_only_valid_together_can_be_set_together(config: Config) -> None:
         overrides.apply(config, ["data.frames.num_segments=16"])
     changed = overrides.apply(config, ["data.frames.num_segments=16", "data.eval_frames.num_segments=16"])
     assert changed.data.frames.num_frames == changed.data.eval_frames.num_frames == 16
+
+
+@pytest.mark.parametrize("name", ["frames", "eval_frames", "spatial", "eval_spatial"])
+def test_clips_of_different_shapes_are_refused_by_name(config: Config, name: str) -> None:
+    value = AtFps(2) if "frames" in name else (Resize(short_side=64),)
+    with pytest.raises(UsageError, match=rf"clips of data.{name}=.* differ in") as caught:
+        dataclasses.replace(config.data, **{name: value})
+    assert caught.value.hint is not None
+    assert dataclasses.replace(config.data, frames=AtFps(2, 16, 16), eval_frames=AtFps(2, 16, 16)).num_frames == 16
 
 
 @pytest.mark.parametrize(
