@@ -16,7 +16,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, Spatial
 from fastvid.load.clips.clip_sizes import clip_sizes
 from fastvid.load.clips.resize import Native, Resize
-from fastvid.load.clips.sampling import Segments, Uniform
+from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
 from fastvid.load.clips.views import Views
 from fastvid.load.order.mixture import Mixture
@@ -261,7 +261,7 @@ def test_threads_and_processes_deliver_the_same_clips_in_any_world(folder, sampl
 
 def test_clips_show_what_the_video_shows_at_those_times(folder):
     dataset = fastvid.open(str(folder))
-    for batch in real(folder, collate="list", spatial=Native(), shuffle=False):
+    for batch in real(folder, frames=Dense(30, 1, jitter=False, short="clamp"), collate="list", spatial=Native()):
         for row, key in enumerate(batch.key):
             frames = batch.frame_index[row][batch.frame_index[row] >= 0]
             shown = dataset[key].frames(frames.tolist())

@@ -21,7 +21,7 @@ RATES = st.sampled_from(
     [Fraction(n) for n in (1, 5, 10, 12, 15, 24, 25, 30, 50, 60, 120)]
     + [Fraction(24_000, 1001), Fraction(30_000, 1001), Fraction(60_000, 1001), Fraction(19_001, 317)]
 )
-WANTED = st.sampled_from([Fraction(n, 10) for n in (1, 5, 10, 15, 20, 40, 80, 100, 250, 300)])
+WANTED = st.sampled_from([Fraction(n, 10) for n in (1, 5, 9, 10, 11, 13, 15, 20, 40, 80, 100, 250, 300)])
 LENGTHS = st.integers(1, 5000)
 DRAWS = st.builds(Draws, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6))
 ANY = Draws(0, 0, 0)
@@ -106,6 +106,13 @@ def test_windows_start_at_every_frame_where_they_fit():
     assert len(counts) == 8
     # 7 degrees of freedom: mean 7, deviation 3.7.
     assert ((counts - 75) ** 2 / 75).sum() < 7 + 4 * 3.7
+
+
+def test_whole_numbers_that_float64_rounds_down_count_as_whole():
+    # 11 * (5 / 1.1) is 49.99999999999999 in float64, and 50 / (5 / 1.1) is 11.000000000000002.
+    assert len(AtFps(1.1).draw(video(50, 5.0), ANY)) == 11
+    assert AtFps(1.1).draw(video(60, 5.0), ANY)[11] == 50
+    assert Window(num_frames=12, fps=1.1).draw(video(51, 5.0), ANY).tolist()[-1] == 50
 
 
 def test_a_window_longer_than_the_video_repeats_its_last_frame():
