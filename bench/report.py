@@ -23,6 +23,7 @@ from fastvid.errors import UsageError
 
 # The function that returns the charts of each schema. A result with an unknown schema is shown as a table.
 READERS: Final = {
+    "fastvid-bench-audio/1": "bench.load.audio:charts",
     "fastvid-bench-cold/1": "bench.load.charts:cold",
     "fastvid-bench-decode/1": "bench.decode.charts:charts",
     "fastvid-bench-elastic/1": "bench.train.charts:elastic",
@@ -45,6 +46,7 @@ READERS: Final = {
     "fastvid-shard-kills/1": "bench.common.soak_charts:shard_kills",
     "fastvid-shard-mutations/1": "bench.shard.charts:mutations",
     "fastvid-shard-ray-kills/1": "bench.shard.charts:ray_kills",
+    "fastvid-soak-audio/1": "bench.common.soak_charts:audio",
     "fastvid-soak-load-kills/1": "bench.common.soak_charts:rank_kills",
     "fastvid-soak-load-memory/1": "bench.common.soak_charts:loading",
     "fastvid-soak-tampering/1": "bench.common.soak_charts:tampering",

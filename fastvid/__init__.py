@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fastvid.runtime.lazy import importer
 
 if TYPE_CHECKING:
+    from fastvid.audio.window import Audio as Audio
     from fastvid.decode.access import VideoDataset as VideoDataset
     from fastvid.decode.access import open as open
     from fastvid.errors import FastvidError as FastvidError
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AtFps": "fastvid.load.clips.timed_sampling",
+    "Audio": "fastvid.audio.window",
     "Batch": "fastvid.load.loader",
     "BlockShuffle": "fastvid.load.order.blocks",
     "Buckets": "fastvid.load.order.buckets",
@@ -86,6 +88,7 @@ _HOMES = {
 
 __all__ = [
     "AtFps",
+    "Audio",
     "Batch",
     "BlockShuffle",
     "Buckets",

@@ -107,6 +107,7 @@ def edit_pkt(store: LocalStorage, stem: str, change: Callable[[np.ndarray, np.nd
     rows = int(header["num_samples"][0] * header["num_streams"][0])
     streams = np.frombuffer(data, STREAM_DTYPE, count=rows, offset=start)
     end = start + rows * STREAM_DTYPE.itemsize + int(header["extradata_bytes"][0])
+    end += int(header["audio_bytes"][0])
     packets = np.frombuffer(data, PACKET_DTYPE, offset=end)
     change(streams, packets)
     for row in streams:

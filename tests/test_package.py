@@ -32,7 +32,7 @@ ORDER = {
     folder: order.split()
     for folder, order in {
         "fastvid": """
-            errors runtime report storage format decode media sharding load measure tune models train demo cli
+            errors runtime report storage format audio decode media sharding load measure tune models train demo cli
         """,
         "fastvid/sharding": "sources encode work engines job verify change page",
         "fastvid/load": "options order clips memory after batch workers state loader",

@@ -35,6 +35,23 @@ def loading(record: Mapping[str, Any]) -> list[Chart]:
     return [Table("Memory of a loader", ("what", ""), rows)]
 
 
+def audio(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the table of random windows of sound."""
+    rows = [
+        (
+            row["track"],
+            str(row["rate"]),
+            f"{row['windows']:,}",
+            f"{row['clicks']:,}",
+            str(row["samples_off"]),
+            str(row["differing"]),
+        )
+        for row in record["results"]
+    ]
+    heads = ("track", "rate", "windows", "clicks", "samples off", "windows that differ from the whole track")
+    return [Table("Random windows of sound", heads, rows)]
+
+
 def shard_kills(record: Mapping[str, Any]) -> list[Chart]:
     """Return the table of killed sharding jobs."""
     states = ", ".join(f"{count} while {state}" for state, count in record["job_was_killed_while"].items())

@@ -3,6 +3,7 @@
     dataset = fastvid.open("shards/mine", split="train")
     video = dataset["some_key"]
     video.frames([0, 8]).data        # uint8 [2, H, W, 3]
+    video.audio(1.2, 3.4).data       # float32 [C, S]
 
 Like the loader, reads and decodes only the planned packets, and checks their checksums.
 """
@@ -13,15 +14,19 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import overload
+from typing import Final, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.audio.decoding import decode_audio
+from fastvid.audio.packets import read_packets
+from fastvid.audio.window import AudioClip, AudioWindow, check_rate
 from fastvid.decode.clips import Read, read_clip
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Decoder, FrameBatch, Planes, Rgb
-from fastvid.errors import FastvidError, SampleNotFoundError
+from fastvid.errors import FastvidError, SampleNotFoundError, UsageError
+from fastvid.format.audio import load_track
 from fastvid.format.dataset import Dataset
 from fastvid.format.flow import to_pixels
 from fastvid.format.packets import PacketTable, StreamInfo
@@ -30,6 +35,9 @@ from fastvid.runtime.arrays import Float32Array, IntArray
 from fastvid.runtime.checks import check_integer
 
 _local = threading.local()
+
+# Samples per second of the silence of a sample without audio, if no rate is asked for.
+_SILENT_RATE: Final = 48_000
 
 
 class Video:
@@ -133,6 +141,44 @@ class Video:
             error.at_sample(shard.stem, self.key)
             raise
         return to_pixels(planes.y, info.flow_bound)
+
+    def audio(
+        self, start: float | None = None, stop: float | None = None, rate: int | None = None, *, mono: bool = False
+    ) -> AudioClip:
+        """Decode the sound of some seconds of the video; a sample without audio is silent.
+
+        At rate r the window contains the samples round(start * r) to round(stop * r) - 1, halves rounded up; sample n
+        is the sound at n / r seconds, with the same bits in every window of the same video. AAC that encodes noise
+        without its samples (PNS) is the exception: such noise differs between windows.
+
+        Args:
+            start: First second, counted from the first frame of the video; 0 by default. Before the track it is silent.
+            stop: Last second; by default the end of the video. After the track it is silent.
+            rate: Samples per second; by default those of the track, 48,000 without one.
+            mono: Whether to return the mean of all channels; by default all channels of the track, one without.
+
+        Raises:
+            UsageError: If the window ends before it begins, or the rate is out of range.
+            StorageError: If the shard cannot be read.
+            ChecksumError: If the shard's bytes differ from the indexed ones.
+            FormatError: If the sidecar is older than audio, or the M4A's tables are malformed.
+            DecodeError: If the packets do not decode.
+        """
+        begin, end = Fraction(start or 0), Fraction(self.num_frames) / self.fps if stop is None else Fraction(stop)
+        if end < begin:
+            raise UsageError(f"audio from {float(begin)} to {float(end)} s ends before it begins", key=self.key)
+        if rate is not None:
+            check_rate(rate)
+        try:
+            reader = self._shard.audio(self._row)
+            track = None if reader is None else load_track(reader)
+            own = _SILENT_RATE if track is None else track.info.sample_rate
+            window = AudioWindow.of(begin, end, rate or own, 1 if mono else None)
+            encoded = None if reader is None or track is None else read_packets(reader, track, window)
+            return decode_audio(encoded, window)
+        except FastvidError as error:
+            error.at_sample(self._shard.stem, self.key)
+            raise
 
 
 class VideoDataset(Dataset):

@@ -179,12 +179,12 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
         codec = Codec.MJPEG
     colour_range, matrix = _colour(inner.get(b"colr"), codec, inner.get(b"vpcC"))
 
-    sizes = _sizes(tables[b"stsz"])
+    sizes = packet_sizes(tables[b"stsz"])
     count = len(sizes)
-    offsets = _offsets(tables, sizes)
+    offsets = packet_offsets(tables, sizes)
     if count and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
         raise FormatError("MP4 sample table points outside the file")
-    dts = _decode_times(tables[b"stts"], count)
+    dts = decode_times(tables[b"stts"], count)
     pts = dts + _composition_offsets(tables.get(b"ctts"), count)
     start, duration = _edit(trak, movie_scale, timescale)
     shown = pts >= start
@@ -255,7 +255,8 @@ def _table(view: memoryview, position: int, count: int, columns: int, dtype: str
     return table.astype(np.int64).reshape(count, columns)
 
 
-def _sizes(stsz: memoryview) -> IntArray:
+def packet_sizes(stsz: memoryview) -> IntArray:
+    """Return the size of each packet in bytes, int64 [P]."""
     fixed, count = _u32(stsz, 4), _u32(stsz, 8)
     if fixed:
         if fixed * count > 2**40:
@@ -264,7 +265,8 @@ def _sizes(stsz: memoryview) -> IntArray:
     return _table(stsz, 12, count, 1)[:, 0]
 
 
-def _offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
+def packet_offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
+    """Return the first byte of each packet in the file, int64 [P]."""
     if b"stco" in tables:
         chunks = _table(tables[b"stco"], 8, _u32(tables[b"stco"], 4), 1)[:, 0]
     elif b"co64" in tables:
@@ -290,7 +292,8 @@ def _offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
     return offsets
 
 
-def _decode_times(stts: memoryview, count: int) -> IntArray:
+def decode_times(stts: memoryview, count: int) -> IntArray:
+    """Return the decode time of each packet in ticks, int64 [count]."""
     runs = _table(stts, 8, _u32(stts, 4), 2)
     if runs[:, 0].sum() < count or runs[:, 0].max(initial=0) > 2**31:
         raise FormatError(f"MP4 has decode times for {int(runs[:, 0].sum())} of {count} packets")

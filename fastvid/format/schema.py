@@ -15,7 +15,7 @@ import pyarrow as pa
 from fastvid.errors import UsageError, VersionError
 
 FORMAT: Final = "fastvid"
-FORMAT_VERSION: Final = (2, 0)
+FORMAT_VERSION: Final = (2, 1)
 
 DATASET_JSON: Final = "dataset.json"
 GENERATIONS: Final = "generations"
@@ -125,6 +125,19 @@ STREAM_DTYPE: Final = np.dtype(
     ]
 )
 
+# The audio of one sample. The audio section of a `.pkt` has one row per sample, then the CRC-32 of every block.
+AUDIO_DTYPE: Final = np.dtype(
+    [
+        ("member_offset", "<u8"),  # bytes from the start of the tar to the member's first data byte
+        ("member_size", "<u8"),  # bytes; 0 for a sample without audio
+        ("first_block", "<u8"),  # number of the member's first block in the list of checksums
+    ]
+)
+
+# Bytes of an audio member that share a checksum; the last block may be shorter. One second of AAC at 128 kbit/s, so
+# that little besides the wanted packets is read, and 4 bytes of checksum per second are stored.
+AUDIO_BLOCK: Final = 1 << 14
+
 PKT_MAGIC: Final = b"FVPK"
 PKT_HEADER_DTYPE: Final = np.dtype(
     [
@@ -138,8 +151,8 @@ PKT_HEADER_DTYPE: Final = np.dtype(
         ("extradata_bytes", "<u4"),  # size of the extradata section
         ("num_packets", "<u8"),
         ("tar_sha256", "S32"),  # of the tar that the file was computed from
-        ("reserved", "<u4"),
-        ("index_crc32", "<u4"),  # CRC-32 of the fields above, the stream section and the extradata section
+        ("audio_bytes", "<u4"),  # size of the audio section; 0 if no sample has audio, and before version 2.1
+        ("index_crc32", "<u4"),  # CRC-32 of the fields above and the stream, extradata and audio sections
     ]
 )
 

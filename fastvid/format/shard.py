@@ -3,7 +3,7 @@
     data-000000.tar       the samples; the only file that is not derived
     data-000000.idx       index for DALI's webdataset reader
     data-000000.parquet   facts for people and queries
-    data-000000.pkt       index for the loader, read by range: header, streams, extradata, packets
+    data-000000.pkt       index for the loader, read by range: header, streams, extradata, audio, packets
 
 `index_shard` is the only function that derives sidecars, for new shards as for repaired ones.
 """
@@ -20,11 +20,12 @@ import numpy as np
 
 from fastvid.errors import FastvidError, FormatError
 from fastvid.format.facts import facts_parquet
-from fastvid.format.indexed import IndexedSample, index_sample
+from fastvid.format.indexed import IndexedSample, index_crc32, index_sample, pack_index
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.records import RecordReader
 from fastvid.format.schema import (
-    FORMAT_VERSION,
+    AUDIO_BLOCK,
+    AUDIO_DTYPE,
     MEMBER_SUFFIX,
     PACKET_DTYPE,
     PKT_HEADER_DTYPE,
@@ -37,18 +38,18 @@ from fastvid.format.schema import (
     StreamFlag,
     check_version,
 )
-from fastvid.format.stream_reader import StreamReader
+from fastvid.format.stream_reader import BlockReader, StreamReader
 from fastvid.format.tar import TarDigest, TarMember, read_members, sample_groups, to_json, wds2idx, write_tar
 from fastvid.runtime import faults
-from fastvid.runtime.arrays import RecordArray
 from fastvid.runtime.hashing import sha256
 from fastvid.storage import Storage
 from fastvid.storage.transfer import copy_file
 
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
 _STREAMS: Final = RecordReader(STREAM_DTYPE, "Stream")
+_AUDIO: Final = RecordReader(AUDIO_DTYPE, "AudioMember")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
-_CHECKSUM_AT: Final = PKT_HEADER_DTYPE.fields["index_crc32"][1]  # type: ignore[index]
+_LISTS_AUDIO: Final = (2, 1)  # the version that added audio
 _WHOLE: Final = int(StreamFlag.WHOLE)
 _MOST_BYTES: Final = 2**63 - 1  # of a file, for the operating system
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
@@ -135,7 +136,7 @@ def index_shard(
             samples.append(sample)
     storage.write(f"{stem}.idx", wds2idx(members))
     faults.reach("sidecar")
-    pkt, rows = _pack(samples, streams, tar_sha256 or sha256(view))
+    pkt, rows = pack_index(samples, streams, tar_sha256 or sha256(view))
     storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
     storage.write(f"{stem}.pkt", pkt)
     return samples
@@ -149,10 +150,11 @@ def has_sidecars(storage: Storage, stem: str) -> bool:
 class Shard:
     """A shard's packet sidecar, and through it any packet of the tar.
 
-    Opening reads and checks the index: the header, the streams and the extradata, about 70 bytes of memory per sample
-    and stream. Packet tables, 20 bytes per packet, are read and checked when they are used. On a local disk nothing
-    else is in memory and nothing is mapped, so a file that is cut while it is open is an error. From remote storage
-    every process keeps the whole file, about 6 MB per 1,000 samples of 300 frames, and checks all of it on opening.
+    Opening reads and checks the index: the header, the streams, the extradata and the position and checksums of audio,
+    about 70 bytes of memory per sample and stream, and 24 per sample and 4 per second of audio. Packet tables, 20 bytes
+    per packet, are read and checked when they are used. On a local disk nothing else is in memory and nothing is
+    mapped, so a file that is cut while it is open is an error. From remote storage every process keeps the whole file,
+    about 6 MB per 1,000 samples of 300 frames, and checks all of it on opening.
 
     Args:
         storage: The dataset's folder.
@@ -166,10 +168,12 @@ class Shard:
     """
 
     __slots__ = (
+        "_audio",
         "_copy",
         "_extradata",
         "_file",
         "_index",
+        "_lists_audio",
         "_num_packets",
         "_packets",
         "num_samples",
@@ -207,7 +211,9 @@ class Shard:
             raise FormatError("packet sidecar has records of an unknown size", file=self._file, hint=_REBUILD)
         self.num_samples, self.num_streams = header.num_samples, header.num_streams
         self._extradata = _STREAMS_AT + self.num_samples * self.num_streams * STREAM_DTYPE.itemsize
-        self._packets = self._extradata + header.extradata_bytes
+        self._audio = self._extradata + header.extradata_bytes
+        self._packets = self._audio + header.audio_bytes
+        self._lists_audio = (header.major, header.minor) >= _LISTS_AUDIO
         expected = self._packets + header.num_packets * PACKET_DTYPE.itemsize
         if expected != size:
             raise FormatError(
@@ -215,7 +221,7 @@ class Shard:
             )
         self._num_packets = header.num_packets
         self._index = self._bytes(0, self._packets)
-        if _index_crc32(self._index) != header.index_crc32:
+        if index_crc32(self._index) != header.index_crc32:
             raise FormatError("packet sidecar does not match its checksum", file=self._file, hint=_REBUILD)
         self.tar_sha256 = header.tar_sha256.hex()
         if tar_sha256 not in (None, self.tar_sha256):
@@ -281,6 +287,26 @@ class Shard:
         """Return a reader of the stream's bytes."""
         return StreamReader(self.storage, self.tar, *self.member(row, stream))
 
+    def audio(self, row: int) -> BlockReader | None:
+        """Return a reader of a sample's M4A; None if the sample has no audio.
+
+        Raises:
+            FormatError: If the sidecar is older than the checksums of audio, or its row is invalid.
+        """
+        if not self._lists_audio:
+            raise FormatError("packet sidecar does not list audio", file=self._file, hint=_REBUILD)
+        if self._packets == self._audio:
+            return None
+        record = _AUDIO.read(self._index, self._audio + row * AUDIO_DTYPE.itemsize)
+        if not record.member_size:
+            return None
+        first = self._audio + self.num_samples * AUDIO_DTYPE.itemsize + 4 * record.first_block
+        stop = first + 4 * -(-record.member_size // AUDIO_BLOCK)
+        if stop > self._packets or record.member_offset + record.member_size > _MOST_BYTES:
+            raise self._invalid("it points outside the shard", row, "audio")
+        reader = StreamReader(self.storage, self.tar, record.member_offset, record.member_size)
+        return BlockReader(reader, np.frombuffer(self._index[first:stop], "<u4").tolist())
+
     def _record(self, row: int, stream: str) -> Any:
         number = VIDEO_STREAMS.index(stream)
         if not 0 <= row < self.num_samples or number >= self.num_streams:
@@ -288,7 +314,7 @@ class Shard:
         record = _STREAMS.read(self._index, _STREAMS_AT + (row * self.num_streams + number) * STREAM_DTYPE.itemsize)
         if (
             record.first_packet + record.num_packets > self._num_packets
-            or record.extradata_offset + record.extradata_size > self._packets - self._extradata
+            or record.extradata_offset + record.extradata_size > self._audio - self._extradata
             or record.member_offset + record.member_size > _MOST_BYTES
         ):
             raise self._invalid("it points outside the shard", row, stream)
@@ -343,40 +369,3 @@ def _stream_info(
         flags=StreamFlag(flags),
         flow_bound=flow_bound,
     )
-
-
-def _pack(samples: list[IndexedSample], streams: tuple[str, ...], tar_sha256: str) -> tuple[bytes, RecordArray]:
-    rows = np.zeros(len(samples) * len(streams), dtype=STREAM_DTYPE)
-    extradata: dict[bytes, int] = {}
-    section, packets, first = bytearray(), [], 0
-    flat = [stream for sample in samples for stream in sample.streams]
-    for row, stream in zip(rows, flat, strict=True):
-        info = stream.info
-        if info.extradata not in extradata:
-            extradata[info.extradata] = len(section)
-            section += info.extradata
-        row["member_offset"], row["member_size"] = stream.member.offset, stream.member.size
-        row["first_packet"], row["num_packets"], row["num_frames"] = first, len(stream.records), info.num_frames
-        row["extradata_offset"], row["extradata_size"] = extradata[info.extradata], len(info.extradata)
-        row["fps_num"], row["fps_den"] = info.fps.numerator, info.fps.denominator
-        row["width"], row["height"] = info.width, info.height
-        row["flow_bound"] = info.flow_bound
-        row["codec"], row["range"], row["matrix"], row["flags"] = info.codec, info.range, info.matrix, info.flags
-        packets.append(stream.records.tobytes())
-        row["packets_crc32"] = zlib.crc32(packets[-1])
-        first += len(stream.records)
-    section += bytes(-len(section) % 8)  # keeps the packet section aligned
-    header = np.zeros(1, dtype=PKT_HEADER_DTYPE)
-    header["magic"] = PKT_MAGIC
-    header["major"], header["minor"] = FORMAT_VERSION
-    header["num_samples"], header["num_streams"] = len(samples), len(streams)
-    header["stream_bytes"], header["packet_bytes"] = STREAM_DTYPE.itemsize, PACKET_DTYPE.itemsize
-    header["extradata_bytes"], header["num_packets"] = len(section), first
-    header["tar_sha256"] = bytes.fromhex(tar_sha256)
-    header["index_crc32"] = _index_crc32(header.tobytes() + rows.tobytes() + section)
-    return b"".join([header.tobytes(), rows.tobytes(), section, *packets]), rows
-
-
-def _index_crc32(index: bytes | memoryview) -> int:
-    """Return the checksum of a sidecar's index: all of it except the checksum itself."""
-    return zlib.crc32(index[_STREAMS_AT:], zlib.crc32(index[:_CHECKSUM_AT]))

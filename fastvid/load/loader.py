@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fastvid.audio.window import Audio
 from fastvid.decode.backends import Backend
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
@@ -25,6 +26,7 @@ from fastvid.load.after.chain import AnyTransform, TransformChain
 from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.patches import Patches
+from fastvid.load.batch.sound import SoundMemory
 from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import Collate, check_collate, video_spec
 from fastvid.load.clips.augment import Spatial, Transform
@@ -96,6 +98,7 @@ class ClipLoader:
             or "keep" (a smaller batch). "mask" and "keep" count each video once.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
         world_size: Processes that share each global batch.
+        audio: The sound of the clips, `Audio(rate)`, in `Batch.audio`; not with `views`.
         fields: Annotation columns to deliver in `Batch.fields`.
         after: Transforms of RGB on the device, before normalisation, in this order: `ColorJitter`, `RandAugment`,
             `Erasing`, `GaussianBlur`, `Grayscale`, your own `ClipTransform`, or any callable of one clip [T, 3, H, W].
@@ -135,6 +138,7 @@ class ClipLoader:
         last: Last = "drop",
         rank: int | None = None,
         world_size: int | None = None,
+        audio: Audio | None = None,
         fields: Sequence[str] = (),
         after: Sequence[AnyTransform] = (),
         output: Output = Output(),
@@ -160,6 +164,9 @@ class ClipLoader:
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
         columns = {name: dataset.column(name) for name in fields}
+        self.audio = audio
+        if audio is not None and views is not None:
+            raise UsageError("audio= was given with views=", hint="make a loader with one clip per video for the sound")
         if views is not None:
             check_views(views, self.frames, self.spatial, repeats=repeats)
         patches = Patches(batches.patch, batches.merge, output.layout) if isinstance(batches, Packed) else None
@@ -314,9 +321,10 @@ class ClipLoader:
         planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), clip_sizes=self._clip_sizes)
         if self.backend is AUTO:
             self._backends.decide(planner.plan(next(batches.shares(self._position))).clips, self.world)
-        one = replace(planner.clips, backend=self.backend, views=self.views or ONE_VIEW)
+        one = replace(planner.clips, backend=self.backend, views=self.views or ONE_VIEW, audio=self.audio)
         # Clips that this process prefetches must be decided in this process.
-        worker_planner = one if self._backends.decides and one.runs_in_workers and not self._num_fetchers else None
+        in_workers = self._backends.decides and one.runs_in_workers and not self._num_fetchers
+        worker_planner = one if in_workers and self.audio is None else None
         planner = replace(planner, clips=one, join=self._backends.join, decide=worker_planner is None)
         run = BatchPipeline(
             planner.plans(batches, self._position),
@@ -325,6 +333,7 @@ class ClipLoader:
             replace(self._assembler, seed=self._seed, epoch=self._epoch),
             prefetch=self.workers.prefetch,
             planner=worker_planner,
+            sounds=None if self.audio is None else SoundMemory(self.audio, self._backends.pool, self._stream),
             num_fetchers=self._num_fetchers,
         )
         self._run = run
@@ -396,4 +405,5 @@ class ClipLoader:
         own = fingerprint(self.dataset, self.frames, self.spatial, order=self._orders.text, streams=streams)
         own |= {"batches": self.plans.batching.text} if self.plans.batching.text else {}
         own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
+        own |= {} if self.audio is None else {"audio": repr(self.audio)}
         return own if self._after is None else own | {"after": repr(self._after)}

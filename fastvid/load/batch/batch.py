@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.batch.patches import Patches
+from fastvid.load.batch.sound import BatchSound
 from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import Video
 from fastvid.load.clips.plan import BatchPlan
@@ -68,6 +69,9 @@ class Batch(dict[str, Any]):
         grid: int64 [B, 3], on the device: patches of each row along time, height and width. With batches=Packed(...).
         bins: int64 [n + 1], on the host: this rank's bin i has the rows bins[i] to bins[i + 1] - 1. With
             batches=Packed(...).
+        audio: Sound of each clip, float32 [B, C, S], on the device, padded with zeros to the longest of the global
+            batch; if `audio` was requested.
+        audio_mask: bool [B, S], on the device; False after the end of a clip's sound, and where its video has none.
     """
 
     video: Any
@@ -91,6 +95,8 @@ class Batch(dict[str, Any]):
     max_seqlen: int
     grid: Tensor
     bins: Tensor
+    audio: Tensor
+    audio_mask: Tensor
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -151,8 +157,10 @@ _ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "size", "sample", 
 _WITH_LABEL: Final = frozenset({"weight", "valid", "mask", "grid", "cu_seqlens"})
 """Entries that are views of the block of memory of `label`."""
 
-_ASKED: Final = {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"'} | dict.fromkeys(
-    ("cu_seqlens", "max_seqlen", "grid", "bins"), "batches=Packed(...)"
+_ASKED: Final = (
+    {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"'}
+    | dict.fromkeys(("cu_seqlens", "max_seqlen", "grid", "bins"), "batches=Packed(...)")
+    | dict.fromkeys(("audio", "audio_mask"), "audio=Audio(16_000)")
 )
 """Arguments of the loader that deliver an entry."""
 
@@ -191,7 +199,12 @@ class Assembler:
         return self.stage is not None and self.stage.chain.uses_global_generators
 
     def make(
-        self, plan: BatchPlan, canvas: Canvas, shown: Mapping[int, IntArray], errors: Collection[int]
+        self,
+        plan: BatchPlan,
+        canvas: Canvas,
+        shown: Mapping[int, IntArray],
+        errors: Collection[int],
+        sound: BatchSound | None = None,
     ) -> tuple[Batch, torch.cuda.Event | None]:
         """Finish a batch on the loader's stream, without waiting for it.
 
@@ -200,6 +213,7 @@ class Assembler:
             canvas: Its memory, with every row done.
             shown: Frames of each canvas row.
             errors: Canvas rows that failed.
+            sound: Its sound; None for none.
 
         Returns:
             The batch, and an event after its last operation; None on a CPU.
@@ -214,7 +228,9 @@ class Assembler:
             for video in made:
                 for row in failed:
                     video[row].zero_()
-            return self._assemble(dict(zip(self.streams, made, strict=True)), plan, shown, failed), self.device.mark()
+            batch = self._assemble(dict(zip(self.streams, made, strict=True)), plan, shown, failed)
+            batch.update({} if sound is None else sound.finish(failed))
+            return batch, self.device.mark()
 
     def _transformed(self, stream: str, video: Video, plan: BatchPlan, failed: Collection[int]) -> Video:
         if self.stage is None or stream != "rgb":

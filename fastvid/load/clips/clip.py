@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastvid.audio.window import AudioWindow
 from fastvid.decode.request import ClipRequest
 from fastvid.format.packets import StreamInfo
 from fastvid.format.shard import Shard
@@ -54,6 +55,7 @@ class Clip(BatchRow):
         frames: Frames that the clip shows, int64 [T].
         parts: If this is a joint clip, the clips that are cut out of it.
         rows: Rows of the batch that fail if this clip does; empty means only `row`.
+        window: The sound of the clip; None if it was not asked for, and for streams after the first.
         read: The joint clip that is decoded for this one; None if this clip is decoded by itself.
     """
 
@@ -63,6 +65,7 @@ class Clip(BatchRow):
     parts: tuple[Clip, ...] = ()
     rows: tuple[int, ...] = ()
     read: Clip | None = None
+    window: AudioWindow | None = None
 
     @property
     def clip_shape(self) -> ClipShape:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sample_annotations import SampleAnnotations
+from fastvid.load.clips.sound import LongestSound
 from fastvid.load.order.batches import MASKED, ClipShape, EpochBatches, Share
 from fastvid.load.order.epoch import EpochOrder
 from fastvid.load.order.mixture import Mixture
@@ -47,6 +49,7 @@ class BatchPlan:
         rates: Exact frames per second of each row's video as numerator and denominator, int64 [B, 2]; -1 for an empty
             row, and if its shard cannot be read.
         sizes: Height and width of each row's video in pixels, int64 [B, 2]; -1 likewise.
+        sound_samples: Samples of the longest sound of the global batch; 0 without sound.
     """
 
     share: Share
@@ -56,6 +59,7 @@ class BatchPlan:
     errors: dict[int, Exception]
     rates: IntArray
     sizes: IntArray
+    sound_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,13 @@ class BatchPlanner:
             time.sleep(0)
         if self.join:
             plan.clips[:] = join_neighbours(as_clips(plan.clips))
-        return plan
+        if self.clips.audio is None:
+            return plan
+        return replace(plan, sound_samples=self._sounds.samples(share, plan.clips, self.clips))
+
+    @cached_property
+    def _sounds(self) -> LongestSound:
+        return LongestSound(self.dataset, self.order)
 
     def _open(self, shards: list[int]) -> None:
         """Open shards in parallel if each costs a request; errors are raised again when the shard is used."""

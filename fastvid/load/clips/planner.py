@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fastvid.audio.window import Audio
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest
 from fastvid.errors import UsageError
@@ -35,6 +36,7 @@ class ClipPlanner:
         streams: Streams of a sample to decode.
         flow_stack: Flow pictures per frame.
         views: Clips and crops of each sample.
+        audio: The sound of a clip; None for none.
     """
 
     sampler: Sampler
@@ -45,6 +47,7 @@ class ClipPlanner:
     streams: tuple[str, ...] = ("rgb",)
     flow_stack: int = 1
     views: Views = ONE_VIEW
+    audio: Audio | None = None
 
     @property
     def runs_in_workers(self) -> bool:
@@ -98,7 +101,8 @@ class ClipPlanner:
                     else:
                         request = ClipRequest(row.sample, frames, box, size, flip)
                     whose = (row.key, row.shard, row.shard_row, row.sample, row.position)
-                    clips.append(Clip(at, *whose, found, request, frames))
+                    window = None if self.audio is None or number else self.audio.window(frames, found.fps)
+                    clips.append(Clip(at, *whose, found, request, frames, window=window))
                     at += 1
         return clips
 

@@ -70,6 +70,7 @@ class ActiveBackends:
         backend: The back-ends in use, combined into one; `AUTO` before any is chosen.
         chosen: Whether they were chosen by measurement.
         join: Whether clips of the same sample are decoded together and cut out of shared planes.
+        pool: Host memory that all decode threads and processes can write to.
         lanes: For each decode thread, the pool that it takes its lane from.
         finisher: Allocates the batches' memory.
     """
@@ -87,6 +88,8 @@ class ActiveBackends:
         self._workers = workers
         # As many free batches are kept for reuse.
         self._memory = SharedBufferPool(workers.prefetch + 1) if workers.kind == "process" else None
+        # Of what belongs to a batch besides its video.
+        self.pool = self._memory or BufferPool(workers.prefetch + 1)
         self._shared = False  # whether batches are in shared memory
 
     @property

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, cast
 
 from fastvid.decode.clips import PacketBuffer
 from fastvid.decode.request import Decoder, EncodedClip, Output
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.sound import SoundTask
 from fastvid.load.memory.row_layout import SharedRow
-from fastvid.load.workers.fetch import fetch_clip
+from fastvid.load.workers.fetch import fetch_clip, fetch_sounds
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import IntArray
 
@@ -37,11 +38,13 @@ class ClipTask:
         row: Its row of the target.
         source: A row to plan, a `Clip` to fetch, or packets to decode.
         target: Where to write it.
+        sounds: Sounds to make with it, one for each of the batch's rows that it becomes.
     """
 
     row: int
     source: BatchRow | EncodedClip
     target: Target
+    sounds: Sequence[SoundTask] = field(default=(), kw_only=True)
 
 
 class ClipResult(NamedTuple):
@@ -116,6 +119,7 @@ class ClipWorker:
                         (clip,) = planner.decide(clip)
                         frames = clip.frames
                     source, counters = fetch_clip(clip, self._scratch(number))
+                    task = replace(task, sounds=fetch_sounds(task.sounds, counters))
                     counters.fetch_seconds = time.perf_counter() - begun
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
                 yield ClipResult(number, error, None, counters)
@@ -140,12 +144,27 @@ class ClipWorker:
         except Exception as problem:  # noqa: BLE001 - a decoder that raises has failed all its clips
             errors = [problem] * len(group)
         share = (time.perf_counter() - begun) / len(group)
-        for (made, _, _), error in zip(group, errors, strict=True):
+        for (made, task, _), failure in zip(group, errors, strict=True):
             assert made.counters is not None
-            made.counters.clips, made.counters.decode_seconds = int(error is None), share
+            error, seconds = _sounded(task.sounds) if failure is None else (failure, 0.0)
+            made.counters.clips, made.counters.decode_seconds = int(error is None), share + seconds
+            made.counters.audio_seconds += seconds
             yield made._replace(error=error, frames=None if error else made.frames)
 
     def _scratch(self, number: int) -> PacketBuffer:
         while number >= len(self._scratches):
             self._scratches.append(PacketBuffer())
         return self._scratches[number]
+
+
+def _sounded(sounds: Sequence[SoundTask]) -> tuple[Exception | None, float]:
+    """Decode sounds; return the error of the first that fails, and the seconds it took."""
+    if not sounds:
+        return None, 0.0
+    begun = time.perf_counter()
+    try:
+        for sound in sounds:
+            sound.decode()
+    except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
+        return error, time.perf_counter() - begun
+    return None, time.perf_counter() - begun

@@ -28,11 +28,12 @@ import torch
 from fastvid.errors import WorkerError
 from fastvid.load.batch.batch import Assembler, Batch
 from fastvid.load.batch.canvas import Canvas, Finisher
+from fastvid.load.batch.sound import BatchSound, SoundMemory
 from fastvid.load.clips.clip import BatchRow, Clip, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, add_location
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, Lane
-from fastvid.load.workers.fetch import fetch_clip
+from fastvid.load.workers.fetch import fetch_clip, fetch_sounds
 from fastvid.load.workers.lanes import Lanes
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import IntArray
@@ -53,6 +54,7 @@ class PendingBatch:
         pending: Number of clips not finished.
         errors: Errors by row.
         frames: Frames shown by each row, filled as clips are planned.
+        sound: Its sound; None for none.
         counters: Its cost.
         finished: The finished batch, with an event of the loader's stream behind its work, until it is delivered.
     """
@@ -62,6 +64,7 @@ class PendingBatch:
     pending: int
     errors: dict[int, Exception]
     frames: dict[int, IntArray]
+    sound: BatchSound | None = None
     counters: Counters = field(default_factory=Counters)
     finished: tuple[Batch, torch.cuda.Event | None] | None = None
 
@@ -84,6 +87,7 @@ class BatchPipeline:
         assembler: Makes batches of complete canvases.
         prefetch: Maximum number of batches in progress or ready.
         planner: Plans, in worker processes, the clips that `plans` left unplanned.
+        sounds: Allocates the sound of batches; None for none.
         num_fetchers: Threads that prefetch for the decode threads, for storage with high latency. If 0, each decode
             thread reads its own clips, which keeps them in its CPU cache.
     """
@@ -97,10 +101,12 @@ class BatchPipeline:
         *,
         prefetch: int,
         planner: ClipPlanner | None = None,
+        sounds: SoundMemory | None = None,
         num_fetchers: int = 0,
     ) -> None:
         self._lanes, self._finisher, self._assembler = lanes, finisher, assembler
         self._prefetch, self._planner, self._stream = prefetch, planner, finisher.stream
+        self._sounds = sounds
         self._finishes_ahead = self._stream.is_asynchronous and not assembler.uses_global_generators
         self._batches: deque[PendingBatch] = deque()
         self._tasks: deque[_Queued] = deque()
@@ -219,12 +225,16 @@ class BatchPipeline:
                     return
             rows = clips_to_decode(plan.clips)
             frames = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-            work = PendingBatch(
-                plan, self._finisher.open(plan.clips, plan.share.shape), len(rows), dict(plan.errors), frames
-            )
+            canvas, sound = self._finisher.open(plan.clips, plan.share.shape), None
+            if self._sounds is not None:
+                sound = self._sounds.open(plan.clips, len(plan.samples), plan.sound_samples)
+            work = PendingBatch(plan, canvas, len(rows), dict(plan.errors), frames, sound)
             with self._lock:
                 self._batches.append(work)
-                self._tasks.extend(_Queued(row.row, row, work.canvas, row, work) for row in rows)
+                tasks = {} if sound is None else sound.tasks
+                self._tasks.extend(
+                    _Queued(row.row, row, work.canvas, row, work, sounds=tasks.get(row.row, ())) for row in rows
+                )
                 self._work.notify(len(rows))
                 self._announce()
         with self._lock:
@@ -242,7 +252,7 @@ class BatchPipeline:
 
     def _finish_one(self, work: PendingBatch) -> None:
         begun = time.perf_counter()
-        work.finished = self._assembler.make(work.plan, work.canvas, work.frames, work.errors)
+        work.finished = self._assembler.make(work.plan, work.canvas, work.frames, work.errors, work.sound)
         work.counters.finish_seconds += time.perf_counter() - begun
 
     def _take_complete(self) -> PendingBatch | None:
@@ -298,13 +308,14 @@ class BatchPipeline:
             assert isinstance(task.clip, Clip)
             try:
                 encoded, counters = fetch_clip(task.clip)
+                sounds = fetch_sounds(task.sounds, counters)
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
                 self._done(task, ClipResult(0, error, None, None))
                 continue
             counters.fetch_seconds = time.perf_counter() - begun
             with self._lock:
                 task.work.counters.add(counters)
-                self._fetched.append(replace(task, source=encoded))
+                self._fetched.append(replace(task, source=encoded, sounds=sounds))
                 self._arrived.notify()
         with self._lock:
             self._fetching -= 1

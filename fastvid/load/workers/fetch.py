@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
+from fastvid.audio.packets import EncodedAudio
 from fastvid.decode.clips import PacketBuffer, read_clip
 from fastvid.decode.request import ClipRequest, EncodedClip
 from fastvid.errors import FastvidError
@@ -9,6 +13,7 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import INPUT_PADDING
 from fastvid.format.shard import Shard
 from fastvid.load.clips.clip import Clip
+from fastvid.load.clips.sound import SoundTask
 from fastvid.load.workers.stats import Counters
 
 
@@ -70,3 +75,21 @@ def fetch(
 def fetch_clip(clip: Clip, scratch: PacketBuffer | None = None) -> tuple[EncodedClip, Counters]:
     """Run `fetch` for a clip of a loader."""
     return fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)
+
+
+def fetch_sounds(sounds: Sequence[SoundTask], counters: Counters) -> tuple[SoundTask, ...]:
+    """Read and check the packets of sounds, and add their cost, without `fetch_seconds`, to `counters`.
+
+    Raises:
+        FastvidError: See `fastvid.audio.packets.fetch_audio`.
+    """
+    if not sounds:
+        return ()
+    begun = time.perf_counter()
+    fetched = tuple(sound.fetched() for sound in sounds)
+    for sound in fetched:
+        if isinstance(sound.source, EncodedAudio):
+            counters.bytes_read += sound.source.bytes_read
+            counters.requests += sound.source.requests
+    counters.audio_seconds += time.perf_counter() - begun
+    return fetched

@@ -33,15 +33,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.audio.packets import EncodedAudio
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, Planes
 from fastvid.errors import FormatError, WorkerError
 from fastvid.load.clips.clip import Clip
 from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.sound import SoundTask
 from fastvid.load.memory.buffers import SharedBufferPool
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, KeepGoing
-from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder, Status
+from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder, SoundOrder, Status
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.children import SAFE_PATH, how_it_ended
 from fastvid.runtime.messages import Inbox
@@ -189,7 +191,7 @@ class _Destination:
     """Where a worker writes a clip: its row, or memory from which planes are copied to the batch."""
 
     def __init__(self, task: ClipTask, memory: SharedBufferPool) -> None:
-        self.source = task.source
+        self.source, self.sounds = task.source, [_sound_order(sound, memory) for sound in task.sounds]
         self.layout: RowLayout | None = None
         self.planes: tuple[tuple[UInt8Array, UInt8Array], ...] = ()
         output = task.target.output(task.row, frozenset({SharedRow, Planes}))
@@ -212,6 +214,12 @@ class _Destination:
         """Copy the planes to the batch."""
         for wanted, plane in self.planes:
             np.copyto(wanted, plane)
+
+
+def _sound_order(sound: SoundTask, memory: SharedBufferPool) -> SoundOrder:
+    packets = sound.source if isinstance(sound.source, EncodedAudio) else None
+    channels, samples = sound.data.shape
+    return SoundOrder(memory.offset(sound.data), memory.offset(sound.mask), channels, samples, sound.window, packets)
 
 
 class _NoAnswer(Exception):
@@ -263,13 +271,13 @@ class _WorkerProcess:
         layout = -1 if spot.layout is None else self._number(spot.layout)
         source = spot.source
         if isinstance(source, EncodedClip):
-            return ClipOrder(spot.offset, layout, request=source.request, packets=source)
+            return ClipOrder(spot.offset, layout, request=source.request, packets=source, sounds=spot.sounds)
         storage = self._number(source.shard.storage)
         shard, sample = source.shard, (source.key, source.sample, source.position)
         row = (shard.stem, source.shard_row, *sample, storage, shard.tar_sha256)
         if isinstance(source, Clip):
-            return ClipOrder(spot.offset, layout, *row, source.request, source.info)
-        return ClipOrder(spot.offset, layout, *row, shape=source.shape)
+            return ClipOrder(spot.offset, layout, *row, source.request, source.info)._replace(sounds=spot.sounds)
+        return ClipOrder(spot.offset, layout, *row, shape=source.shape, sounds=spot.sounds)
 
     def task(self, count: int) -> int:
         """Return which of `count` orders the worker is processing, clamped because the worker may write any number."""

@@ -36,6 +36,7 @@ class Counters:
         fetch_seconds: Reading and checking packets, over all threads.
         decode_seconds: Decoding, over all threads.
         finish_seconds: Converting and normalising, over all threads.
+        audio_seconds: Part of fetch_seconds and decode_seconds that is spent on sound.
         copy_seconds: Time that the consumer's CUDA stream waited for batches to be copied and converted, on its own
             clock.
         bytes_read: Bytes read from shards, gaps included.
@@ -54,6 +55,7 @@ class Counters:
     fetch_seconds: float = 0.0
     decode_seconds: float = 0.0
     finish_seconds: float = 0.0
+    audio_seconds: float = 0.0
     copy_seconds: float = 0.0
     bytes_read: int = 0
     bytes_whole: int = 0

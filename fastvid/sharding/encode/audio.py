@@ -52,11 +52,13 @@ class AudioSource:
     Attributes:
         codec: FFmpeg's name of the codec.
         channels: Number of channels.
+        rate: Samples per second.
         video_start: Seconds from the first packet of the file to the first frame of the video.
     """
 
     codec: str
     channels: int
+    rate: int
     video_start: Fraction
 
 
@@ -153,7 +155,8 @@ def probe_audio(source: OpenSource) -> AudioSource | None:
             shown = begins
             if pictures and pictures[0].start_time is not None and (tick := fraction(pictures[0].time_base)):
                 shown = pictures[0].start_time * tick
-            return AudioSource(context.codec.canonical_name, context.channels, max(Fraction(0), shown - begins))
+            name, rate = context.codec.canonical_name, context.sample_rate
+            return AudioSource(name, context.channels, rate, max(Fraction(0), shown - begins))
     except (av.FFmpegError, ValueError) as error:
         raise SourceError(f"audio cannot be read: {error}", reason=Reason.DAMAGED) from error
 
@@ -186,6 +189,8 @@ def _target(found: AudioSource, start: Fraction, end: Fraction, *, copied: bool)
     first, last = float(found.video_start + start), float(found.video_start + end)
     options = ["-map", "0:a:0", "-map_metadata", "-1", "-map_chapters", "-1", "-fflags", "+bitexact"]
     options += ["-flags:a", "+bitexact", "-movflags", "+faststart", "-f", "ipod"]
+    # The edit list says in movie ticks how long after the video the first packet begins; the default is 1 ms.
+    options += ["-movie_timescale", str(found.rate)]
     if copied:
         return [*options, "-codec:a", "copy", "-copypriorss", "0", "-ss", f"{first:.6f}", "-t", f"{last - first:.6f}"]
     # Fill gaps with silence, also before the first packet, so that a sample's index equals its time.

@@ -1,0 +1,120 @@
+"""The sound of planned clips: how long it is in a batch, and the task of reading and decoding one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from fastvid.audio.decoding import decode_audio
+from fastvid.audio.packets import EncodedAudio, fetch_audio
+from fastvid.audio.window import AudioWindow
+from fastvid.format.dataset import Dataset
+from fastvid.load.clips.clip import BatchRow, Clip
+from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.sample_annotations import SampleAnnotations
+from fastvid.load.clips.video_info import VideoInfo
+from fastvid.load.order.batches import MASKED, Share
+from fastvid.load.order.epoch import EpochOrder
+from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.random_draws import Draws
+from fastvid.runtime.arrays import AnyArray, BoolArray, Float32Array
+
+_LARGEST_DENOMINATOR: Final = 100_000
+"""Of exact frame rates, see `fastvid.format.demux.frame_rate`: the double of an annotation stands for only one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoundTask:
+    """The sound of one row of a batch, to be read and decoded.
+
+    Attributes:
+        window: The samples.
+        data: Where to write them, float32 [C, S] with S at least that of the window; zeros.
+        mask: Where to write which samples are heard, bool [S]; False.
+        source: The row to read, or its packets; None if its sample has no audio.
+    """
+
+    window: AudioWindow
+    data: Float32Array
+    mask: BoolArray
+    source: BatchRow | EncodedAudio | None
+
+    def fetched(self) -> SoundTask:
+        """Return the task with its packets read and checked.
+
+        Raises:
+            FastvidError: See `fastvid.audio.packets.fetch_audio`.
+        """
+        source = self.source
+        if not isinstance(source, BatchRow):
+            return self
+        return replace(self, source=fetch_audio(source.shard, source.shard_row, self.window, key=source.key))
+
+    def decode(self) -> None:
+        """Decode and write the sound.
+
+        Raises:
+            DecodeError: If the packets do not decode.
+        """
+        assert not isinstance(self.source, BatchRow)
+        if self.source is not None:
+            clip = decode_audio(self.source, self.window)
+            self.data[:, : self.window.count] = clip.data
+            self.mask[: self.window.count] = clip.mask
+
+
+def sounding(clips: Sequence[BatchRow | None], rows: int) -> Iterator[tuple[int, Clip]]:
+    """Yield the rows of a batch that have a window of sound, with their clip of the first stream."""
+    for row, clip in enumerate(clips[:rows]):
+        if isinstance(clip, Clip) and clip.window is not None:
+            yield row, clip
+
+
+@dataclass(frozen=True)
+class LongestSound:
+    """Finds the longest sound of a global batch, which ranks cannot know from their own rows, from facts and draws.
+
+    Attributes:
+        dataset: The samples.
+        order: Their order in the epoch.
+    """
+
+    dataset: Dataset | Mixture
+    order: EpochOrder
+
+    def samples(self, share: Share, clips: Sequence[BatchRow | None], planner: ClipPlanner) -> int:
+        """Return the samples of the longest sound, S; of this rank's rows alone in a batch planned by shape.
+
+        Args:
+            share: This rank's rows, as the batches made it.
+            clips: Their clips.
+            planner: Draws the frames of the other ranks' rows.
+        """
+        longest = max(
+            (clip.window.count for _, clip in sounding(clips, len(share.positions)) if clip.window), default=0
+        )
+        own = share.positions[share.positions != MASKED]
+        if share.shape is not None or share.bins is not None or len(own) == share.stop - share.start:
+            return longest
+        others = np.setdiff1d(np.arange(share.start, share.stop), own)
+        assert planner.audio is not None
+        for position, sample in zip(others.tolist(), self.order.ids(others).tolist(), strict=True):
+            video = self._video(sample)
+            (frames,) = planner.views.clips(planner.sampler, video, Draws(planner.seed, planner.epoch, position))
+            fps = Fraction(video.fps).limit_denominator(_LARGEST_DENOMINATOR)
+            longest = max(longest, planner.audio.window(frames, fps).count)
+        return longest
+
+    def _video(self, sample: int) -> VideoInfo:
+        frames, fps, width, height = (column[sample].item() for column in self._facts)
+        annotations = SampleAnnotations(self.dataset, sample)
+        return VideoInfo(frames, fps, width, height, self.dataset.key(sample), annotations)
+
+    @cached_property
+    def _facts(self) -> list[AnyArray]:
+        return [self.dataset.column(name).to_numpy() for name in ("num_frames", "fps", "width", "height")]
