@@ -34,6 +34,10 @@ ORDER = {
         "fastvid": """
             errors runtime report storage format audio decode media sharding load measure tune models train demo cli
         """,
+        "fastvid/decode": """
+            colours engines libraries request device_stream annexb container clips libswscale swscale recut pyav
+            pixels_fused pixels nvdec torchcodec dali backends parity access
+        """,
         "fastvid/sharding": "sources encode work engines job verify change page",
         "fastvid/load": "options order clips memory after batch workers state loader",
         "fastvid/train": "config ranks records parts loop run strategies",

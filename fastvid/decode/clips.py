@@ -91,7 +91,7 @@ def read_clip(
         ranges.append((begin, data[at : at + length]))
         at += length
     read(ranges)
-    _check(data, starts, sizes, records["crc32"].tolist(), plan.packets)
+    check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
     return EncodedClip(
         request=request,
         info=info,
@@ -149,7 +149,21 @@ def reader_of(data: bytes | memoryview) -> Read:
     return read
 
 
-def _check(data: memoryview, starts: list[int], sizes: list[int], crc32: list[int], packets: IntArray) -> None:
+def check_packets(
+    data: memoryview, starts: Sequence[int], sizes: Sequence[int], crc32: Sequence[int], packets: IntArray
+) -> None:
+    """Verify the checksums of packets.
+
+    Args:
+        data: Bytes that contain them.
+        starts: First byte of each packet in `data`.
+        sizes: Its size in bytes.
+        crc32: Its expected checksum.
+        packets: Its number in the stream, for messages, int64 [P].
+
+    Raises:
+        ChecksumError: If a packet differs.
+    """
     for number, (start, size, crc) in enumerate(zip(starts, sizes, crc32, strict=True)):
         found = zlib.crc32(data[start : start + size])
         if found != crc:

@@ -6,7 +6,7 @@ Shape letters: T frames of a clip, H and W output size, h and w crop size, P pac
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import INPUT_PADDING
-from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray, UInt8Array
+from fastvid.runtime.arrays import BoolArray, IntArray, UInt8Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,22 +284,3 @@ class FrameOrder:
             raise DecodeError(f"{self._count} frames were decoded from {self._shown} packets that show a frame")
         if self._missing:
             raise DecodeError(f"plan lacks the packets of {self._missing} wanted frames")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrameBatch:
-    """Frames of one sample for display and inspection, for example in a notebook.
-
-    Attributes:
-        data: uint8 [T, H, W, 3], RGB.
-        frames: Frame indices, int64 [T].
-        seconds: Presentation time of each frame in seconds, float64 [T], exact up to rounding.
-    """
-
-    data: UInt8Array
-    frames: IntArray
-    seconds: FloatArray = field(repr=False)
-
-    def __repr__(self) -> str:
-        t, h, w, _ = self.data.shape
-        return f"FrameBatch({t} frames of {w}x{h}, indices {self.frames.tolist()})"

@@ -29,8 +29,9 @@ from fastvid.format.generations import commit_generation as commit_generation
 from fastvid.format.generations import history, read_annotations, read_generation, read_head
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.format.shard import Shard
-from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.runtime.hashing import sha256
+from fastvid.runtime.near_names import near_names
 from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +111,8 @@ class Dataset:
                 f"dataset has no column {name!r}", hint=f"use one of {', '.join(self.annotations.column_names)}"
             )
         column = self.annotations[name]
-        return column if len(self.rows) == len(column) else column.take(pa.array(self.rows))
+        whole = len(self.rows) == len(column) and self.is_in_order
+        return column if whole else column.take(pa.array(self.rows))
 
     @cached_property
     def labels(self) -> IntArray:
@@ -139,41 +141,71 @@ class Dataset:
         """
         number = self._by_key.get(key)
         if number is None:
+            near = ", ".join(map(repr, near_names(self.keys, key)))
+            hint = f"did you mean {near}? " if near else ""
             raise SampleNotFoundError(
-                f"no sample has the key {key!r}", file=self.storage.url, hint="list the keys with `dataset.keys`"
+                f"no sample has the key {key!r}", file=self.storage.url, hint=f"{hint}list the keys with `dataset.keys`"
             )
         return number
 
-    def select(self, samples: slice | Sequence[int] | IntArray) -> Self:
-        """Return a dataset of some of the samples, in the order of this one.
+    def select(self, samples: slice | Sequence[int] | list[str] | IntArray | BoolArray) -> Self:
+        """Return a dataset of some of the samples, in the order given.
 
         Args:
-            samples: A slice, or ascending sample numbers.
+            samples: A slice; sample numbers or keys, each at most once; or a boolean for every sample.
 
         Raises:
-            SampleNotFoundError: If a number is outside the dataset.
-            UsageError: If no sample is selected, or the numbers are not ascending integers.
+            SampleNotFoundError: If a number or key is not in the dataset.
+            UsageError: If no sample is selected, one is selected twice, or they are not given in one of these ways.
         """
-        try:
-            wanted = samples if isinstance(samples, slice) else np.asarray(samples)
-            numbers = np.arange(len(self))[wanted]
-        except IndexError as error:
-            raise SampleNotFoundError(
-                f"cannot select samples: {error}",
-                file=self.storage.url,
-                hint=f"give integers from 0 to {len(self) - 1}",
-            ) from error
-        if not len(numbers) or numbers.ndim != 1 or (np.diff(numbers) <= 0).any():
+        numbers = self._numbers(samples)
+        if not len(numbers):
+            raise UsageError("no sample is selected", file=self.storage.url, hint="select at least one")
+        distinct, counts = np.unique(numbers, return_counts=True)
+        if len(distinct) < len(numbers):
+            twice = int(distinct[counts > 1][0])
             raise UsageError(
-                f"selected samples are {numbers.tolist()[:8]}, expected ascending numbers, at least one",
-                hint="sort the numbers and drop duplicates: a loader's `shuffle` and `repeats` change order and number",
+                f"sample {twice} is selected {counts[counts > 1][0]} times",
+                file=self.storage.url,
+                key=self.key(twice),
+                hint="drop duplicates: a loader's `repeats` visits every sample several times",
             )
         chosen = copy.copy(self)
-        for name in ("labels", "num_frames", "keys", "shard_sizes", "_by_key"):
+        for name in ("labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_by_key"):
             chosen.__dict__.pop(name, None)
         chosen.rows = self.rows[numbers]
         chosen.selection = f"{len(numbers)} samples {sha256(chosen.rows.tobytes())[:16]}"
         return chosen
+
+    def _numbers(self, samples: slice | Sequence[int] | list[str] | IntArray | BoolArray) -> IntArray:
+        """Return the numbers of samples given in any of the ways of `select`, int64 [N]."""
+        if isinstance(samples, slice):
+            return np.arange(len(self))[samples]
+        wanted = np.asarray(samples)
+        if wanted.ndim == 1 and wanted.dtype.kind in "UT":
+            return np.array([self.find(key) for key in wanted.tolist()], dtype=np.int64)
+        if wanted.ndim == 1 and wanted.dtype.kind == "b":
+            if len(wanted) != len(self):
+                raise UsageError(
+                    f"mask has {len(wanted)} values for {len(self)} samples",
+                    file=self.storage.url,
+                    hint="give one boolean for each sample",
+                )
+            return np.flatnonzero(wanted)
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise UsageError(
+                f"cannot select samples by {wanted.dtype} {list(wanted.shape)}",
+                file=self.storage.url,
+                hint="give a slice, a list of numbers or keys, or one boolean for each sample",
+            )
+        outside = wanted[(wanted < 0) | (wanted >= len(self))]
+        if len(outside):
+            raise SampleNotFoundError(
+                f"sample {outside[0]} is outside the selection of {len(self)}",
+                file=self.storage.url,
+                hint=f"give numbers from 0 to {len(self) - 1}",
+            )
+        return wanted.astype(np.int64)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
         """Return the shard index and the row inside the shard of selected samples, both int64 [N]."""
@@ -184,8 +216,23 @@ class Dataset:
 
     @cached_property
     def shard_sizes(self) -> IntArray:
-        """Number of selected samples in each shard of the generation, int64 [S]."""
+        """Number of selected samples in each shard of the generation, int64 [S]: the samples are numbered through them.
+
+        Raises:
+            UsageError: If the samples are not in the dataset's order.
+        """
+        if not self.is_in_order:
+            raise UsageError(
+                "the selected samples are not in the order of the shards, so they cannot be read shard by shard",
+                file=self.storage.url,
+                hint="sort the numbers given to `select`, or use shuffle=True",
+            )
         return np.diff(np.searchsorted(self.rows, self._ends), prepend=0)
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether the samples are in the order of the shards, as all are unless they were selected in another one."""
+        return bool((np.diff(self.rows) > 0).all())
 
     def shard_name(self, index: int) -> str:
         """Return the stem of a shard's file names."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 
 from fastvid.audio.window import Audio
 from fastvid.decode.backends import Backend
@@ -45,6 +46,7 @@ from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.epoch import ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.packed import Packed
+from fastvid.load.order.subset import resolve_subset
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.engine import BatchPipeline
@@ -69,7 +71,7 @@ class ClipLoader:
     threads, so continuing the iteration there is an error: start the iteration in the child, or use spawn.
 
     Args:
-        dataset: The samples; a `Mixture` for several datasets.
+        dataset: The samples; a `Mixture` for several datasets. A `torch.utils.data.Subset` selects samples.
         frames: The frame sampler: `Segments`, `Dense`, `Uniform`; in seconds `AtFps`, `Window`, `Deltas`; or your own.
         spatial: One crop, `Resize` or `Native`, and at most one flip.
         streams: Video streams of each sample: "rgb", "flow", or both, with the same frames and crop. The first one is
@@ -118,7 +120,7 @@ class ClipLoader:
 
     def __init__(
         self,
-        dataset: Dataset | Mixture,
+        dataset: Dataset | Mixture | Subset[Any],
         *,
         frames: Sampler,
         spatial: Sequence[Transform] | Transform,
@@ -148,6 +150,7 @@ class ClipLoader:
         stats_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self._skips = Skips(on_error)
+        dataset = resolve_subset(dataset)
         self.dataset, self.frames = dataset, frames
         self.spatial = Spatial.of(spatial)
         self.shuffle, self.views = shuffle, views

@@ -5,12 +5,17 @@ from __future__ import annotations
 import pickle
 import threading
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fastvid
 from fastvid.decode.access import decode_frames
+from fastvid.decode.access.indices import frames_at, shown_at
 from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.request import ClipRequest
 from fastvid.errors import ChecksumError, StateError, StorageError, UsageError
@@ -157,31 +162,197 @@ def test_an_unknown_key_or_number_is_a_key_error_an_index_error_and_a_usage_erro
                 videos[number]
     with pytest.raises(UsageError, match=r"sample is 1\.5, expected an integer"):
         videos[1.5]
-    with pytest.raises(IndexError, match="cannot select samples"):
+    with pytest.raises(IndexError, match="sample 99 is outside the selection"):
         videos[[0, 99]]
     assert videos[np.int64(1)].key == videos[1].key
     error = pickle.loads(pickle.dumps(caught.value))
     assert str(error) == str(caught.value)
 
 
-@pytest.mark.parametrize("samples", [slice(1, 3), slice(None, None, 2), slice(-2, None), [0, 2], np.array([1, 2])])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        slice(1, 3),
+        slice(None, None, 2),
+        slice(-2, None),
+        slice(None, None, -1),
+        [0, 2],
+        np.array([1, 2]),
+        [2, 0, 1],
+        (1,),
+        [True, False, True],
+        np.array([False, True, False]),
+        torch.tensor([2, 1]),
+        np.array([1], np.uint8),
+    ],
+    ids=str,
+)
 def test_slices_and_lists_select_a_dataset(folder, samples):
     videos = fastvid.open(folder)
     videos.keys, videos.labels, videos.shard_sizes  # noqa: B018 - cached values must not pass to the selection
     chosen = videos[samples]
-    numbers = np.arange(len(videos))[samples].tolist()
+    numbers = np.arange(len(videos))[samples if isinstance(samples, slice) else np.asarray(samples)].tolist()
     assert [video.key for video in chosen] == [videos[number].key for number in numbers]
     assert chosen.labels.tolist() == videos.labels[numbers].tolist()
-    assert chosen.shard_sizes.sum() == len(chosen) == len(numbers)
+    assert chosen.column("split").to_pylist() == [videos.column("split")[number].as_py() for number in numbers]
+    assert [chosen.annotations["key"][row].as_py() for row in chosen.rows.tolist()] == chosen.keys.to_pylist()
+    if numbers == sorted(numbers):
+        assert chosen.shard_sizes.sum() == len(chosen) == len(numbers)
     assert chosen.find(chosen[0].key) == 0
-    assert len(videos) > len(chosen)
+    assert [video.key for video in videos] == ["compact", "intra", "vp9"], "the whole is not changed"
 
 
-@pytest.mark.parametrize("samples", [[2, 1], [1, 1], [-1, 0], [], slice(0, 0), [0.5]])
-def test_samples_that_make_no_selection_are_refused(folder, samples):
-    with pytest.raises(UsageError) as caught:
+def test_a_list_of_keys_selects_and_an_unknown_one_is_named(folder):
+    videos = fastvid.open(folder)
+    assert [video.key for video in videos[["vp9", "compact"]]] == ["vp9", "compact"]
+    with pytest.raises(KeyError, match="no sample has the key 'vp8'"):
+        videos[["vp9", "vp8"]]
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([1, 1], "sample 1 is selected 2 times"),
+        ([-1, 0], "sample -1 is outside the selection of 3"),
+        ([3], "sample 3 is outside the selection of 3"),
+        ([], "no sample is selected"),
+        (slice(0, 0), "no sample is selected"),
+        ([False] * 3, "no sample is selected"),
+        ([True, False], "mask has 2 values for 3 samples"),
+        ([0.5], "cannot select samples by float64"),
+        ([[0], [1]], r"cannot select samples by int64 \[2, 1\]"),
+    ],
+    ids=str,
+)
+def test_samples_that_make_no_selection_are_refused(folder, samples, message):
+    with pytest.raises(UsageError, match=f"^{message}") as caught:
         fastvid.open(folder)[samples]
     assert caught.value.hint
+
+
+def test_an_unknown_key_names_near_ones(tmp_path, videos):
+    data = videos.painted("intra").data
+    keys = ("archery/v_001", "archery/v_002", "rowing/v_003", "other")
+    pack(tmp_path, [[(key, data, 0) for key in keys]])
+    dataset = fastvid.open(tmp_path)
+    for wrong, near in (
+        ("v_003", "'rowing/v_003'"),
+        ("archery/v_001.mp4", "'archery/v_001'"),
+        ("Archery/V_002", "'archery/v_002'"),
+        ("archery/v_0O1", "'archery/v_001', 'archery/v_002'"),
+        ("ohter", "'other'"),
+    ):
+        with pytest.raises(KeyError) as caught:
+            dataset[wrong]
+        assert f"did you mean {near}?" in caught.value.hint, wrong
+    with pytest.raises(KeyError) as caught:
+        dataset["xyz"]
+    assert "did you mean" not in caught.value.hint
+
+
+def test_shard_by_shard_order_of_samples_out_of_order_is_refused(folder):
+    videos = fastvid.open(folder)[[2, 0, 1]]
+    options = {"frames": fastvid.Uniform(2), "spatial": fastvid.CenterCrop(32), "global_batch_size": 3}
+    with pytest.raises(UsageError, match="not in the order of the shards") as caught:
+        fastvid.ClipLoader(videos, **options, shuffle=fastvid.BlockShuffle(4), decoder="pyav")
+    assert "sort the numbers" in caught.value.hint
+    (batch,) = fastvid.ClipLoader(videos, **options, shuffle=False, decoder="pyav")
+    assert batch.key == ("vp9", "compact", "intra")
+
+
+def test_a_loader_takes_a_subset_in_its_order(folder):
+    def keys(dataset):
+        loader = fastvid.ClipLoader(
+            dataset, frames=fastvid.Uniform(2), spatial=fastvid.CenterCrop(32), global_batch_size=1, decoder="pyav",
+            shuffle=False,
+        )  # fmt: skip
+        return [batch.key[0] for batch in loader]
+
+    videos = fastvid.open(folder)
+    subset = torch.utils.data.Subset(videos, [2, 0, 1])
+    assert keys(subset) == ["vp9", "compact", "intra"]
+    assert keys(torch.utils.data.Subset(subset, [0, 2])) == ["vp9", "intra"]
+    assert keys(fastvid.Mixture([subset, videos[[1]]])) == ["vp9", "compact", "intra", "intra"]
+    parts = torch.utils.data.random_split(videos, [2, 1], torch.Generator().manual_seed(0))
+    assert sorted(keys(parts[0]) + keys(parts[1])) == ["compact", "intra", "vp9"]
+    with pytest.raises(UsageError, match="sample 1 is selected 2 times"):
+        keys(torch.utils.data.Subset(videos, [1, 1]))
+    with pytest.raises(UsageError, match="Subset of a Mixture") as caught:
+        keys(torch.utils.data.Subset(fastvid.Mixture([videos]), [0]))
+    assert caught.value.hint
+    for wrong in ([1, 2], str(folder), torch.utils.data.Subset([1, 2], [0])):
+        with pytest.raises(UsageError, match="expected a dataset of fastvid") as caught:
+            keys(wrong)
+        assert "fastvid.open" in caught.value.hint
+
+
+def test_frames_are_chosen_by_slice(folder):
+    video = fastvid.open(folder)["intra"]
+    for wanted in (slice(0, 30, 9), slice(None, None, 30), slice(-3, None), slice(60, 1000, 5), slice(9, 3, -3)):
+        batch = video.frames(wanted)
+        assert read_numbers(batch.data[..., 1]) == batch.frames.tolist() == list(range(70))[wanted]
+    assert len(video.frames(7)) == len(video.frames(np.uint8([7]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([0.5], r"frames are \[0\.5\], expected integers"),
+        ([True, False], "frames are .*, expected integers"),
+        ([[0, 1]], "frames are .*, expected integers"),
+        ("5", "frames are '5', expected integers"),
+        ([-1], "frame -1 is outside"),
+        (slice(5, 5), "no frame requested"),
+        ([], "no frame requested"),
+        (None, "expected either frames or seconds"),
+    ],
+    ids=str,
+)
+def test_frames_that_are_no_indices_are_refused(folder, frames, message):
+    with pytest.raises(UsageError, match=f"^{message}") as caught:
+        fastvid.open(folder)["intra"].frames(frames)
+    assert caught.value.hint
+    assert caught.value.where["key"] == "intra"
+
+
+def test_frames_are_chosen_by_time(folder):
+    video = fastvid.open(folder)["intra"]
+    # 25 frames per second: a frame is shown for 0.04 s. As a fraction, the double 1.2 is below 30 / 25.
+    for second, frame in ((0, 0), (0.0399, 0), (0.04, 1), (1.2, 30), (1.2399, 30), (2.7999, 69), (np.float64(0.28), 7)):
+        batch = video.frames(seconds=second)
+        assert read_numbers(batch.data[..., 1]) == batch.frames.tolist() == [frame], second
+    assert video.frames(seconds=[2.0, 0.5, 2.0]).frames.tolist() == [50, 12, 50]
+    for second in (-0.01, 2.8, 1e9, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="is outside the video") as caught:
+            video.frames(seconds=[0.0, second])
+        assert "from 0 to less than 2.8" in caught.value.hint
+        assert caught.value.where["key"] == "intra"
+    for wrong in ("soon", [[1.0]], [None, {}]):
+        with pytest.raises(UsageError, match="seconds are"):
+            video.frames(seconds=wrong)
+    with pytest.raises(UsageError, match="either frames or seconds"):
+        video.frames([0], seconds=[0.0])
+
+
+@given(st.fractions(Fraction(1, 10), 300, max_denominator=1001), st.integers(1, 10**7), st.integers(0, 10**7))
+def test_the_time_of_a_frame_leads_back_to_it(fps, num_frames, frame):
+    info = SimpleNamespace(fps=fps, num_frames=num_frames)
+    frame %= num_frames
+    times = shown_at(info, np.array([frame]))
+    assert times[0] == float(frame / fps)
+    assert frames_at(info, times).tolist() == [frame]
+    if frame:  # and a little earlier the frame before is shown
+        assert frames_at(info, np.nextafter(times, 0)).tolist() == [frame - 1]
+
+
+def test_a_video_has_its_row_of_the_annotations(folder):
+    video = fastvid.open(folder, split="val")[0]
+    assert video.annotations["key"] == "vp9"
+    assert video.annotations["split"] == "val"
+    assert video.class_name == "c"
+    assert video.duration == Fraction(70, 25)
+    again = pickle.loads(pickle.dumps(video))
+    assert (again.annotations, again.class_name) == (video.annotations, "c")
 
 
 def test_a_loader_state_belongs_to_its_selection(folder):

@@ -10,14 +10,17 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from torch.utils.data import Subset
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.shard import Shard
+from fastvid.load.order.subset import resolve_subset
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_least
 
@@ -32,7 +35,7 @@ class Mixture:
     Datasets with different classes are merged by class name.
 
     Args:
-        datasets: At least one.
+        datasets: At least one; a `torch.utils.data.Subset` of one selects samples.
         weights: Share of each dataset, positive; they need not add up to one.
         num_samples: Positions per epoch, by default the samples of all datasets; requires weights.
 
@@ -41,7 +44,11 @@ class Mixture:
     """
 
     def __init__(
-        self, datasets: Sequence[Dataset], *, weights: Sequence[float] | None = None, num_samples: int | None = None
+        self,
+        datasets: Sequence[Dataset | Subset[Any]],
+        *,
+        weights: Sequence[float] | None = None,
+        num_samples: int | None = None,
     ) -> None:
         if not datasets:
             raise UsageError("a mixture needs at least one dataset")
@@ -56,12 +63,13 @@ class Mixture:
                 hint="give weights=, or leave out num_samples",
             )
         check_least(1, num_samples=num_samples)
-        self.datasets = tuple(datasets)
+        self.datasets: tuple[Dataset, ...] = tuple(resolve_subset(dataset) for dataset in datasets)
+        datasets = self.datasets
         self.weights = None if weights is None else tuple(float(weight) for weight in weights)
         lengths = [len(dataset) for dataset in datasets]
         # Lists: most lookups are for one sample, and indexing an array takes ten times as long.
         self._ends = list(accumulate(lengths))
-        self._shard_ends = list(accumulate(len(dataset.shard_sizes) for dataset in datasets))
+        self._shard_ends = list(accumulate(len(dataset.generation.shards) for dataset in datasets))
         self.starts = (0, *self._ends[:-1])
         self._shard_starts = (0, *self._shard_ends[:-1])
         self.num_samples = num_samples or sum(lengths)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from av.codec.context import CodecContext
-from av.video.codeccontext import VideoCodecContext
-from av.video.frame import VideoFrame
 
-from fastvid.decode.clips import read_clip
-from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, ClipRequest, Rgb
-from fastvid.errors import DecodeError, FastvidError
+from fastvid.decode.access.frames import decode_frames
+from fastvid.decode.access.pictures import encode_picture
+from fastvid.errors import FastvidError
 from fastvid.format.dataset import open_shard
 from fastvid.format.schema import PacketFlag
 from fastvid.format.shard import Shard
@@ -41,11 +35,6 @@ _TILES: Final = 240
 _PER_CLASS: Final = (1, 18)
 _PROBES: Final = 8  # strips made to estimate the size of one
 _PACKETS: Final = 64  # packets of a sample that the page draws
-_ENCODERS: Final = (
-    # At equal quality WebP needs a third of JPEG's bytes; the few FFmpeg builds without libwebp use JPEG.
-    ("libwebp", "webp", "yuv420p", {"quality": "56", "compression_level": "4"}),
-    ("mjpeg", "jpeg", "yuvj420p", {"qmin": "6", "qmax": "6"}),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +115,6 @@ def pick_frames(num_frames: int, seconds: float, count: int) -> npt.NDArray[np.i
     return picks
 
 
-def encode_picture(rgb: npt.NDArray[np.uint8]) -> str:
-    """Encode a picture, uint8 [H, W, 3] with even sides, as a ``data:`` URI.
-
-    Raises:
-        DecodeError: If this build of FFmpeg has neither a WebP nor a JPEG encoder.
-    """
-    for encoder, kind, pix_fmt, options in _ENCODERS:
-        try:
-            context = cast(VideoCodecContext, CodecContext.create(encoder, "w"))
-        except ValueError:  # no such encoder in this build
-            continue
-        context.height, context.width = rgb.shape[:2]
-        context.pix_fmt, context.time_base, context.options = pix_fmt, Fraction(1, 25), dict(options)
-        frame = VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=pix_fmt, threads=1)
-        data = b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))
-        return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
-    raise DecodeError("this build of FFmpeg encodes neither WebP nor JPEG", hint="install PyAV from PyPI")
-
-
 class _Maker:
     """Makes strips; thread-safe."""
 
@@ -154,18 +124,17 @@ class _Maker:
         self._ends = np.cumsum([shard.samples for shard in summary.generation.shards])
         self._shards: dict[int, Shard] = {}
         self._lock = threading.Lock()
-        self._local = threading.local()
 
     def make(self, sample: int, count: int) -> FrameStrip | None:
         """Return a strip of at most `count` frames; None if the sample cannot be decoded."""
         key = str(self._summary.annotations["key"][sample])
         try:
-            return self._make(sample, count, key)
+            return self._make(sample, count)
         except FastvidError as error:
             _LOG.warning("no strip for %s: %s", key, error.message)
             return None
 
-    def _make(self, sample: int, count: int, key: str) -> FrameStrip:
+    def _make(self, sample: int, count: int) -> FrameStrip:
         number = int(self._summary.rows[sample])
         index = int(np.searchsorted(self._ends, number, side="right"))
         shard = self._shard(index)
@@ -174,14 +143,8 @@ class _Maker:
         info, table = shard.info(row, stream), shard.table(row, stream)
         frames = pick_frames(info.num_frames, float(self._summary.seconds[sample]), count)
         width = min(max(round(HEIGHT * info.width / info.height / 2) * 2, _WIDTHS[0]), _WIDTHS[1])
-        box = Box(0, 0, info.height & ~1, info.width & ~1)
-        request = ClipRequest(0, frames, box, (HEIGHT, width), stream=stream)
-        clip = read_clip(request, info, table, shard.reader(row, stream))
-        rgb = np.empty((3, len(frames), HEIGHT, width), dtype=np.uint8)
-        (error,) = self._decoder().decode([clip], [Rgb(rgb)])
-        if error is not None:
-            raise error.at(key=key)
-        picture = np.ascontiguousarray(rgb.transpose(2, 1, 3, 0)).reshape(HEIGHT, len(frames) * width, 3)
+        shown = decode_frames(info, table, shard.reader(row, stream), frames, size=(HEIGHT, width)).data
+        picture = np.ascontiguousarray(shown.transpose(1, 0, 2, 3)).reshape(HEIGHT, len(frames) * width, 3)
         return FrameStrip(sample, encode_picture(picture), len(frames), width, _packets(table.records[:_PACKETS]))
 
     def _shard(self, index: int) -> Shard:
@@ -189,12 +152,6 @@ class _Maker:
             if index not in self._shards:
                 self._shards[index] = open_shard(self._storage, self._summary.generation, index)
             return self._shards[index]
-
-    def _decoder(self) -> PyAvDecoder:
-        decoder: PyAvDecoder | None = getattr(self._local, "decoder", None)
-        if decoder is None:
-            decoder = self._local.decoder = PyAvDecoder(max_contexts=4)
-        return decoder
 
 
 def _rows_by_class(summary: Summary) -> dict[str, list[int]]:

@@ -20,8 +20,7 @@ from fastvid.report.charts import histogram
 from fastvid.runtime import units
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.job.ledger import write_ledger
-from fastvid.sharding.page import contact_sheet
-from fastvid.sharding.page.contact_sheet import HEIGHT, encode_picture, make_contact_sheet, pick_frames
+from fastvid.sharding.page.contact_sheet import HEIGHT, make_contact_sheet, pick_frames
 from fastvid.sharding.page.distributions import packets
 from fastvid.sharding.page.page import render_page
 from fastvid.sharding.page.summary import UNLABELLED, summarize
@@ -307,16 +306,6 @@ class TestContactSheet:
         assert 0 <= frames[0] <= frames[-1] < num_frames
         assert (frames[-1] - frames[0]) * seconds / num_frames <= max(6.0, count * seconds / num_frames)
         assert abs((frames[0] + frames[-1] + 1) / 2 - num_frames / 2) <= max(2, num_frames / count)
-
-    def test_jpeg_is_used_without_webp(self, monkeypatch):
-        picture = np.full((16, 32, 3), 200, np.uint8)
-        assert encode_picture(picture).startswith("data:image/webp;base64,")
-        monkeypatch.setattr(
-            contact_sheet, "_ENCODERS", (("no-such-encoder", "webp", "yuv420p", {}), contact_sheet._ENCODERS[1])
-        )
-        uri = encode_picture(picture)
-        assert uri.startswith("data:image/jpeg;base64,")
-        assert abs(int(decode_picture(uri).mean()) - 200) <= 2
 
 
 def decode_picture(uri):

@@ -1,0 +1,52 @@
+"""Accept `torch.utils.data.Subset`, as `random_split` makes them, wherever a dataset is expected."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Subset
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.runtime.arrays import IntArray
+
+
+class _Located(Protocol):
+    def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]: ...
+
+
+_Other = TypeVar("_Other", bound=_Located)
+
+
+@overload
+def resolve_subset(dataset: Subset[Any]) -> Dataset: ...
+
+
+@overload
+def resolve_subset(dataset: _Other) -> _Other: ...
+
+
+def resolve_subset(dataset: Any) -> Any:
+    """Return the samples that a `Subset` of a dataset selects, in its order; any other dataset as it is.
+
+    Raises:
+        UsageError: If it is neither, or selects a sample twice.
+        SampleNotFoundError: If the subset has an index outside its dataset.
+    """
+    if isinstance(dataset, Subset):
+        inner: Any = dataset.dataset
+        whole = resolve_subset(inner)
+        if not isinstance(whole, Dataset):
+            raise UsageError(
+                f"dataset is a Subset of a {type(whole).__name__}",
+                hint="make subsets of each dataset, then the mixture",
+            )
+        return whole.select(np.asarray(dataset.indices))
+    if not hasattr(dataset, "locate"):
+        raise UsageError(
+            f"dataset is a {type(dataset).__name__}, expected a dataset of fastvid",
+            hint="open one with `fastvid.open`, or combine several in a `fastvid.Mixture`",
+        )
+    return dataset
