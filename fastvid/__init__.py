@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastvid.load.after.colour import Grayscale as Grayscale
     from fastvid.load.after.erasing import Erasing as Erasing
     from fastvid.load.after.rand_augment import RandAugment as RandAugment
+    from fastvid.load.clip_dataset import ClipDataset as ClipDataset
     from fastvid.load.clips.augment import CenterCrop as CenterCrop
     from fastvid.load.clips.augment import HorizontalFlip as HorizontalFlip
     from fastvid.load.clips.augment import MultiScaleCrop as MultiScaleCrop
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fastvid.load.clips.timed_sampling import Window as Window
     from fastvid.load.clips.video_info import VideoInfo as VideoInfo
     from fastvid.load.clips.views import Views as Views
+    from fastvid.load.exact_sampler import ExactSampler as ExactSampler
     from fastvid.load.loader import Batch as Batch
     from fastvid.load.loader import ClipLoader as ClipLoader
     from fastvid.load.options import Output as Output
@@ -56,11 +58,13 @@ _HOMES = {
     "Buckets": "fastvid.load.order.buckets",
     "CenterCrop": "fastvid.load.clips.augment",
     "ClassBalanced": "fastvid.load.order.epoch",
+    "ClipDataset": "fastvid.load.clip_dataset",
     "ClipLoader": "fastvid.load.loader",
     "ColorJitter": "fastvid.load.after.colour",
     "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
     "Erasing": "fastvid.load.after.erasing",
+    "ExactSampler": "fastvid.load.exact_sampler",
     "FastvidError": "fastvid.errors",
     "GaussianBlur": "fastvid.load.after.blur",
     "Grayscale": "fastvid.load.after.colour",
@@ -94,11 +98,13 @@ __all__ = [
     "Buckets",
     "CenterCrop",
     "ClassBalanced",
+    "ClipDataset",
     "ClipLoader",
     "ColorJitter",
     "Deltas",
     "Dense",
     "Erasing",
+    "ExactSampler",
     "FastvidError",
     "GaussianBlur",
     "Grayscale",

@@ -39,7 +39,9 @@ ORDER = {
             pixels_fused pixels nvdec torchcodec dali backends parity access
         """,
         "fastvid/sharding": "sources encode work engines job verify change page",
-        "fastvid/load": "options order clips memory after batch workers state loader",
+        "fastvid/load": """
+            options order clips memory after batch workers state trainers loader clip_dataset exact_sampler
+        """,
         "fastvid/train": "config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
         "bench": "common decode load shard train gpu scaling strategies elastic report",

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 from fastvid.audio.window import Audio
 from fastvid.decode.backends import Backend
@@ -36,7 +36,7 @@ from fastvid.load.clips.clip_sizes import varying_sizes
 from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sampling import Sampler, clip_length
-from fastvid.load.clips.streams import check_streams
+from fastvid.load.clips.streams import check_streams, streams_text
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
 from fastvid.load.memory.device import LoaderStream, resolve
 from fastvid.load.options import OnError, Output, Workers
@@ -48,6 +48,7 @@ from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.packed import Packed
 from fastvid.load.order.subset import resolve_subset
 from fastvid.load.state import STATE_VERSION, check_state, fingerprint
+from fastvid.load.trainers import check_use
 from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.engine import BatchPipeline
 from fastvid.load.workers.lanes import AUTO, choose_backends
@@ -61,11 +62,15 @@ from fastvid.runtime.world import World
 _log = logging.getLogger(__name__)
 
 
-class ClipLoader:
+class ClipLoader(IterableDataset[Batch]):
     """Iterable over batches of clips: each sample once per epoch, in an order independent of the number of workers.
 
     One ``for`` yields the rest of the current epoch, then the epoch advances; none is empty. After a ``break``, and
     with a state saved in the loop body, the next ``for`` continues with the next batch, if need be of the next epoch.
+
+    Other trainers take the loader as it is, or ``DataLoader(loader, batch_size=None)``, which passes its batches on.
+    It shares batches among the ranks and starts workers itself, so a trainer must do neither; iterating then is an
+    error that says what to change.
 
     Threads live only as long as an iteration. A process may fork between iterations. A child forked during one has no
     threads, so continuing the iteration there is an error: start the iteration in the child, or use spawn.
@@ -155,7 +160,7 @@ class ClipLoader:
         self.spatial = Spatial.of(spatial)
         self.shuffle, self.views = shuffle, views
         self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
-        self.world = World.resolve(rank, world_size)
+        self.world, self._found_world = World.resolve(rank, world_size), rank is None
         self._orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, repeats=repeats)
         source = (dataset, frames, self.spatial, self.world, last)
         self.plans = EpochPlans.of(self._orders, *source, size=global_batch_size, group=group_size, planned=batches)
@@ -203,7 +208,23 @@ class ClipLoader:
         )
 
     def __len__(self) -> int:
-        """Return the number of batches of the current ``for`` loop, or of the next one."""
+        """Return `steps_per_epoch`, which is what trainers and `DataLoader` take a length for."""
+        return self.steps_per_epoch
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise UsageError(
+            "a ClipLoader was sent to another process",
+            hint="use num_workers=0, or make the loader in the process that iterates over it",
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of a whole epoch, for learning-rate schedules; the same after resuming within one."""
+        return self._epoch_plan().count(0)
+
+    @property
+    def steps_left(self) -> int:
+        """Batches of the current ``for`` loop, or of the next one."""
         return self._epoch_plan().count(self._origin) or self.plans.epoch(self._seed, self._epoch + 1).count(0)
 
     @property
@@ -293,7 +314,7 @@ class ClipLoader:
         Args:
             num_batches: Distinct batches to repeat, at least 1.
         """
-        place, total = (self._seed, self._epoch, self._position), len(self)
+        place, total = (self._seed, self._epoch, self._position), self.steps_left
         held = list(itertools.islice(self, num_batches))
         self._seek(*place)
         begun = clips = 0.0
@@ -312,6 +333,7 @@ class ClipLoader:
         self._backends.close()
 
     def __iter__(self) -> Iterator[Batch]:
+        check_use(self, self.world, found=self._found_world)
         self._stop()
         return self._iterate()
 
@@ -404,7 +426,7 @@ class ClipLoader:
         self._origin = self._position
 
     def _fingerprint(self) -> dict[str, str]:
-        streams = ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if "flow" in self.streams else "")
+        streams = streams_text(self.streams, self.flow_stack)
         own = fingerprint(self.dataset, self.frames, self.spatial, order=self._orders.text, streams=streams)
         own |= {"batches": self.plans.batching.text} if self.plans.batching.text else {}
         own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -24,3 +25,8 @@ def dataset(folder: Path, samples: int) -> str:
     data = make_clip(folder / "clip.mp4", frames=20)
     pack(folder / "set", [[(f"clip{n}", data, n % 2) for n in range(samples)]])
     return str(folder / "set")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process that imports this checkout."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **more}

@@ -6,7 +6,6 @@ import zlib
 
 import pytest
 import torch
-from torch import nn
 
 from tests.examples import kit
 
@@ -30,38 +29,28 @@ def url(tmp_path_factory):
 
 
 def train(example, url, out, stop=None):
-    """Train from the newest checkpoint to step `stop` or to the end; return the inputs of each step and the weights."""
-    given, trained = [], []
+    """Train from the newest checkpoint to step `stop` or to the end; return the clips of each step and the weights."""
+    trained = []
 
-    class NotingClips(example.Clips):
-        def __iter__(self):
-            for inputs in super().__iter__():
-                content = zlib.crc32(inputs["video"].numpy().tobytes())
-                given.append((self.loader.epoch, self.loader.position, content))
-                yield inputs
-
-    class Noting(example.TrainerCallback):
+    class Stop(example.TrainerCallback):
         def on_step_end(self, args, state, control, **_):
-            trained.append(given[-1])
             control.should_training_stop = state.global_step == stop
 
+    class Noting(example.ClipTrainer):
+        def __init__(self, *args, callbacks, **options):
+            super().__init__(*args, callbacks=[*callbacks, Stop()], **options)
+
+        def compute_loss(self, model, batch, **options):
+            content = zlib.crc32(batch["video"].numpy().tobytes())
+            trained.append((batch["epoch"], batch["stop"], content))
+            return super().compute_loss(model, batch, **options)
+
+    arguments = {"num_train_epochs": 3, "save_steps": 1, "use_cpu": True, "disable_tqdm": True}
     torch.manual_seed(0)
-    net = nn.Sequential(nn.AdaptiveAvgPool3d((2, 2, 2)), nn.Flatten(), nn.Linear(24, 2))
-    arguments = {
-        "num_train_epochs": 3,
-        "save_steps": 1,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "lr_scheduler_type": "constant",
-    }
-    options = {"spatial": example.fastvid.RandomCrop(32), "global_batch_size": 4, "decoder": "pyav", "num_threads": 1}
-    out.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(example, "Clips", NotingClips)
-        trainer = example.make(url, str(out), net, arguments, **options)
-    trainer.add_callback(Noting())
-    trainer.go_on()
-    return trained, torch.cat([value.flatten() for value in net.state_dict().values()])
+        patch.setattr(example, "ClipTrainer", Noting)
+        trainer = example.main(url, str(out), crop=32, lr_scheduler_type="constant", **arguments)
+    return trained, torch.cat([value.flatten() for value in trainer.model.state_dict().values()])
 
 
 def test_a_stopped_run_resumes_with_the_next_clip(example, url, tmp_path):

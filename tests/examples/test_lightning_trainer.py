@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from tests.examples import kit
 
@@ -31,26 +30,15 @@ def train(example, url, out, **limits):
     keys = []
 
     class Noting(example.Classifier):
-        def training_step(self, batch, batch_idx):
+        def training_step(self, batch, number):
             keys.append((batch.epoch, batch.key))
-            return super().training_step(batch, batch_idx)
+            return super().training_step(batch, number)
 
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.AdaptiveAvgPool3d((2, 2, 2)), nn.Flatten(), nn.Linear(24, 2))
-    trainer = example.lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[example.ModelCheckpoint(dirpath=out, save_last=True, every_n_train_steps=1)],
-        **limits,
-    )
-    options = {"spatial": example.fastvid.RandomCrop(32), "global_batch_size": 4, "decoder": "pyav", "num_threads": 1}
-    last = out / "last.ckpt"
-    model = Noting(net)
-    trainer.fit(model, datamodule=example.ClipData(url, **options), ckpt_path=str(last) if last.exists() else None)
-    return keys, torch.cat([value.flatten() for value in net.state_dict().values()])
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(example, "Classifier", Noting)
+        model = example.main(url, str(out), crop=32, accelerator="cpu", devices=1, **quiet, **limits)
+    return keys, torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 def test_a_stopped_run_resumes_with_the_next_clip(example, url, tmp_path):

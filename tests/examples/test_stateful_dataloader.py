@@ -17,19 +17,18 @@ def example():
 
 def test_a_resumed_stateful_dataloader_yields_exactly_the_remaining_batches(example, tmp_path):
     url = kit.dataset(tmp_path, 20)
-    options = {"spatial": example.fastvid.RandomCrop(32), "global_batch_size": 4, "decoder": "pyav", "num_threads": 1}
 
     def keys(loader):
         return [batch.key for batch in loader]
 
-    whole = keys(example.make(url, **options))
+    whole = keys(example.make(url, crop=32))
     assert len(whole) == 5
     for taken in range(1, 5):
-        loader = example.make(url, **options)
+        loader = example.make(url, crop=32)
         iterator = iter(loader)
         first = [next(iterator).key for _ in range(taken)]
         state = loader.state_dict()
         del iterator
-        resumed = example.make(url, **options)
+        resumed = example.make(url, crop=32)
         resumed.load_state_dict(state)
         assert first + keys(resumed) == whole

@@ -75,18 +75,21 @@ def test_state_counts_what_was_delivered_not_what_was_prefetched():
     iterator.close()
 
 
-def test_len_is_the_number_of_batches_of_one_loop():
+def test_steps_left_are_the_batches_of_one_loop_and_the_length_those_of_an_epoch():
     loader = make(FakeDataset(43))
-    assert len(loader) == 5
+    assert (loader.steps_left, loader.steps_per_epoch, len(loader)) == (5, 5, 5)
     seen = []
     for number, _ in enumerate(loader):
-        seen.append(len(loader))
+        seen.append(loader.steps_left)
         if number == 1:
             break
     assert seen == [5, 5]
-    assert len(loader) == 3
+    assert (loader.steps_left, loader.steps_per_epoch, len(loader)) == (3, 5, 5)
+    resumed = make(FakeDataset(43))
+    resumed.load_state_dict(loader.state_dict())
+    assert (resumed.steps_left, resumed.steps_per_epoch, len(resumed)) == (3, 5, 5)
     assert len(list(loader)) == 3
-    assert (len(loader), loader.epoch, loader.position) == (5, 1, 0)
+    assert (loader.steps_left, loader.epoch, loader.position) == (5, 1, 0)
 
 
 def test_epochs_advance_and_differ():
@@ -120,7 +123,7 @@ def test_a_state_taken_at_the_last_batch_resumes_with_the_next_epoch(last):
     assert (state["epoch"], state["position"]) == (0, 40 if last == "drop" else 43)
     resumed = make(dataset, last=last)
     resumed.load_state_dict(state)
-    assert (len(resumed), resumed.epoch, resumed.position) == (len(loader), 1, 0)
+    assert (resumed.steps_left, resumed.epoch, resumed.position) == (loader.steps_left, 1, 0)
     assert resumed.state_dict() == state
     resumed.set_epoch(1)
     assert [rows(batch) for batch in resumed] == [rows(batch) for batch in loader]
@@ -159,7 +162,7 @@ def test_a_smaller_batch_size_after_the_last_batch_delivers_the_rest_of_the_epoc
         if batch.stop == 40:
             break
     loader.set_batch_size(3)
-    assert (len(loader), loader.epoch) == (1, 0)
+    assert (loader.steps_left, loader.epoch) == (1, 0)
     assert [(batch.start, batch.stop, batch.epoch) for batch in loader] == [(40, 43, 0)]
 
 

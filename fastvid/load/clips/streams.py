@@ -40,6 +40,11 @@ def picture_size(info: StreamInfo, stream: str) -> Size:
     return (info.height // 2 if stream == "flow" else info.height), info.width
 
 
+def streams_text(names: Sequence[str], stack: int) -> str:
+    """Return the streams of a loader as text, for the fingerprint of its state."""
+    return ",".join(names) + (f" flow_stack={stack}" if "flow" in names else "")
+
+
 def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
     """Return the flow indices of each frame of a clip, int64 [T * L], those of a frame together.
 

@@ -122,7 +122,7 @@ class SharedBufferPool(BufferPool):
         except OSError as error:
             raise WorkerError(
                 f"cannot reserve {self.size >> 30} GiB of address space to share with worker processes: {error}",
-                hint="raise ulimit -v and ulimit -f, which count it though it takes no memory; or use workers='thread'",
+                hint="raise ulimit -v and ulimit -f, though it takes no memory; or use Workers('thread')",
             ) from error
         self._start = np.frombuffer(self._memory, dtype=np.uint8, count=1).ctypes.data
         self._end = 0

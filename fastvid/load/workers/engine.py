@@ -350,5 +350,5 @@ class BatchPipeline:
         now = [f"{task.clip.key} of {task.clip.shard.stem}" for tasks in self._active.values() for task in tasks]
         return WorkerError(
             f"no batch within {timeout:.0f} s; being fetched or decoded: {', '.join(sorted(now)) or 'nothing'}",
-            hint="exclude a clip that hangs with where=; raise timeout= for slow storage",
+            hint="exclude a clip that hangs with where=; raise the timeout of Workers for slow storage",
         )

@@ -1,4 +1,4 @@
-"""Decodes clips in worker processes that can be killed, for ``workers="process"``.
+"""Decodes clips in worker processes that can be killed, for ``Workers("process")``.
 
 A lane is a worker process, memory shared with it, and a thread of the loader that sends the worker some rows of a batch
 and waits. The worker plans, reads, decodes and normalises each row and writes it where the training step will read it,
@@ -76,7 +76,7 @@ _MOST_BYTES: Final = 64 << 20
 
 _MAIN: Final = "from fastvid.load.workers.worker_process import main; main()"
 
-_HINT: Final = "exclude the clip with where=, or use on_error='skip' to mask and count it"
+_HINT: Final = "exclude the clip with where=, or use on_error=Skip() to mask and count it"
 
 
 class ProcessLane:

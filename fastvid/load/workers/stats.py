@@ -175,7 +175,7 @@ class LoaderStats:
                 f"put the shards on faster storage or a local cache ({reads:.0f} reads per clip), or raise num_threads"
             )
         if stage == "finish":
-            return "convert on the device: device='cuda', or dtype=torch.uint8 and normalise there"
+            return "convert on the device: device='cuda', or Output(dtype=torch.uint8) and normalise there"
         packets = total.packets / max(1, total.clips)
         if self.num_frames and packets > 1.5 * self.num_frames:
             return (

@@ -202,7 +202,7 @@ class Labelled:
             yield Batch(batch, label=upload(label, batch.video.device).where(batch.valid, IGNORED_LABEL))
 
     def __len__(self) -> int:
-        return len(self.clips) if self.epoch == self.clips.epoch else 0
+        return self.clips.steps_left if self.epoch == self.clips.epoch else 0
 
     def set_batch_size(self, global_batch_size: int) -> None:
         """See `fastvid.train.parts.loader_protocol.Loader`."""

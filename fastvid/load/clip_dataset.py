@@ -1,0 +1,317 @@
+"""ClipDataset: the clips of a dataset by number, for torch's DataLoader and whatever is built on it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset as MapStyle
+from torch.utils.data import Subset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from fastvid.decode.backends import Backend
+from fastvid.decode.request import EncodedClip
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.batch.batch import Assembler, Batch
+from fastvid.load.batch.video import video_spec
+from fastvid.load.clips.augment import Spatial, Transform
+from fastvid.load.clips.clip import BatchRow, Clip, as_clips, clips_to_decode
+from fastvid.load.clips.plan import BatchPlan, BatchPlanner, add_location, prefetch_threads
+from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.clips.streams import check_streams
+from fastvid.load.memory.device import LoaderStream, resolve
+from fastvid.load.options import Output, Workers
+from fastvid.load.order.batches import Share
+from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.subset import resolve_subset
+from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
+from fastvid.load.workers.clip_worker import ClipTask
+from fastvid.load.workers.fetch import fetch_clip
+from fastvid.load.workers.lanes import choose_backends
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.checks import check_integer
+
+
+class Visit(NamedTuple):
+    """One visit of a sample: what an `ExactSampler` yields in place of a number, and all that decides a clip.
+
+    Attributes:
+        sample: Number of the sample in the dataset.
+        position: Its position in the epoch's order.
+        seed: Seed of the clip's random draws.
+        epoch: The epoch.
+        start: First position of the global batch.
+        stop: One past the last position of the global batch.
+    """
+
+    sample: int
+    position: int
+    seed: int
+    epoch: int
+    start: int
+    stop: int
+
+
+class ClipRow(dict[str, Any]):
+    """One clip: the entries of a `Batch` without the first axis. torch's `default_collate` makes a `Batch` of rows."""
+
+
+class ClipDataset(MapStyle[ClipRow]):
+    """Map-style dataset of clips: ``clips[i]`` is a dict with the clip of sample i.
+
+    For code that has a DataLoader of its own; `ClipLoader` needs none and starts sooner. With an `ExactSampler` the
+    clips are those of a `ClipLoader`, bit for bit. An integer index is the sample at that position of the unshuffled
+    epoch `set_epoch`; a negative one counts from the end.
+
+    A DataLoader asks for a whole batch in one call, which is planned at once, reads remote storage concurrently, and
+    decodes a sample's packets once for all its clips. Its default ``collate_fn`` makes a `Batch`. It works in worker
+    processes started by fork, forkserver and spawn; each opens a decoder of its own. A damaged clip is an error.
+
+    Args:
+        dataset: The samples; a `Mixture` for several datasets.
+        frames: The frame sampler.
+        spatial: One crop and at most one flip.
+        seed: Determines frames and crops, 0 <= seed < 2**64; the order too if an `ExactSampler` is used.
+        streams: Video streams of each sample, see `ClipLoader`.
+        flow_stack: Flows per frame, see `ClipLoader`.
+        fields: Annotation columns to deliver in the row's "fields".
+        decoder: Name of a back-end that decodes on the CPU, or a `Backend`.
+        output: The form of the video tensors.
+
+    Raises:
+        UsageError: If an argument is invalid.
+        MissingDependency: If the decoder cannot run here.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Mixture | Subset[Any],
+        *,
+        frames: Sampler,
+        spatial: Sequence[Transform] | Transform,
+        seed: int = 0,
+        streams: Sequence[str] | str = ("rgb",),
+        flow_stack: int = 1,
+        fields: Sequence[str] = (),
+        decoder: str | Backend = "pyav",
+        output: Output = Output(),
+    ) -> None:
+        dataset = resolve_subset(dataset)
+        self.dataset, self.frames, self.spatial, self.output = dataset, frames, Spatial.of(spatial), output
+        self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
+        self.seed, self.epoch = check_integer("seed", seed, 0, 2**64 - 1), 0
+        self.decoder, self.fields = decoder, tuple(fields)
+        self._opened: _Opened | None = None
+        self._open()  # reports a wrong argument here, not in a worker process
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __repr__(self) -> str:
+        return f"ClipDataset({len(self)} samples, frames={self.frames}, epoch {self.epoch})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of integer indices; worker processes started before keep theirs.
+
+        Raises:
+            UsageError: If the epoch is out of range.
+        """
+        self.epoch = check_integer("epoch", epoch, 0, 2**64 - 1)
+
+    def __getitem__(self, index: int | Visit) -> ClipRow:
+        """Return one clip.
+
+        Raises:
+            IndexError: If the dataset has no such sample.
+            FastvidError: If the clip cannot be read or decoded.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int | Visit]) -> list[ClipRow]:
+        """Return several clips, planned and read together. torch's DataLoader calls this for each batch.
+
+        Raises:
+            IndexError: If the dataset lacks one of the samples.
+            FastvidError: If a clip cannot be read or decoded.
+        """
+        visits = [one if isinstance(one, Visit) else self._visit(one) for one in indices]
+        rows: list[ClipRow] = []
+        for (seed, epoch), group in itertools.groupby(visits, lambda visit: (visit.seed, visit.epoch)):
+            rows += self._read(seed, epoch, list(group))
+        return rows
+
+    def _visit(self, index: int) -> Visit:
+        number = int(index) + len(self) * (int(index) < 0)
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {index} of a dataset of {len(self)}")
+        return Visit(number, number, self.seed, self.epoch, number, number + 1)
+
+    def _open(self) -> _Opened:
+        """Return the decoder of this process; a forked one does not use its parent's."""
+        if self._opened is None or self._opened.pid != os.getpid():
+            stream = LoaderStream(resolve("cpu"))
+            fixed = clip_length(self.frames) is not None and self.spatial.output is not None
+            spec = video_spec(self.frames, self.spatial, self.output, stream, "stack" if fixed else "list")
+            has = (self.streams, self.flow_stack)
+            shape = BatchShape(spec, self.output.dtype, *has, views=False, repeats=True, planned=False)
+            backends = ActiveBackends(shape, 1, Workers(num_threads=1))
+            backends.use(choose_backends(self.decoder, stream.device))
+            columns = {name: self.dataset.column(name) for name in self.fields}
+            made = (self.streams, (), False, self.dataset.labels, columns)
+            assembler = Assembler(stream, *made, stage=None, seed=0, epoch=0)
+            self._opened = _Opened(os.getpid(), backends, assembler, prefetch_threads(self.dataset))
+        return self._opened
+
+    def _read(self, seed: int, epoch: int, visits: Sequence[Visit]) -> list[ClipRow]:
+        opened = self._open()
+        parts = (self.frames, self.spatial, seed, epoch, opened.backends.backend, self.streams, self.flow_stack)
+        order = _Visited(visits, seed, epoch)
+        planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), join=opened.backends.join)
+        positions = np.array([visit.position for visit in visits], dtype=np.int64)
+        plan = planner.plan(Share(visits[0].start, visits[0].stop, positions))
+        for error in plan.errors.values():
+            raise error
+        batch = opened.decode(plan, epoch)
+        lengths = (batch.frame_index >= 0).sum(1).tolist()
+        names = [name for name in ("video", "flow", "label", "fps", "size") if name in batch]
+        return [
+            ClipRow(
+                {name: batch[name][row] for name in names},
+                key=batch.key[row],
+                frame_index=batch.frame_index[row, : lengths[row]],
+                seconds=batch.seconds[row, : lengths[row]],
+                sample=visit.sample,
+                position=visit.position,
+                epoch=epoch,
+                start=visit.start,
+                stop=visit.stop,
+                fields={name: values[row] for name, values in batch.fields.items()},
+            )
+            for row, visit in enumerate(visits)
+        ]
+
+
+@dataclass
+class _Visited:
+    """Visits as an order of samples."""
+
+    visits: Sequence[Visit]
+    seed: int
+    epoch: int
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.visits)
+
+    def ids(self, _positions: npt.ArrayLike, /) -> IntArray:
+        return np.array([visit.sample for visit in self.visits], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What a process needs to decode clips.
+
+    Attributes:
+        pid: The process.
+        backends: The decoder, and the memory of its batches.
+        assembler: Makes a batch of decoded clips.
+        num_fetchers: Threads that read packets of several clips at once; 0 if reads are fast enough without.
+    """
+
+    pid: int
+    backends: ActiveBackends
+    assembler: Assembler
+    num_fetchers: int
+
+    def decode(self, plan: BatchPlan, epoch: int) -> Batch:
+        """Return the batch of a plan, all of whose clips are planned."""
+        canvas = self.backends.finisher.open(plan.clips, plan.share.shape)
+        rows = clips_to_decode(plan.clips)
+        sources: Sequence[BatchRow | EncodedClip] = self._fetch(as_clips(rows)) if self.num_fetchers else rows
+        tasks = [ClipTask(row.row, source, canvas) for row, source in zip(rows, sources, strict=True)]
+        lanes = self.backends.lanes[0]
+        lane = lanes.take()
+        try:
+            with closing(lane.make(tasks, lambda _: True, None)) as results:  # type: ignore[type-var]
+                for made in results:
+                    row = rows[made.number]
+                    canvas.done(row.row, good=made.error is None)
+                    if made.error is not None:
+                        add_location(made.error, row.shard.stem, row.key)
+                        raise made.error
+        finally:
+            lanes.give(lane)
+        shown = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
+        return replace(self.assembler, epoch=epoch).make(plan, canvas, shown, ())[0]
+
+    def _fetch(self, clips: Sequence[Clip | None]) -> list[EncodedClip]:
+        def fetch(clip: Clip | None) -> EncodedClip:
+            assert clip is not None
+            try:
+                return fetch_clip(clip)[0]
+            except Exception as error:
+                add_location(error, clip.shard.stem, clip.key)
+                raise
+
+        with ThreadPoolExecutor(min(self.num_fetchers, len(clips)), thread_name_prefix="fastvid-fetch") as pool:
+            return list(pool.map(fetch, clips))
+
+
+def collate_rows(
+    rows: Sequence[ClipRow],
+    *,
+    collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None,  # noqa: ARG001 - torch passes it
+) -> Batch:
+    """Return the `Batch` of rows, which torch's `default_collate` calls for a list of `ClipRow`.
+
+    Weights are one over the clips of the global batch if an `ExactSampler` chose the rows, else one over the rows.
+
+    Raises:
+        UsageError: If the clips differ in shape.
+    """
+    shapes = {tuple(row["video"].shape) for row in rows}
+    if len(shapes) > 1:
+        raise UsageError(
+            f"clips of a batch have the shapes {', '.join(map(str, sorted(shapes)))}",
+            hint="give the DataLoader a collate_fn, use a sampler and a crop of one shape, or a ClipLoader",
+        )
+    spans = {(row["start"], row["stop"]) for row in rows}
+    start, stop = min(start for start, _ in spans), max(stop for _, stop in spans)
+    clips = stop - start if len(spans) == 1 else len(rows)
+    # In a worker process, `default_collate` stacks tensors in shared memory.
+    stacked = {name: default_collate([row[name] for row in rows]) for name in ("video", "flow") if name in rows[0]}
+    small = {
+        name: torch.stack([row[name] for row in rows]) for name in ("label", "frame_index", "seconds", "fps", "size")
+    }
+    fields: Mapping[str, tuple[Any, ...]] = {
+        name: tuple(row["fields"][name] for row in rows) for name in rows[0]["fields"]
+    }
+    return Batch(
+        stacked | small,
+        weight=torch.full((len(rows),), 1.0 / clips),
+        valid=torch.ones(len(rows), dtype=torch.bool),
+        key=tuple(row["key"] for row in rows),
+        sample=torch.tensor([row["sample"] for row in rows]),
+        position=torch.tensor([row["position"] for row in rows]),
+        epoch=rows[0]["epoch"],
+        start=start,
+        stop=stop,
+        fields=fields,
+    )
+
+
+# torch's own way to extend `default_collate`; consulted before it looks at the entries of a mapping.
+default_collate_fn_map[ClipRow] = collate_rows

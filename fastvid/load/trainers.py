@@ -1,0 +1,88 @@
+"""What the data loaders and trainers of others do with a loader or a sampler, and the uses that would be wrong.
+
+torch's DataLoader collates what an iterable yields and copies the iterable into worker processes; Accelerate, which is
+inside the Hugging Face Trainer, shares the batches of every DataLoader among the ranks. A loader of fastvid has done
+all of that already, and a second time would deliver clips twice, or drop them without a word.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from fastvid.errors import UsageError
+from fastvid.load.batch.batch import Batch
+from fastvid.runtime.world import World
+
+
+def check_use(part: object, world: World, *, found: bool) -> None:
+    """Check who is about to iterate over a loader or a sampler.
+
+    Args:
+        part: The loader, or the sampler.
+        world: The rank and the world size that it was made for.
+        found: Whether they were found, rather than given as arguments.
+
+    Raises:
+        UsageError: If it is iterated in a worker process, if another library would share its batches among the ranks
+            again, or if the process group has another world size than when it was made.
+    """
+    name = type(part).__name__
+    if get_worker_info() is not None:
+        raise UsageError(
+            f"a DataLoader with worker processes iterates over a {name}, so each process would deliver every clip",
+            hint="use num_workers=0: a ClipLoader has its own workers, see its workers=",
+        )
+    if found and dist.is_available() and dist.is_initialized() and world != World.resolve(None, None):
+        raise UsageError(
+            f"the {name} was made for rank {world.rank} of {world.size}, before this process became rank"
+            f" {dist.get_rank()} of {dist.get_world_size()}",
+            hint=f"make the {name} after the process group, or give it rank= and world_size=",
+        )
+    if world.size > 1 and _is_shared_again(part):
+        raise UsageError(
+            f"Accelerate would share the batches of a {name} among the ranks, which the {name} has done already",
+            hint="give `prepare` the ClipLoader itself, not a DataLoader of it; in a Hugging Face Trainer override"
+            " `get_train_dataloader` to return the ClipLoader; make an ExactSampler with rank=0, world_size=1",
+        )
+
+
+def _is_shared_again(part: object) -> bool:
+    """Return whether Accelerate is iterating over a data loader that shares out the items of `part`."""
+    library = sys.modules.get("accelerate.data_loader")
+    active = library.GradientState().active_dataloader if library is not None else None
+    if library is None or active is None:
+        return False
+    if isinstance(active, library.DataLoaderDispatcher):
+        return active.dataset is part
+    if isinstance(active.dataset, library.IterableDatasetShard):
+        return active.dataset.dataset is part
+    sharer = active.batch_sampler
+    return isinstance(sharer, library.BatchSamplerShard) and getattr(sharer.batch_sampler, "sampler", None) is part
+
+
+def collate_batches(
+    batches: Sequence[Batch],
+    *,
+    collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None,  # noqa: ARG001 - torch passes it
+) -> Batch:
+    """Return the only batch of a sequence: a DataLoader does not make batches of batches.
+
+    Raises:
+        UsageError: If there are several.
+    """
+    if len(batches) != 1:
+        raise UsageError(
+            f"a DataLoader collates {len(batches)} batches of a ClipLoader",
+            hint="use DataLoader(loader, batch_size=None); in a Trainer per_device_train_batch_size=1",
+        )
+    return batches[0]
+
+
+# torch's own way to extend `default_collate`; consulted before it looks at the entries of a mapping.
+default_collate_fn_map[Batch] = collate_batches

@@ -1,0 +1,55 @@
+"""The examples of plain loops: two processes train on each clip once, and a run stopped in an epoch continues."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.datasets import REPOSITORY
+from tests.examples import kit
+
+RUN = """
+import faulthandler, json, os, runpy, sys
+faulthandler.dump_traceback_later(300, exit=True)
+example, url, out, steps, seen = sys.argv[1:]
+main = runpy.run_path(example)["main"]
+found = main(url, out, crop=32, steps=int(steps) or None)
+open(f"{seen}-{os.environ['RANK']}", "w").write(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("name", ["ddp", "accelerate_loop"])
+def test_two_processes_train_on_each_clip_once_and_a_stopped_run_continues(tmp_path, name):
+    url = kit.dataset(tmp_path, 18)
+    (tmp_path / "run.py").write_text(RUN)
+
+    def run(world, out, steps=0):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        example, seen = str(REPOSITORY / "examples" / f"{name}.py"), str(tmp_path / "seen")
+        arguments = [str(tmp_path / "run.py"), example, url, str(tmp_path / out), str(steps), seen]
+        environment = kit.environment(ACCELERATE_USE_CPU="true")
+        subprocess.run([*command, *arguments], cwd=REPOSITORY, env=environment, check=True, timeout=400)
+        ranks = [json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(world)]
+        return [
+            tuple(sorted((step[0], position) for step in steps for position in step[1:]))
+            for steps in zip(*ranks, strict=True)
+        ]
+
+    whole = run(2, "whole")
+    assert whole == [tuple((epoch, 4 * step + row) for row in range(4)) for epoch in range(2) for step in range(4)]
+    # Stopped by two processes in the first epoch, continued by one.
+    assert run(2, "stopped", steps=3) + run(1, "stopped") == whole
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_has_at_most_40_lines_of_code(path):
+    code, quoted = 0, False
+    for line in path.read_text().splitlines():
+        starts = line.count('"""') % 2
+        blank = not line.strip() or line.lstrip().startswith("#")
+        code += not (blank or quoted or starts)
+        quoted ^= bool(starts)
+    assert code <= 40
