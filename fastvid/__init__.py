@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fastvid.load.after.colour import Grayscale as Grayscale
     from fastvid.load.after.erasing import Erasing as Erasing
     from fastvid.load.after.rand_augment import RandAugment as RandAugment
+    from fastvid.load.batch.multi_hot import MultiHot as MultiHot
+    from fastvid.load.batch.text import Text as Text
     from fastvid.load.clip_dataset import ClipDataset as ClipDataset
     from fastvid.load.clips.augment import CenterCrop as CenterCrop
     from fastvid.load.clips.augment import HorizontalFlip as HorizontalFlip
@@ -70,6 +72,7 @@ _HOMES = {
     "Grayscale": "fastvid.load.after.colour",
     "HorizontalFlip": "fastvid.load.clips.augment",
     "Mixture": "fastvid.load.order.mixture",
+    "MultiHot": "fastvid.load.batch.multi_hot",
     "MultiScaleCrop": "fastvid.load.clips.augment",
     "Native": "fastvid.load.clips.resize",
     "Output": "fastvid.load.options",
@@ -80,6 +83,7 @@ _HOMES = {
     "Resize": "fastvid.load.clips.resize",
     "Segments": "fastvid.load.clips.sampling",
     "Skip": "fastvid.load.options",
+    "Text": "fastvid.load.batch.text",
     "Uniform": "fastvid.load.clips.sampling",
     "VideoDataset": "fastvid.decode.access",
     "VideoInfo": "fastvid.load.clips.video_info",
@@ -110,6 +114,7 @@ __all__ = [
     "Grayscale",
     "HorizontalFlip",
     "Mixture",
+    "MultiHot",
     "MultiScaleCrop",
     "Native",
     "Output",
@@ -120,6 +125,7 @@ __all__ = [
     "Resize",
     "Segments",
     "Skip",
+    "Text",
     "Uniform",
     "VideoDataset",
     "VideoInfo",

@@ -45,11 +45,12 @@ def make_loader(
     output = {name: options.pop(name) for name in ("dtype", "channels_last") if name in options}
     workers = fastvid.Workers(device_lanes=options.pop("device_lanes", None))
     chosen: dict[str, Any] = {"device": settings.device, "global_batch_size": settings.batch} | options
+    # An epoch of a small dataset must have several batches too.
+    repeated = fastvid.Mixture([dataset], weights=[1.0], num_samples=max(len(dataset), 8 * settings.batch))
     return fastvid.ClipLoader(
-        dataset,
+        repeated,
         frames=fastvid.Segments(NUM_FRAMES),
         spatial=[fastvid.RandomCrop(crop_of(dataset)), fastvid.HorizontalFlip(0.5)],
-        repeats=max(1, -(-8 * settings.batch // len(dataset))),
         decoder=decoder,
         output=fastvid.Output(**{"dtype": torch.bfloat16} | output),
         workers=workers,

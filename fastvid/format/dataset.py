@@ -100,16 +100,19 @@ class Dataset:
         """All rows of the generation's annotations, selected or not."""
         return read_annotations(self.storage, self.generation)
 
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Columns of the annotations."""
+        return tuple(self.annotations.column_names)
+
     def column(self, name: str) -> pa.ChunkedArray:
         """Return a column of the selected rows.
 
         Raises:
             UsageError: If there is no such column.
         """
-        if name not in self.annotations.column_names:
-            raise UsageError(
-                f"dataset has no column {name!r}", hint=f"use one of {', '.join(self.annotations.column_names)}"
-            )
+        if name not in self.column_names:
+            raise UsageError(f"dataset has no column {name!r}", hint=f"use one of {', '.join(self.column_names)}")
         column = self.annotations[name]
         whole = len(self.rows) == len(column) and self.is_in_order
         return column if whole else column.take(pa.array(self.rows))
@@ -168,7 +171,7 @@ class Dataset:
                 f"sample {twice} is selected {counts[counts > 1][0]} times",
                 file=self.storage.url,
                 key=self.key(twice),
-                hint="drop duplicates: a loader's `repeats` visits every sample several times",
+                hint="drop duplicates: a loader's `clips_per_video` visits every sample several times",
             )
         chosen = copy.copy(self)
         for name in ("labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_by_key"):

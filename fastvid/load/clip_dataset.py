@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset as MapStyle
 from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -21,13 +22,15 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.load.batch.annotations import RowAnnotations
 from fastvid.load.batch.batch import Assembler, Batch
+from fastvid.load.batch.multi_hot import MultiHot
+from fastvid.load.batch.text import Text
 from fastvid.load.batch.video import video_spec
-from fastvid.load.clips.augment import Spatial, Transform
 from fastvid.load.clips.clip import BatchRow, Clip, as_clips, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, BatchPlanner, add_location, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.clips.rules import ClipRules, Crops, Frames
 from fastvid.load.clips.streams import check_streams
 from fastvid.load.memory.device import LoaderStream, resolve
 from fastvid.load.options import Output, Workers
@@ -85,6 +88,8 @@ class ClipDataset(MapStyle[ClipRow]):
         streams: Video streams of each sample, see `ClipLoader`.
         flow_stack: Flows per frame, see `ClipLoader`.
         fields: Annotation columns to deliver in the row's "fields".
+        text: The row's "text", see `ClipLoader`.
+        labels: The row's "labels", see `ClipLoader`.
         decoder: Name of a back-end that decodes on the CPU, or a `Backend`.
         output: The form of the video tensors.
 
@@ -97,20 +102,22 @@ class ClipDataset(MapStyle[ClipRow]):
         self,
         dataset: Dataset | Mixture | Subset[Any],
         *,
-        frames: Sampler,
-        spatial: Sequence[Transform] | Transform,
+        frames: Frames,
+        spatial: Crops,
         seed: int = 0,
         streams: Sequence[str] | str = ("rgb",),
         flow_stack: int = 1,
         fields: Sequence[str] = (),
+        text: Text | None = None,
+        labels: MultiHot | None = None,
         decoder: str | Backend = "pyav",
         output: Output = Output(),
     ) -> None:
         dataset = resolve_subset(dataset)
-        self.dataset, self.frames, self.spatial, self.output = dataset, frames, Spatial.of(spatial), output
+        self.dataset, self.rules, self.output = dataset, ClipRules.of(dataset, frames, spatial), output
         self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
         self.seed, self.epoch = check_integer("seed", seed, 0, 2**64 - 1), 0
-        self.decoder, self.fields = decoder, tuple(fields)
+        self.decoder, self.annotations = decoder, RowAnnotations.of(dataset, fields, text, labels)
         self._opened: _Opened | None = None
         self._open()  # reports a wrong argument here, not in a worker process
 
@@ -118,7 +125,7 @@ class ClipDataset(MapStyle[ClipRow]):
         return len(self.dataset)
 
     def __repr__(self) -> str:
-        return f"ClipDataset({len(self)} samples, frames={self.frames}, epoch {self.epoch})"
+        return f"ClipDataset({len(self)} samples, frames={self.rules.sampler_text}, epoch {self.epoch})"
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
@@ -163,34 +170,32 @@ class ClipDataset(MapStyle[ClipRow]):
         """Return the decoder of this process; a forked one does not use its parent's."""
         if self._opened is None or self._opened.pid != os.getpid():
             stream = LoaderStream(resolve("cpu"))
-            fixed = clip_length(self.frames) is not None and self.spatial.output is not None
-            spec = video_spec(self.frames, self.spatial, self.output, stream, "stack" if fixed else "list")
+            fixed = self.rules.num_frames is not None and self.rules.output is not None
+            spec = video_spec(self.rules, self.output, stream, "stack" if fixed else "list")
             has = (self.streams, self.flow_stack)
-            shape = BatchShape(spec, self.output.dtype, *has, views=False, repeats=True, planned=False)
+            # Several rows may be of one video.
+            shape = BatchShape(spec, self.output.dtype, *has, views=False, clips_per_video=2, planned=False)
             backends = ActiveBackends(shape, 1, Workers(num_threads=1))
             backends.use(choose_backends(self.decoder, stream.device))
-            columns = {name: self.dataset.column(name) for name in self.fields}
-            made = (self.streams, (), False, self.dataset.labels, columns)
-            assembler = Assembler(stream, *made, stage=None, seed=0, epoch=0)
+            assembler = Assembler(stream, self.streams, (), False, self.annotations, stage=None, seed=0, epoch=0)
             self._opened = _Opened(os.getpid(), backends, assembler, prefetch_threads(self.dataset))
         return self._opened
 
     def _read(self, seed: int, epoch: int, visits: Sequence[Visit]) -> list[ClipRow]:
         opened = self._open()
-        parts = (self.frames, self.spatial, seed, epoch, opened.backends.backend, self.streams, self.flow_stack)
+        parts = (self.rules, seed, epoch, opened.backends.backend, self.streams, self.flow_stack)
         order = _Visited(visits, seed, epoch)
         planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), join=opened.backends.join)
         positions = np.array([visit.position for visit in visits], dtype=np.int64)
         plan = planner.plan(Share(visits[0].start, visits[0].stop, positions))
         for error in plan.errors.values():
             raise error
-        batch = opened.decode(plan, epoch)
+        batch = opened.decode(plan, seed, epoch)
         lengths = (batch.frame_index >= 0).sum(1).tolist()
-        names = [name for name in ("video", "flow", "label", "fps", "size") if name in batch]
+        each = [name for name, value in batch.items() if isinstance(value, Tensor | tuple | list)]
         return [
             ClipRow(
-                {name: batch[name][row] for name in names},
-                key=batch.key[row],
+                {name: batch[name][row] for name in each if name not in _OF_BATCH},
                 frame_index=batch.frame_index[row, : lengths[row]],
                 seconds=batch.seconds[row, : lengths[row]],
                 sample=visit.sample,
@@ -202,6 +207,12 @@ class ClipDataset(MapStyle[ClipRow]):
             )
             for row, visit in enumerate(visits)
         ]
+
+
+_OF_BATCH: Final = frozenset({"weight", "valid"})
+"""Entries that depend on the other rows of a batch."""
+
+_LARGE: Final = frozenset({"video", "flow"})
 
 
 @dataclass
@@ -236,7 +247,7 @@ class _Opened:
     assembler: Assembler
     num_fetchers: int
 
-    def decode(self, plan: BatchPlan, epoch: int) -> Batch:
+    def decode(self, plan: BatchPlan, seed: int, epoch: int) -> Batch:
         """Return the batch of a plan, all of whose clips are planned."""
         canvas = self.backends.finisher.open(plan.clips, plan.share.shape)
         rows = clips_to_decode(plan.clips)
@@ -255,7 +266,7 @@ class _Opened:
         finally:
             lanes.give(lane)
         shown = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-        return replace(self.assembler, epoch=epoch).make(plan, canvas, shown, ())[0]
+        return replace(self.assembler, seed=seed, epoch=epoch).make(plan, canvas, shown, ())[0]
 
     def _fetch(self, clips: Sequence[Clip | None]) -> list[EncodedClip]:
         def fetch(clip: Clip | None) -> EncodedClip:
@@ -291,19 +302,19 @@ def collate_rows(
     spans = {(row["start"], row["stop"]) for row in rows}
     start, stop = min(start for start, _ in spans), max(stop for _, stop in spans)
     clips = stop - start if len(spans) == 1 else len(rows)
+    tensors = [name for name, value in rows[0].items() if isinstance(value, Tensor)]
     # In a worker process, `default_collate` stacks tensors in shared memory.
-    stacked = {name: default_collate([row[name] for row in rows]) for name in ("video", "flow") if name in rows[0]}
-    small = {
-        name: torch.stack([row[name] for row in rows]) for name in ("label", "frame_index", "seconds", "fps", "size")
+    stacked: dict[str, Any] = {
+        name: (default_collate if name in _LARGE else torch.stack)([row[name] for row in rows]) for name in tensors
     }
+    words = {name: tuple(row[name] for row in rows) for name in ("key", "text", "dataset") if name in rows[0]}
     fields: Mapping[str, tuple[Any, ...]] = {
         name: tuple(row["fields"][name] for row in rows) for name in rows[0]["fields"]
     }
     return Batch(
-        stacked | small,
+        stacked | words,
         weight=torch.full((len(rows),), 1.0 / clips),
         valid=torch.ones(len(rows), dtype=torch.bool),
-        key=tuple(row["key"] for row in rows),
         sample=torch.tensor([row["sample"] for row in rows]),
         position=torch.tensor([row["position"] for row in rows]),
         epoch=rows[0]["epoch"],

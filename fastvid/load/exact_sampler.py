@@ -40,7 +40,7 @@ class ExactSampler(DistributedSampler[Visit]):
             this number divided by the world size.
         shuffle: See `ClipLoader`.
         balance: See `ClipLoader`.
-        repeats: See `ClipLoader`.
+        clips_per_video: See `ClipLoader`.
         last: "drop" discards the clips that do not fill the last batch; "keep" delivers them, and some ranks then have
             fewer clips, or a batch less.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
@@ -57,15 +57,17 @@ class ExactSampler(DistributedSampler[Visit]):
         global_batch_size: int,
         shuffle: bool | BlockShuffle = True,
         balance: ClassBalanced | None = None,
-        repeats: int = 1,
+        clips_per_video: int = 1,
         last: Last = "drop",
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
         check_choice("last", last, get_args(Last))
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None
-        self._orders = EpochOrders(clips.dataset, shuffle=shuffle, balance=balance, repeats=repeats)
-        self.batches = Batches(self._orders.num_samples, global_batch_size, last, self.world)
+        self._orders = EpochOrders(clips.dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
+        self.batches = Batches(
+            self._orders.num_samples, global_batch_size, last, self.world, clips_per_video=clips_per_video
+        )
         if self.batches.size % self.world.size:
             raise UsageError(
                 f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}",
@@ -143,4 +145,5 @@ class ExactSampler(DistributedSampler[Visit]):
 
     def _fingerprint(self) -> dict[str, str]:
         clips, streams = self.clips, streams_text(self.clips.streams, self.clips.flow_stack)
-        return fingerprint(clips.dataset, clips.frames, clips.spatial, order=self._orders.text, streams=streams)
+        own = fingerprint(clips.dataset, clips.rules, order=self._orders.text, streams=streams)
+        return own | clips.annotations.fingerprint

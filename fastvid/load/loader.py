@@ -24,18 +24,20 @@ from fastvid.decode.backends import Backend
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.chain import AnyTransform, TransformChain
+from fastvid.load.batch.annotations import RowAnnotations
 from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
+from fastvid.load.batch.multi_hot import MultiHot
 from fastvid.load.batch.patches import Patches
 from fastvid.load.batch.sound import SoundMemory
+from fastvid.load.batch.text import Text
 from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import Collate, check_collate, video_spec
-from fastvid.load.clips.augment import Spatial, Transform
 from fastvid.load.clips.batching import EpochPlans
 from fastvid.load.clips.clip_sizes import varying_sizes
 from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.clips.rules import ClipRules, Crops, Frames
 from fastvid.load.clips.streams import check_streams, streams_text
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
 from fastvid.load.memory.device import LoaderStream, resolve
@@ -78,12 +80,13 @@ class ClipLoader(IterableDataset[Batch]):
     Args:
         dataset: The samples; a `Mixture` for several datasets. A `torch.utils.data.Subset` selects samples.
         frames: The frame sampler: `Segments`, `Dense`, `Uniform`; in seconds `AtFps`, `Window`, `Deltas`; or your own.
-        spatial: One crop, `Resize` or `Native`, and at most one flip.
+            For a mixture one of all datasets, or a mapping with one for each by name.
+        spatial: One crop, `Resize` or `Native`, and at most one flip. For a mixture of all, or a mapping by name.
         streams: Video streams of each sample: "rgb", "flow", or both, with the same frames and crop. The first one is
             `Batch.video`.
         flow_stack: Flows per frame, L: half before and half after it.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
-        global_batch_size: Clips per step over all ranks; at least the world size.
+        global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`.
         batches: `Buckets` or `Packed` for batches of varying shape, in place of `global_batch_size`. They are planned
             from the sizes that sampler and crop make of all videos. With `Buckets` the sampler makes the frames of each
             bucket's shape and the crop its size; with `Packed` `Batch.video` is a sequence of patches.
@@ -98,7 +101,8 @@ class ClipLoader(IterableDataset[Batch]):
         shuffle: True for a uniformly random order, a `BlockShuffle` for one that touches few shards at a time, False
             for dataset order, as in evaluation.
         balance: Class shares of the epoch; None visits every sample once.
-        repeats: Consecutive clips of each visited sample, each with its own frames and crop.
+        clips_per_video: K clips of each visited video, for contrastive learning. They are neighbours in `Batch.video`
+            [n * K, 3, T, H, W], never split between ranks, and each has its own frames, crop, flip and transforms.
         collate: How clips become `Batch.video`: "stack" needs one shape; "pad" adds zeros after the last frame, row and
             column, up to the largest clip of the global batch; "list" keeps one tensor per clip.
         last: How to treat the remaining samples at the end of an epoch: "drop", "mask" (pad the batch with masked rows)
@@ -107,6 +111,8 @@ class ClipLoader(IterableDataset[Batch]):
         world_size: Processes that share each global batch.
         audio: The sound of the clips, `Audio(rate)`, in `Batch.audio`; not with `views`.
         fields: Annotation columns to deliver in `Batch.fields`.
+        text: Column of the text to deliver in `Batch.text`, chosen among several and sometimes dropped.
+        labels: Column of several labels per sample, to deliver in `Batch.labels`; `loader.labels.classes` names them.
         after: Transforms of RGB on the device, before normalisation, in this order: `ColorJitter`, `RandAugment`,
             `Erasing`, `GaussianBlur`, `Grayscale`, your own `ClipTransform`, or any callable of one clip [T, 3, H, W].
             They depend on the seed, the epoch and the position of the clip.
@@ -127,8 +133,8 @@ class ClipLoader(IterableDataset[Batch]):
         self,
         dataset: Dataset | Mixture | Subset[Any],
         *,
-        frames: Sampler,
-        spatial: Sequence[Transform] | Transform,
+        frames: Frames,
+        spatial: Crops,
         global_batch_size: int | None = None,
         batches: Buckets | Packed | None = None,
         streams: Sequence[str] | str = ("rgb",),
@@ -140,13 +146,15 @@ class ClipLoader(IterableDataset[Batch]):
         seed: int = 0,
         shuffle: bool | BlockShuffle = True,
         balance: ClassBalanced | None = None,
-        repeats: int = 1,
+        clips_per_video: int = 1,
         collate: Collate = "stack",
         last: Last = "drop",
         rank: int | None = None,
         world_size: int | None = None,
         audio: Audio | None = None,
         fields: Sequence[str] = (),
+        text: Text | None = None,
+        labels: MultiHot | None = None,
         after: Sequence[AnyTransform] = (),
         output: Output = Output(),
         workers: Workers = Workers(),
@@ -156,34 +164,37 @@ class ClipLoader(IterableDataset[Batch]):
     ) -> None:
         self._skips = Skips(on_error)
         dataset = resolve_subset(dataset)
-        self.dataset, self.frames = dataset, frames
-        self.spatial = Spatial.of(spatial)
+        self.dataset, self.rules = dataset, ClipRules.of(dataset, frames, spatial)
         self.shuffle, self.views = shuffle, views
         self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
         self.world, self._found_world = World.resolve(rank, world_size), rank is None
-        self._orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, repeats=repeats)
-        source = (dataset, frames, self.spatial, self.world, last)
+        self._orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
+        source = (dataset, self.rules, self.world, last)
         self.plans = EpochPlans.of(self._orders, *source, size=global_batch_size, group=group_size, planned=batches)
         self.device = resolve(device)
         self._stream = LoaderStream(self.device)
         self.workers = workers
         self.num_threads = num_threads = workers.num_threads or available_cores()
-        self.stats = LoaderStats(num_threads=num_threads, cores=available_cores(), num_frames=clip_length(frames) or 0)
+        self.stats = LoaderStats(
+            num_threads=num_threads, cores=available_cores(), num_frames=self.rules.num_frames or 0
+        )
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
-        columns = {name: dataset.column(name) for name in fields}
+        annotations = RowAnnotations.of(dataset, fields, text, labels)
+        self.labels = None if annotations.labels is None else annotations.labels.labels
         self.audio = audio
         if audio is not None and views is not None:
             raise UsageError("audio= was given with views=", hint="make a loader with one clip per video for the sound")
         if views is not None:
-            check_views(views, self.frames, self.spatial, repeats=repeats)
+            for sampler, crop in self.rules.pairs:
+                check_views(views, sampler, crop, clips_per_video=clips_per_video)
         patches = Patches(batches.patch, batches.merge, output.layout) if isinstance(batches, Packed) else None
         planned, packed = isinstance(batches, Buckets), patches is not None
         collate = check_collate(
             collate, self.streams, views=views is not None, planned=batches is not None, packed=packed
         )
-        made = (self.streams, () if views is None else (views.num_views,), collate == "pad", dataset.labels, columns)
-        spec = video_spec(self.frames, self.spatial, output, self._stream, collate)
+        made = (self.streams, () if views is None else (views.num_views,), collate == "pad", annotations)
+        spec = video_spec(self.rules, output, self._stream, collate)
         self._after = TransformChain.of(after, self.streams)
         stage = None if self._after is None else TransformStage(self._after, spec)
         self._assembler = Assembler(self._stream, *made, stage, seed=0, epoch=0, patches=patches)
@@ -192,9 +203,8 @@ class ClipLoader(IterableDataset[Batch]):
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
         required = collate == "pad" and self.world.size > 1
-        sized = (dataset, self.frames, self.spatial)
-        self._clip_sizes = None if batches else varying_sizes(*sized, required=required)
-        has = (self.streams, self.flow_stack, views is not None, repeats > 1, planned)
+        self._clip_sizes = None if batches else varying_sizes(dataset, self.rules, required=required)
+        has = (self.streams, self.flow_stack, views is not None, clips_per_video, planned)
         shape = BatchShape(spec, output.dtype, *has, stage)
         self._backends = ActiveBackends(shape, num_threads, workers)
         if decoder != "auto":
@@ -202,7 +212,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     def __repr__(self) -> str:
         return (
-            f"ClipLoader({len(self.dataset)} samples, frames={self.frames}, {self.plans}, rank"
+            f"ClipLoader({len(self.dataset)} samples, frames={self.rules.sampler_text}, {self.plans}, rank"
             f" {self.world.rank} of {self.world.size}, decoder={self.backend.name!r}, device={str(self.device)!r},"
             f" epoch {self._epoch}, position {self._position})"
         )
@@ -342,7 +352,7 @@ class ClipLoader(IterableDataset[Batch]):
         self._stop()
         self._seek(self._seed, self.epoch, self.position)
         order, batches = self._orders.order(self._seed, self._epoch), self._epoch_plan()
-        parts = (self.frames, self.spatial, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
+        parts = (self.rules, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
         planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), clip_sizes=self._clip_sizes)
         if self.backend is AUTO:
             self._backends.decide(planner.plan(next(batches.shares(self._position))).clips, self.world)
@@ -427,8 +437,9 @@ class ClipLoader(IterableDataset[Batch]):
 
     def _fingerprint(self) -> dict[str, str]:
         streams = streams_text(self.streams, self.flow_stack)
-        own = fingerprint(self.dataset, self.frames, self.spatial, order=self._orders.text, streams=streams)
+        own = fingerprint(self.dataset, self.rules, order=self._orders.text, streams=streams)
         own |= {"batches": self.plans.batching.text} if self.plans.batching.text else {}
         own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
         own |= {} if self.audio is None else {"audio": repr(self.audio)}
+        own |= self._assembler.annotations.fingerprint
         return own if self._after is None else own | {"after": repr(self._after)}

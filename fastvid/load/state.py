@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from fastvid.errors import StateError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import Spatial
-from fastvid.load.clips.sampling import Sampler
+from fastvid.load.clips.rules import ClipRules
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.random_draws import DRAWS_VERSION
 
@@ -21,9 +20,7 @@ STATE_VERSION: Final = 1
 _KEYS: Final = ("version", "fingerprint", "seed", "epoch", "position")
 
 
-def fingerprint(
-    dataset: Dataset | Mixture, sampler: Sampler, spatial: Spatial, *, order: str, streams: str = "rgb"
-) -> dict[str, str]:
+def fingerprint(dataset: Dataset | Mixture, rules: ClipRules, *, order: str, streams: str = "rgb") -> dict[str, str]:
     """Return everything that determines the clips besides seed, epoch and position, as text by part."""
     sets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
     parts = {
@@ -32,8 +29,8 @@ def fingerprint(
         "split": " + ".join(repr(part.split) for part in sets),
         "filter": " + ".join(f"{part.where!r} {part.selection}".strip() for part in sets),
         "order": order,
-        "sampler": repr(sampler),
-        "augmentation": f"{DRAWS_VERSION} {spatial}",
+        "sampler": rules.sampler_text,
+        "augmentation": f"{DRAWS_VERSION} {rules.spatial_text}",
     }
     # Omitted for "rgb" alone, so that states saved before other streams existed still load.
     return parts if streams == "rgb" else parts | {"streams": streams}

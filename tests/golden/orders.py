@@ -118,7 +118,7 @@ def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
         "order / equal classes": lambda: order(main, balance=fastvid.ClassBalanced(num_samples=100_003)),
         "order / mixture": lambda: order(fastvid.Mixture([main, other])),
         "order / weighted mixture": lambda: order(mixed),
-        "order / repeats": lambda: order(few, repeats=3),
+        "order / clips per video": lambda: order(few, clips_per_video=3, global_batch_size=99),
         "shares / three ranks, mask": lambda: shares(few, 3, last="mask", global_batch_size=7),
         "shares / three ranks, keep": lambda: shares(few, 3, last="keep", global_batch_size=8),
         "shares / two ranks, groups": lambda: shares(few, 2, last="drop", global_batch_size=12, group_size=4),

@@ -29,7 +29,7 @@ FORMS: Mapping[str, dict[str, Any]] = {
     "float32": {},
     "float16, frames first": {"dtype": torch.float16, "layout": "BTCHW"},
     "levels, frames first": {"dtype": torch.uint8, "layout": "BTCHW"},
-    "repeats": {"repeats": 3, "dtype": torch.uint8},
+    "clips per video": {"clips_per_video": 3, "global_batch_size": 9, "dtype": torch.uint8},
     "masked": {"last": "mask", "global_batch_size": 11, "dtype": torch.uint8},
     "views": {**STILL, "views": fastvid.Views(3, 3), "shuffle": False},
     "ten crops": {**STILL, "views": fastvid.Views(2, 10), "dtype": torch.uint8, "layout": "BTCHW"},

@@ -51,14 +51,14 @@ def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
         "balanced": (data, {"balance": fastvid.ClassBalanced(0.5, num_samples=40)}),
         "mixture": (both, {}),
         "weighted mixture": (fastvid.Mixture([data, some], weights=(3, 1), num_samples=20), {}),
-        "repeats": (data, {"repeats": 3}),
+        "clips per video": (data, {"clips_per_video": 3, "global_batch_size": 3}),
     }
 
     def names() -> str:
         return " ".join(loader(data, global_batch_size=1).state_dict()["fingerprint"])
 
     def part(which: str, data: Any, **options: Any) -> str:
-        text = loader(data, global_batch_size=1, decoder="pyav", **options).state_dict()["fingerprint"][which]
+        text = loader(data, **{"global_batch_size": 1, "decoder": "pyav"} | options).state_dict()["fingerprint"][which]
         assert isinstance(text, str)
         return text
 

@@ -1,4 +1,4 @@
-"""Batches contain the recorded frames and flow, in every form: threads, processes, views, repeats."""
+"""Batches contain the recorded frames and flow, in every form: threads, processes, views, clips per video."""
 
 from __future__ import annotations
 

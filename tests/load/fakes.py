@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import Planes, Rgb
-from fastvid.errors import MissingDependency, StorageError
+from fastvid.errors import MissingDependency, StorageError, UsageError
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import FACT_FIELDS, Codec, PacketFlag
 from fastvid.format.stream_reader import StreamReader
@@ -85,9 +85,18 @@ class FakeDataset:
     selection = ""
 
     def __init__(
-        self, size, *, dataset_id="fake", generation=1, split=None, where=None, classes=("a", "b", "c"), looks=LOOKS
+        self,
+        size,
+        *,
+        dataset_id="fake",
+        generation=1,
+        split=None,
+        where=None,
+        classes=("a", "b", "c"),
+        looks=LOOKS,
+        extra=None,
     ):
-        self.classes = classes
+        self.classes, self.extra = classes, extra or {}
         self.size, self.dataset_id, self.split, self.where = size, dataset_id, split, where
         self.storage = MemoryStorage()
         self.lengths = [1 + (7 * sample) % 12 for sample in range(size)]
@@ -105,10 +114,21 @@ class FakeDataset:
     def key(self, sample):
         return f"key{sample}"
 
+    @property
+    def annotations(self):
+        """The columns of `extra`, and one of texts."""
+        return pa.table({"note": [f"note-{sample}" for sample in range(self.size)], **self.extra})
+
+    @property
+    def column_names(self):
+        return tuple(self.annotations.column_names)
+
     def column(self, name):
         if name in FACT_FIELDS or name == "num_frames":
             return pa.chunked_array([[self.fact(sample, name) for sample in range(self.size)]])
-        return pa.chunked_array([[f"{name}-{sample}" for sample in range(self.size)]])
+        if name not in self.column_names:
+            raise UsageError(f"dataset has no column {name!r}")
+        return self.annotations[name]
 
     def fact(self, sample, name):
         info = self.shards[sample // SHARD_SAMPLES].info(sample % SHARD_SAMPLES)

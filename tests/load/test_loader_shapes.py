@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import fastvid
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, Spatial
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.clip_sizes import clip_sizes
 from fastvid.load.clips.resize import Native, Resize
+from fastvid.load.clips.rules import ClipRules
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
 from fastvid.load.clips.views import Views
@@ -103,7 +104,7 @@ def test_the_rows_are_the_same_in_any_world_and_after_a_resume(
 
 def test_padding_is_zero_and_masked_and_reaches_the_largest_of_the_global_batch():
     dataset, seen = varied(48), set()
-    sizes = clip_sizes(dataset, FREE["frames"], Spatial.of(FREE["spatial"]))
+    sizes = clip_sizes(dataset, ClipRules.of(dataset, FREE["frames"], FREE["spatial"]))
     loader = make(dataset, collate="pad", rank=1, world_size=3, **FREE)
     order = make(dataset, collate="list", **FREE)
     for batch, everything in zip(loader, order, strict=True):
@@ -290,7 +291,7 @@ def test_sizes_from_annotations_are_those_of_the_clips(folder):
     dataset = Dataset(str(folder))
     for sampler in SAMPLERS:
         for crop in CROPS:
-            sizes = clip_sizes(dataset, sampler, Spatial.of(crop))
+            sizes = clip_sizes(dataset, ClipRules.of(dataset, sampler, crop))
             for batch in real(folder, frames=sampler, spatial=crop, collate="list", num_threads=2):
                 for sample, clip in zip(batch.sample.tolist(), batch.video, strict=True):
                     expected = (sizes.frames[sample], sizes.heights[sample], sizes.widths[sample])

@@ -11,6 +11,7 @@ import torch
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, Spatial
 from fastvid.load.clips.plan import BatchPlanner
 from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.rules import ClipRules
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.clips.views import Views
@@ -67,7 +68,7 @@ def epoch_of(dataset, world, **options):
 
 def plans(dataset, crop=(96, 160)):
     """Return six clips of two frames."""
-    one = ClipPlanner(Segments(2), Spatial.of([CenterCrop(crop)]), 0, 0, AUTO)
+    one = ClipPlanner(ClipRules((Segments(2),), (Spatial.of([CenterCrop(crop)]),)), 0, 0, AUTO)
     planner = BatchPlanner(dataset, Order(len(dataset), 0, 0), one)
     return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
 

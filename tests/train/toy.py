@@ -19,7 +19,8 @@ from torch import nn
 
 from bench.common.ports import reserved_port
 from fastvid.errors import FastvidError
-from fastvid.load.batch.batch import IGNORED_LABEL, Batch
+from fastvid.load.batch.annotations import IGNORED_LABEL
+from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.batches import Batches, Last

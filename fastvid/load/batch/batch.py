@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 from torch import Tensor
 
+from fastvid.load.batch.annotations import RowAnnotations
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.batch.patches import Patches
 from fastvid.load.batch.sound import BatchSound
@@ -23,9 +23,6 @@ from fastvid.load.memory.device import LoaderStream
 from fastvid.load.order.batches import MASKED
 from fastvid.load.order.random_draws import Draws
 from fastvid.runtime.arrays import FloatArray, IntArray
-
-IGNORED_LABEL: Final = -100
-"""Label of masked and unlabelled rows: the default ignore_index of torch's cross_entropy."""
 
 
 class Batch(dict[str, Any]):
@@ -58,7 +55,11 @@ class Batch(dict[str, Any]):
         epoch: The epoch.
         start: First position of the global batch.
         stop: One past the last position of the global batch.
-        fields: The annotation columns requested by `fields=`, one value per row; None for padding.
+        fields: The annotation columns requested by `fields=`, one value per row; None for padding, and for a dataset of
+            a mixture that lacks the column.
+        text: The text of each row, a tuple of str, see `Text`. With text=.
+        labels: Several labels per row, float32 [B, C] of zeros and ones, on the device, see `MultiHot`. With labels=.
+        dataset: Name of each row's dataset, a tuple of str; empty for padding. If the dataset is a `Mixture`.
         flow: Optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in output pixels per frame: x
             and y of L flows around each frame, L = `flow_stack`; if the stream "flow" was requested.
         mask: bool [B, T], on the device; False after the end of a shorter clip. With collate="pad".
@@ -89,6 +90,9 @@ class Batch(dict[str, Any]):
     start: int
     stop: int
     fields: Mapping[str, tuple[Any, ...]]
+    text: tuple[str, ...]
+    labels: Tensor
+    dataset: tuple[str, ...]
     flow: Tensor
     mask: Tensor
     cu_seqlens: Tensor
@@ -154,11 +158,12 @@ class Batch(dict[str, Any]):
 _ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "size", "sample", "position", "bins"})
 """Entries whose tensors stay on the host."""
 
-_WITH_LABEL: Final = frozenset({"weight", "valid", "mask", "grid", "cu_seqlens"})
+_WITH_LABEL: Final = frozenset({"labels", "weight", "valid", "mask", "grid", "cu_seqlens"})
 """Entries that are views of the block of memory of `label`."""
 
 _ASKED: Final = (
-    {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"'}
+    {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"', "dataset": "a Mixture of datasets"}
+    | {"text": "text=Text(column)", "labels": "labels=MultiHot(column)"}
     | dict.fromkeys(("cu_seqlens", "max_seqlen", "grid", "bins"), "batches=Packed(...)")
     | dict.fromkeys(("audio", "audio_mask"), "audio=Audio(16_000)")
 )
@@ -174,10 +179,9 @@ class Assembler:
         streams: Names of the streams.
         views: (V,) if each row is V clips of one sample, else ().
         mask: Whether to say which frames are real, because shorter clips are padded.
-        labels: Label of each sample of the dataset, int64 [N], -1 for none.
-        columns: Annotation columns to deliver, one value per sample.
+        annotations: The entries that come from the annotations.
         stage: Transforms of the stream "rgb"; None for none.
-        seed: The seed of the transforms.
+        seed: The seed of transforms and texts.
         epoch: The epoch.
         patches: How clips are cut into patches and packed; None if they are not.
     """
@@ -186,8 +190,7 @@ class Assembler:
     streams: tuple[str, ...]
     views: tuple[int, ...]
     mask: bool
-    labels: IntArray
-    columns: Mapping[str, pa.ChunkedArray]
+    annotations: RowAnnotations
     stage: TransformStage | None
     seed: int
     epoch: int
@@ -260,11 +263,9 @@ class Assembler:
         flat = frames.reshape(-1, longest)
         for row in present:
             flat[row, : len(shown[row])] = shown[row]
-        rows = [None if sample == MASKED else sample for sample in plan.samples]
-        label = np.where(valid, self.labels[samples], -1)
-        label = np.where(label < 0, IGNORED_LABEL, label)
         weight = np.where(valid, plan.share.weight, 0).astype(np.float32)
-        small: dict[str, npt.NDArray[Any]] = {"label": label, "weight": weight, "valid": valid}
+        small: dict[str, npt.NDArray[Any]] = self.annotations.on_device(samples, valid)
+        small |= {"weight": weight, "valid": valid}
         if self.mask:
             small["mask"] = frames >= 0
         video, plain = streams[self.streams[0]], dict[str, Any]()
@@ -276,10 +277,6 @@ class Assembler:
             small["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
             plain = {"max_seqlen": int(lengths.max()), "bins": torch.from_numpy(plan.share.bins)}
         small = dict(sorted(small.items(), key=lambda item: -item[1].itemsize))
-        fields = {
-            name: tuple(None if row is None else column[row].as_py() for row in rows)
-            for name, column in self.columns.items()
-        }
         return Batch(
             {"video": video}
             | {name: video for name, video in streams.items() if name == "flow"}
@@ -295,7 +292,7 @@ class Assembler:
             epoch=self.epoch,
             start=plan.share.start,
             stop=plan.share.stop,
-            fields=fields,
+            **self.annotations.on_host(samples, plan.share.positions, self.seed, self.epoch),
         )
 
 

@@ -10,9 +10,8 @@ import torch
 
 from fastvid.decode.colours import Layout, Pixels, empty_batch
 from fastvid.errors import UsageError
-from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.clip import BatchRow, Clip
-from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.clips.rules import ClipRules
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.options import Output
 from fastvid.load.order.batches import ClipShape
@@ -166,9 +165,9 @@ def check_collate(collate: Collate, streams: Sequence[str], *, views: bool, plan
     return "list" if packed else collate
 
 
-def video_spec(frames: Sampler, spatial: Spatial, output: Output, stream: LoaderStream, collate: Collate) -> VideoSpec:
+def video_spec(rules: ClipRules, output: Output, stream: LoaderStream, collate: Collate) -> VideoSpec:
     """Return the specification of a loader's batches."""
-    count, size = clip_length(frames), spatial.output
+    count, size = rules.num_frames, rules.output
     shape = None if count is None or size is None else (count, *size)
     pixels = None if output.dtype is torch.uint8 else output.pixels
     return VideoSpec(shape, output.layout, pixels, stream, output.channels_last, collate)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.clip_sizes import clip_sizes
-from fastvid.load.clips.sampling import Sampler, with_length
+from fastvid.load.clips.rules import ClipRules
+from fastvid.load.clips.sampling import with_length
 from fastvid.load.order.batches import Batches, Batching, EpochBatches, Last
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.epoch import EpochOrders
@@ -33,8 +33,7 @@ class EpochPlans:
         cls,
         orders: EpochOrders,
         dataset: Dataset | Mixture,
-        sampler: Sampler,
-        spatial: Spatial,
+        rules: ClipRules,
         world: World,
         last: Last,
         *,
@@ -47,8 +46,7 @@ class EpochPlans:
         Args:
             orders: The sample orders.
             dataset: The samples.
-            sampler: The frame sampler.
-            spatial: Crop and flip.
+            rules: Sampler, crop and flip.
             world: The rank and the world size.
             last: How to treat the rest of an epoch.
             size: Clips of a global batch; None if batches are planned.
@@ -56,21 +54,27 @@ class EpochPlans:
             planned: Batches of varying shape; None for one size.
 
         Raises:
-            UsageError: If not exactly one of `size` and `planned` is given, if sampler or crop cannot make one of the
-                shapes; see also `Batches`, `Buckets.plan`, `Packed.plan` and `clip_sizes`.
+            UsageError: If not exactly one of `size` and `planned` is given, if a sampler or crop cannot make one of
+                the shapes; see also `Batches`, `Buckets.plan`, `Packed.plan` and `clip_sizes`.
         """
         if planned is None:
             size = check_integer("global_batch_size", size, 1)
-            return cls(orders, Batches(orders.num_samples, size, last, world, group))
+            return cls(orders, Batches(orders.num_samples, size, last, world, group, orders.clips_per_video))
         if size is not None or group != 1:
             raise UsageError(
                 f"global_batch_size is {size} and group_size {group} with batches={planned}",
                 hint="leave out both: batches= decides the size of each batch",
             )
-        for shape in planned.shapes:
-            with_length(sampler, shape[0])
-            spatial.of_size(shape[1:])
-        return cls(orders, planned.plan(clip_sizes(dataset, sampler, spatial), world, last, dataset.key))
+        if orders.clips_per_video > 1:
+            raise UsageError(
+                f"clips_per_video is {orders.clips_per_video} with batches={planned}",
+                hint="use global_batch_size: a planned batch may divide the clips of a video",
+            )
+        for sampler, spatial in rules.pairs:
+            for shape in planned.shapes:
+                with_length(sampler, shape[0])
+                spatial.of_size(shape[1:])
+        return cls(orders, planned.plan(clip_sizes(dataset, rules), world, last, dataset.key))
 
     def __repr__(self) -> str:
         batching = self.batching

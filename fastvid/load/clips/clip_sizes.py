@@ -8,56 +8,65 @@ import pyarrow as pa
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import Spatial
+from fastvid.load.clips.rules import ClipRules
 from fastvid.load.clips.sampling import Sampler, clip_length, clip_lengths
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.sizes import ClipSizes
-from fastvid.runtime.arrays import AnyArray
+from fastvid.runtime.arrays import AnyArray, IntArray
 
 
-def clip_sizes(dataset: Dataset | Mixture, sampler: Sampler, spatial: Spatial) -> ClipSizes:
+def clip_sizes(dataset: Dataset | Mixture, rules: ClipRules) -> ClipSizes:
     """Return the frames, heights and widths of the clips of all samples, computed from the annotations.
 
     Args:
         dataset: The samples.
-        sampler: The frame sampler. If it has no fixed length, it needs ``count(num_frames, fps)``.
-        spatial: Crop and flip. If the crop takes its size from a bucket, the sides are those of the videos.
+        rules: Sampler, crop and flip. A sampler without a fixed length needs ``count(num_frames, fps)``. If a crop
+            takes its size from a bucket, the sides are those of the videos.
 
     Raises:
-        UsageError: If the dataset's annotations lack the facts, or the sampler cannot tell how many frames it makes.
+        UsageError: If the dataset's annotations lack the facts, or a sampler cannot tell how many frames it makes.
     """
+    parts = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    pairs = rules.pairs if rules.ends else rules.pairs * len(parts)
+    each = [_sizes(part, sampler, spatial) for part, (sampler, spatial) in zip(parts, pairs, strict=True)]
+    return ClipSizes(*(np.concatenate(column) for column in zip(*each, strict=True)))
+
+
+def _sizes(dataset: Dataset, sampler: Sampler, spatial: Spatial) -> tuple[IntArray, IntArray, IntArray]:
     heights = _fact(dataset, "height").astype(np.int64)
     if dataset.streams[0] == "flow":
         heights //= 2  # both halves of a flow picture, one above the other
     widths = _fact(dataset, "width").astype(np.int64)
     num_frames = _fact(dataset, "num_frames").astype(np.int64)
     frames = clip_lengths(sampler, num_frames, _fact(dataset, "fps").astype(np.float64))
-    return ClipSizes(frames, *spatial.sizes(heights, widths))
+    return frames, *spatial.sizes(heights, widths)
 
 
-def varying_sizes(
-    dataset: Dataset | Mixture, sampler: Sampler, spatial: Spatial, *, required: bool
-) -> ClipSizes | None:
+def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: bool) -> ClipSizes | None:
     """Return the sizes of the clips of all samples if they differ; None if all clips have one shape.
 
     Args:
         dataset: The samples.
-        sampler: The frame sampler.
-        spatial: Crop and flip.
+        rules: Sampler, crop and flip.
         required: Whether a sampler or crop that cannot tell its sizes is an error, otherwise None.
 
     Raises:
-        UsageError: If the crop takes its size from a bucket; or see `clip_sizes`.
+        UsageError: If a crop takes its size from a bucket; or see `clip_sizes`.
     """
-    if spatial.output is None:
-        spatial.output_of(256, 256)  # fails if only a bucket has a size
-    elif clip_length(sampler) is not None:
+    for _, spatial in rules.pairs:
+        if spatial.output is None:
+            spatial.output_of(256, 256)  # fails if only a bucket has a size
+    if rules.num_frames is not None and rules.output is not None:
         return None
-    known = clip_length(sampler) is not None or hasattr(sampler, "count")
-    known &= spatial.output is not None or hasattr(spatial.crop, "sizes")
-    return clip_sizes(dataset, sampler, spatial) if known or required else None
+    known = all(
+        (clip_length(sampler) is not None or hasattr(sampler, "count"))
+        and (spatial.output is not None or hasattr(spatial.crop, "sizes"))
+        for sampler, spatial in rules.pairs
+    )
+    return clip_sizes(dataset, rules) if known or required else None
 
 
-def _fact(dataset: Dataset | Mixture, name: str) -> AnyArray:
+def _fact(dataset: Dataset, name: str) -> AnyArray:
     column: pa.ChunkedArray = dataset.column(name)
     if column.null_count:
         raise UsageError(

@@ -13,10 +13,10 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest
 from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
-from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.crop_size import Size
-from fastvid.load.clips.sampling import Sampler, with_length
+from fastvid.load.clips.rules import ClipRules
+from fastvid.load.clips.sampling import with_length
 from fastvid.load.clips.streams import check_flow, flow_request, picture_size, stack_frames
 from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.clips.views import ONE_VIEW, Views
@@ -28,8 +28,7 @@ class ClipPlanner:
     """Plans clips.
 
     Attributes:
-        sampler: Chooses the frames.
-        spatial: Chooses crop and flip.
+        rules: Choose the frames, crop and flip.
         seed: Seed of the random draws, which also depend on the epoch and the row's position.
         epoch: The epoch.
         backend: The decoder back-end; a codec that it does not support is rejected here.
@@ -39,8 +38,7 @@ class ClipPlanner:
         audio: The sound of a clip; None for none.
     """
 
-    sampler: Sampler
-    spatial: Spatial
+    rules: ClipRules
     seed: int
     epoch: int
     backend: Backend
@@ -51,12 +49,13 @@ class ClipPlanner:
 
     @property
     def runs_in_workers(self) -> bool:
-        """Whether worker processes can plan clips: only if sampler, crop and flip are fastvid's own, because workers
+        """Whether worker processes can plan clips: only if samplers, crops and flips are fastvid's own, because workers
         never import a user's modules."""
         own = __name__.partition(".")[0]
         return all(
             type(part).__module__.partition(".")[0] == own
-            for part in (self.sampler, self.spatial.crop, self.spatial.flip)
+            for sampler, spatial in self.rules.pairs
+            for part in (sampler, spatial.crop, spatial.flip)
             if part is not None
         )
 
@@ -84,7 +83,7 @@ class ClipPlanner:
         info = infos[self.streams[0]]
         height, width = picture_size(info, self.streams[0])
         draws = Draws(self.seed, self.epoch, row.position)
-        sampler, spatial = self.sampler, self.spatial
+        sampler, spatial = self.rules.of_sample(row.sample)
         if row.shape is not None:
             sampler, spatial = with_length(sampler, row.shape[0]), spatial.of_size(row.shape[1:])
         cuts = self.views.cuts(spatial, height, width, draws)

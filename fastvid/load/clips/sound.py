@@ -105,7 +105,8 @@ class LongestSound:
         assert planner.audio is not None
         for position, sample in zip(others.tolist(), self.order.ids(others).tolist(), strict=True):
             video = self._video(sample)
-            (frames,) = planner.views.clips(planner.sampler, video, Draws(planner.seed, planner.epoch, position))
+            sampler, _ = planner.rules.of_sample(sample)
+            (frames,) = planner.views.clips(sampler, video, Draws(planner.seed, planner.epoch, position))
             fps = Fraction(video.fps).limit_denominator(_LARGEST_DENOMINATOR)
             longest = max(longest, planner.audio.window(frames, fps).count)
         return longest

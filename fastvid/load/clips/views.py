@@ -112,7 +112,7 @@ ONE_VIEW: Final = Views()
 """One clip and one crop, drawn by the loader's sampler and crop."""
 
 
-def check_views(views: Views, sampler: object, spatial: Spatial, *, repeats: int = 1) -> None:
+def check_views(views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 1) -> None:
     """Check that a loader can produce these views.
 
     Raises:
@@ -132,5 +132,7 @@ def check_views(views: Views, sampler: object, spatial: Spatial, *, repeats: int
         )
     if views.num_clips > 1 and getattr(sampler, "jitter", False):
         raise UsageError(f"{sampler!r} draws its frames at random", hint="set jitter=False for views")
-    if repeats > 1:
-        raise UsageError(f"views require repeats=1, but repeats is {repeats}", hint="use repeats=1 with views=")
+    if clips_per_video > 1:
+        raise UsageError(
+            f"views= was given with clips_per_video={clips_per_video}", hint="use Views(num_clips), or clips_per_video"
+        )

@@ -6,13 +6,14 @@ leave between batches, and the batch size may change at any position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from fastvid.errors import UsageError
+from fastvid.errors import StateError, UsageError
 from fastvid.load.order.epoch import EpochOrder
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_choice, check_integer
@@ -49,8 +50,8 @@ def rank_rows(rows: int, samples: int, world: World, group: int = 1) -> IntArray
         Numbers of the samples within the batch, int64 [b], b >= 1; MASKED for a row without a sample.
     """
     first, end = rank_slice(rows, world.rank, world.size, group)
-    # An empty share gets one row, which must not be the first row of the next rank.
-    numbers = np.arange(first, max(end, first + 1), dtype=np.int64)
+    # An empty share gets one group of masked rows, which must not be those of the next rank.
+    numbers = np.arange(first, max(end, first + group), dtype=np.int64)
     numbers[(numbers >= samples) | (numbers >= end)] = MASKED
     return numbers
 
@@ -132,9 +133,11 @@ class Batches:
         size: Samples per global batch.
         last: How to treat the remaining samples at the end of the epoch: "drop" discards them; "mask" pads the batch
             with masked rows, so that every batch has the same shape; "keep" makes a smaller batch in which every rank
-            has at least one row, masked if there are fewer samples than ranks.
+            has at least one row, masked if there are fewer samples than ranks, or `clips_per_video` of them.
         world: The rank and the world size.
         group: Consecutive rows that stay on one rank; must divide `size`, and above 1 requires last="drop".
+        clips_per_video: Consecutive positions of the same video, which stay on one rank too; must divide `size` and
+            `num_samples`.
     """
 
     num_samples: int
@@ -142,6 +145,7 @@ class Batches:
     last: Last
     world: World
     group: int = 1
+    clips_per_video: int = 1
 
     def __post_init__(self) -> None:
         check_choice("last", self.last, get_args(Last))
@@ -152,17 +156,28 @@ class Batches:
                 f"group_size is {self.group} with global_batch_size {self.size} and last={self.last!r}",
                 hint="choose a group_size that divides global_batch_size, and last='drop' if it is above 1",
             )
-        if self.size // self.group < self.world.size:
-            groups = f" in groups of {self.group}" if self.group > 1 else ""
+        if self.size % self.unit:
+            raise UsageError(
+                f"global_batch_size is {self.size} with group_size={self.group} and"
+                f" clips_per_video={self.clips_per_video}",
+                hint=f"choose a multiple of {self.unit}: global_batch_size counts clips",
+            )
+        if self.size // self.unit < self.world.size:
+            groups = f" in groups of {self.unit}" if self.unit > 1 else ""
             raise UsageError(
                 f"global_batch_size {self.size}{groups} is smaller than the world of {self.world.size}",
-                hint=f"give every rank at least one {'clip' if self.group == 1 else 'group'} of each batch",
+                hint=f"give every rank at least one {'clip' if self.unit == 1 else 'group'} of each batch",
             )
         if not self.count(0):
             raise UsageError(
                 f"{self.num_samples} samples do not fill one batch of {self.size} with last='drop'",
                 hint="use a smaller global_batch_size, or last='mask'",
             )
+
+    @property
+    def unit(self) -> int:
+        """Consecutive rows that stay on one rank: whole groups of whole videos."""
+        return math.lcm(self.group, self.clips_per_video)
 
     @property
     def text(self) -> str:
@@ -174,7 +189,16 @@ class Batches:
         return self
 
     def count(self, position: int) -> int:
-        """Return the number of batches from `position` to the end of the epoch."""
+        """Return the number of batches from `position` to the end of the epoch.
+
+        Raises:
+            StateError: If `position` is between the clips of a video.
+        """
+        if position % self.clips_per_video:
+            raise StateError(
+                f"position {position} is between the {self.clips_per_video} clips of a video",
+                hint="resume from a state_dict() of a loader, which is always between two batches",
+            )
         left = max(0, self.num_samples - position)
         return left // self.size if self.last == "drop" else -(-left // self.size)
 
@@ -191,5 +215,5 @@ class Batches:
         stop = min(position + self.size, self.num_samples)
         assert 0 <= position < stop, position
         samples = stop - position
-        numbers = rank_rows(samples if self.last == "keep" else self.size, samples, self.world, self.group)
+        numbers = rank_rows(samples if self.last == "keep" else self.size, samples, self.world, self.unit)
         return Share(position, stop, np.where(numbers == MASKED, MASKED, position + numbers))

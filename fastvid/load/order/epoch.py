@@ -1,4 +1,4 @@
-"""Combine shuffling, class or dataset shares, and repeats into the sample order of each epoch."""
+"""Combine shuffling, class or dataset shares, and clips per video into the sample order of each epoch."""
 
 from __future__ import annotations
 
@@ -78,13 +78,14 @@ class EpochOrders:
         dataset: The samples.
         shuffle: True for a uniform order, a `BlockShuffle`, or False for dataset order.
         balance: Class shares.
-        repeats: Consecutive positions that visit the same sample (repeated augmentation).
+        clips_per_video: Consecutive positions that visit the same sample.
 
     Raises:
         UsageError: If arguments contradict each other, or if `balance` is given and no sample has a label.
 
     Attributes:
         num_samples: Positions per epoch.
+        clips_per_video: Consecutive positions that visit the same sample.
         text: Everything that determines the order besides seed and epoch, for the loader's fingerprint.
     """
 
@@ -94,9 +95,9 @@ class EpochOrders:
         *,
         shuffle: bool | BlockShuffle = True,
         balance: ClassBalanced | None = None,
-        repeats: int = 1,
+        clips_per_video: int = 1,
     ) -> None:
-        check_least(1, repeats=repeats)
+        check_least(1, clips_per_video=clips_per_video)
         mixture = dataset if isinstance(dataset, Mixture) and dataset.weights is not None else None
         if (balance or mixture) and shuffle is not True:
             raise UsageError(
@@ -105,7 +106,7 @@ class EpochOrders:
             )
         if balance and mixture:
             raise UsageError("balance= was given for a weighted mixture", hint="use balance= or weights=, not both")
-        self._dataset, self._shuffle, self._repeats = dataset, shuffle, repeats
+        self._dataset, self._shuffle, self.clips_per_video = dataset, shuffle, clips_per_video
         self._groups: _GroupShares | None = None
         self.text = f"{ORDER_VERSION} shuffle={shuffle}"
         if mixture is not None:
@@ -117,10 +118,10 @@ class EpochOrders:
         elif isinstance(shuffle, BlockShuffle):
             self._shard_sizes = dataset.shard_sizes
             self.text += f" {BLOCKS_VERSION}"
-        if repeats > 1:
-            self.text += f" repeats={repeats}"
+        if clips_per_video > 1:
+            self.text += f" clips_per_video={clips_per_video}"
         base = sum(self._groups.counts) if self._groups else len(dataset)
-        self.num_samples = base * repeats
+        self.num_samples = base * clips_per_video
 
     def order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of one epoch."""
@@ -131,22 +132,22 @@ class EpochOrders:
             base = BlockOrder(self._shard_sizes, self._shuffle.window, seed, epoch)
         else:
             base = Order(len(self._dataset), seed, epoch, shuffle=self._shuffle)
-        return base if self._repeats == 1 else _Repeated(base, self._repeats)
+        return base if self.clips_per_video == 1 else _SeveralClips(base, self.clips_per_video)
 
 
-class _Repeated:
+class _SeveralClips:
     """Visit each sample of another order several times in a row."""
 
-    def __init__(self, base: EpochOrder, repeats: int) -> None:
+    def __init__(self, base: EpochOrder, clips_per_video: int) -> None:
         self.seed, self.epoch = base.seed, base.epoch
-        self._base, self._repeats = base, repeats
+        self._base, self._clips_per_video = base, clips_per_video
 
     @property
     def num_samples(self) -> int:
-        return self._base.num_samples * self._repeats
+        return self._base.num_samples * self._clips_per_video
 
     def ids(self, positions: npt.ArrayLike, /) -> IntArray:
-        return self._base.ids(np.atleast_1d(np.asarray(positions, dtype=np.int64)) // self._repeats)
+        return self._base.ids(np.atleast_1d(np.asarray(positions, dtype=np.int64)) // self._clips_per_video)
 
 
 def _by_dataset(mixture: Mixture) -> _GroupShares:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from fastvid.load.order.subset import resolve_subset
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_least
 
+T = TypeVar("T")
+
 
 class Mixture:
     """Several datasets combined for a `ClipLoader`.
@@ -32,54 +34,80 @@ class Mixture:
     of an epoch's positions, in random order. A dataset with more samples than positions continues in the next epoch
     where it stopped; one with fewer starts over.
 
-    Datasets with different classes are merged by class name.
+    `Batch.dataset` has the name of each row's dataset. Datasets with different classes are merged by class name. An
+    annotation column that a dataset lacks is None in its samples.
 
     Args:
-        datasets: At least one; a `torch.utils.data.Subset` of one selects samples.
-        weights: Share of each dataset, positive; they need not add up to one.
+        datasets: At least one, by name; a list names them "0", "1", and so on. A `torch.utils.data.Subset` of one
+            selects samples.
+        weights: Share of each dataset, positive, by name or in the order of the datasets; they need not add up to one.
         num_samples: Positions per epoch, by default the samples of all datasets; requires weights.
 
     Raises:
         UsageError: If an argument is invalid, or if the classes cannot be merged.
+
+    Attributes:
+        names: Name of each dataset.
+        starts: First sample of each dataset.
+        ends: One past the last sample of each dataset.
     """
 
     def __init__(
         self,
-        datasets: Sequence[Dataset | Subset[Any]],
+        datasets: Mapping[str, Dataset | Subset[Any]] | Sequence[Dataset | Subset[Any]],
         *,
-        weights: Sequence[float] | None = None,
+        weights: Mapping[str, float] | Sequence[float] | None = None,
         num_samples: int | None = None,
     ) -> None:
         if not datasets:
-            raise UsageError("a mixture needs at least one dataset")
+            raise UsageError("a mixture needs at least one dataset", hint="give datasets by name, or a list of them")
+        if not isinstance(datasets, Mapping):
+            datasets = {str(number): dataset for number, dataset in enumerate(datasets)}
+        for name, dataset in cast("Mapping[object, object]", datasets).items():
+            if not isinstance(name, str) or not name:
+                raise UsageError(f"{name!r} is not the name of a dataset", hint="give each dataset a non-empty name")
+            if isinstance(dataset, Mixture):
+                raise UsageError(
+                    f"dataset {name!r} is a mixture itself",
+                    hint="name all datasets in one mixture, with the products of the weights",
+                )
+        self.names = tuple(datasets)
+        self.datasets: tuple[Dataset, ...] = tuple(resolve_subset(dataset) for dataset in datasets.values())
         if weights is not None:
-            if len(weights) != len(datasets):
-                raise UsageError(f"{len(weights)} weights for {len(datasets)} datasets")
-            if not all(0 < weight < math.inf for weight in weights):
-                raise UsageError(f"weights are {list(weights)}, expected positive numbers")
-        elif num_samples is not None:
-            raise UsageError(
-                f"num_samples is {num_samples}, but a mixture without weights visits every sample once",
-                hint="give weights=, or leave out num_samples",
-            )
+            shares = self.by_name("weights", weights) if isinstance(weights, Mapping) else tuple(weights)
+            if len(shares) != len(datasets):
+                raise UsageError(
+                    f"{len(shares)} weights for {len(datasets)} datasets", hint="give one weight for each dataset"
+                )
+            if not all(0 < weight < math.inf for weight in shares):
+                raise UsageError(
+                    f"weights are {list(shares)}, expected positive numbers",
+                    hint="leave out a dataset that is not to be used",
+                )
+            self.weights: tuple[float, ...] | None = tuple(float(weight) for weight in shares)
+        else:
+            self.weights = None
+            if num_samples is not None:
+                raise UsageError(
+                    f"num_samples is {num_samples}, but a mixture without weights visits every sample once",
+                    hint="give weights=, or leave out num_samples",
+                )
         check_least(1, num_samples=num_samples)
-        self.datasets: tuple[Dataset, ...] = tuple(resolve_subset(dataset) for dataset in datasets)
-        datasets = self.datasets
-        self.weights = None if weights is None else tuple(float(weight) for weight in weights)
-        lengths = [len(dataset) for dataset in datasets]
-        # Lists: most lookups are for one sample, and indexing an array takes ten times as long.
-        self._ends = list(accumulate(lengths))
-        self._shard_ends = list(accumulate(len(dataset.generation.shards) for dataset in datasets))
-        self.starts = (0, *self._ends[:-1])
+        lengths = [len(dataset) for dataset in self.datasets]
+        # Tuples: most lookups are for one sample, and indexing an array takes ten times as long.
+        self.ends = tuple(accumulate(lengths))
+        self._shard_ends = tuple(accumulate(len(dataset.generation.shards) for dataset in self.datasets))
+        self.starts = (0, *self.ends[:-1])
         self._shard_starts = (0, *self._shard_ends[:-1])
         self.num_samples = num_samples or sum(lengths)
-        self.classes = _merged([dataset.classes for dataset in datasets])
+        self.classes = _merged(self.datasets)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self.ends[-1]
 
     def __repr__(self) -> str:
-        return f"Mixture({list(self.datasets)}, weights={self.weights}, {self.num_samples} samples an epoch)"
+        named = dict(zip(self.names, self.datasets, strict=True))
+        return f"Mixture({named}, weights={self.weights}, {self.num_samples} samples an epoch)"
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -97,22 +125,62 @@ class Mixture:
         """Label of each sample as an index into `classes`, int64 [N]; -1 if it has none."""
         return np.concatenate([self._renumbered(dataset) for dataset in self.datasets])
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return one annotation column of all datasets.
+    def by_name(self, argument: str, given: Mapping[str, T]) -> tuple[T, ...]:
+        """Return the values that a mapping has for the datasets, in their order.
+
+        Args:
+            argument: Name of the mapping, for messages.
+            given: A value for the name of each dataset.
 
         Raises:
-            UsageError: If a dataset lacks the column, or if its type differs between datasets.
+            UsageError: If the mapping lacks a dataset, or has one that the mixture lacks; names it.
         """
-        columns = [dataset.column(name) for dataset in self.datasets]
-        if any(column.type != columns[0].type for column in columns):
-            kinds = ", ".join(dict.fromkeys(str(column.type) for column in columns))
-            raise UsageError(f"column {name!r} has different types in the datasets: {kinds}")
-        return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
+        missing = [name for name in self.names if name not in given]
+        unknown = [str(name) for name in given if name not in self.names]
+        if missing or unknown:
+            parts = [f"no entry for {', '.join(missing)}"] * bool(missing)
+            parts += [f"an entry for {', '.join(unknown)}, no dataset of the mixture"] * bool(unknown)
+            raise UsageError(
+                f"{argument} has {' and '.join(parts)}", hint=f"give an entry for each of {', '.join(self.names)}"
+            )
+        return tuple(given[name] for name in self.names)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Annotation columns that at least one dataset has."""
+        return tuple(dict.fromkeys(name for dataset in self.datasets for name in dataset.column_names))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return one annotation column of all datasets, with nulls for those that lack it.
+
+        Raises:
+            UsageError: If every dataset lacks the column, or if its type differs between datasets.
+        """
+        if name not in self.column_names:
+            raise UsageError(
+                f"no dataset of the mixture has a column {name!r}", hint=f"use one of {', '.join(self.column_names)}"
+            )
+        columns = [
+            dataset.column(name) if name in dataset.column_names else pa.chunked_array([pa.nulls(len(dataset))])
+            for dataset in self.datasets
+        ]
+        kinds = list(dict.fromkeys(column.type for column in columns if not pa.types.is_null(column.type)))
+        if len(kinds) > 1:
+            raise UsageError(
+                f"column {name!r} has different types in the datasets: {', '.join(map(str, kinds))}",
+                hint="give the column one type in all datasets",
+            )
+        kind = kinds[0] if kinds else pa.null()
+        return pa.chunked_array([chunk for column in columns for chunk in column.cast(kind).chunks], kind)
 
     def part(self, sample: int) -> tuple[Dataset, int]:
         """Return the dataset that contains a sample, and the number of the sample in it."""
-        number = bisect_right(self._ends, sample)
+        number = bisect_right(self.ends, sample)
         return self.datasets[number], sample - self.starts[number]
+
+    def name_of(self, sample: int) -> str:
+        """Return the name of the dataset that contains a sample."""
+        return self.names[bisect_right(self.ends, sample)]
 
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
@@ -122,7 +190,7 @@ class Mixture:
     def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
         """Return each sample's shard number and row within the shard, both int64 [N]."""
         wanted = np.asarray(samples, dtype=np.int64)
-        numbers = np.searchsorted(self._ends, wanted, side="right")
+        numbers = np.searchsorted(self.ends, wanted, side="right")
         shards, rows = np.empty_like(wanted), np.empty_like(wanted)
         for number in np.unique(numbers).tolist():
             inside = numbers == number
@@ -154,9 +222,14 @@ class Mixture:
         return table[dataset.labels]
 
 
-def _merged(classes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    if len(set(classes)) == 1:
-        return classes[0]
+def _merged(datasets: Sequence[Dataset]) -> tuple[str, ...]:
+    if len({dataset.classes for dataset in datasets}) == 1:
+        return datasets[0].classes
+    # A dataset without any label, for instance one of captions, goes with every other.
+    classes = [dataset.classes for dataset in datasets if dataset.classes or (dataset.labels >= 0).any()]
     if not all(classes):
-        raise UsageError("labels cannot be merged: some datasets of the mixture have class names and some do not")
+        raise UsageError(
+            "labels cannot be merged: some labelled datasets of the mixture have class names and some do not",
+            hint="give every dataset class names",
+        )
     return tuple(dict.fromkeys(name for names in classes for name in names))

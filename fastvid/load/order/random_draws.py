@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     FRAMES = 1
     CROP = 2
     FLIP = 3
+    TEXT = 4
     TRANSFORM = 6
     BINS = 7
 

@@ -38,7 +38,7 @@ class BatchShape:
         streams: The streams of each sample.
         flow_stack: Flow pictures per frame.
         views: Whether each row is several clips of one sample.
-        repeats: Whether neighbouring rows show the same sample.
+        clips_per_video: Neighbouring rows that show the same sample.
         planned: Whether the plan of each batch decides the shape of its clips.
         stage: Transforms of RGB, between its decoding and `product`; None for none.
     """
@@ -48,14 +48,14 @@ class BatchShape:
     streams: tuple[str, ...]
     flow_stack: int
     views: bool
-    repeats: bool
+    clips_per_video: int
     planned: bool
     stage: TransformStage | None = None
 
     @property
     def together(self) -> bool:
         """Whether neighbouring clips show the same sample."""
-        return self.views or self.repeats
+        return self.views or self.clips_per_video > 1
 
 
 class ActiveBackends:

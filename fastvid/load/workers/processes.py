@@ -7,7 +7,7 @@ answer, only the clip it was processing is lost: the worker is killed by its pro
 the remaining clips. If the worker died, as by the OOM killer, its clip is tried once more in the new worker.
 
 The training process still fetches clips in advance if storage has high latency, and sends the packets; and it plans
-clips that are decoded jointly (views, repeats) or have flow. Planes (of flow, of joint clips, and of all clips for a
+clips that are decoded jointly (of one video) or have flow. Planes (of flow, of joint clips, and of all clips for a
 CUDA device) are copied to the batch.
 
 Messages to a worker are pickled and sent over a private socket. The worker reads untrusted files, so its answers are

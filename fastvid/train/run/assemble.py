@@ -12,7 +12,8 @@ from torch import nn
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.batch.batch import IGNORED_LABEL, Batch
+from fastvid.load.batch.annotations import IGNORED_LABEL
+from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.loader import ClipLoader
 from fastvid.load.memory.device import upload

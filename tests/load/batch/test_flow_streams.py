@@ -139,8 +139,8 @@ def test_every_view_equals_the_same_clip_decoded_alone(folder, streams, workers)
         assert torch.equal(viewed.frame_index[:, number], alone.frame_index)
 
 
-def test_joined_repeats_equal_separately_decoded_ones(folder, monkeypatch):
-    options = {"repeats": 3, "global_batch_size": 9, "flow_stack": 2, "spatial": RandomResizedCrop(32)}
+def test_clips_of_a_video_decoded_together_equal_separately_decoded_ones(folder, monkeypatch):
+    options = {"clips_per_video": 3, "global_batch_size": 9, "flow_stack": 2, "spatial": RandomResizedCrop(32)}
     (together,) = batches(folder, **options)
     monkeypatch.setattr("fastvid.load.clips.plan.join_neighbours", list)
     (alone,) = batches(folder, **options)

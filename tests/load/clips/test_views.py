@@ -1,4 +1,4 @@
-"""Views and repeats of a video, decoded together, equal clips decoded separately."""
+"""Views and several clips of a video, decoded together, equal clips decoded separately."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_samplers_need_only_what_the_views_ask_for():
         ({"frames": Uniform(4)}, "makes one clip of a video"),
         ({"frames": Segments(4)}, "jitter=False"),
         ({"frames": Dense(4, 2, jitter=False), "views": Views(2, places=(0.5, 0.0))}, "no segments"),
-        ({"repeats": 2}, "views require repeats=1"),
+        ({"clips_per_video": 2}, "views= was given with clips_per_video=2"),
     ],
 )
 def test_invalid_views_are_refused(options, message):
@@ -221,19 +221,19 @@ def test_states_with_other_views_are_refused():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_repeats_decoded_together_equal_separate_ones(folder, threads, monkeypatch):
+def test_clips_of_a_video_decoded_together_equal_separate_ones(folder, threads, monkeypatch):
     options = {
         "frames": Dense(6, 2),
         "spatial": [RandomResizedCrop(32), HorizontalFlip(0.5)],
-        "repeats": 4,
-        "global_batch_size": 6,  # splits the second sample's clips between two batches
+        "clips_per_video": 4,
+        "global_batch_size": 4,
         "num_threads": threads,
         "seed": 3,
     }
     together, batches = load(folder, **options)
     monkeypatch.setattr("fastvid.load.clips.plan.join_neighbours", list)
     alone, expected = load(folder, **options)
-    assert len(batches) == 2
+    assert len(batches) == 3
     for one, other in zip(batches, expected, strict=True):
         assert rows(one) == rows(other)
     assert together.stats.total.packets < 0.7 * alone.stats.total.packets
@@ -241,10 +241,16 @@ def test_repeats_decoded_together_equal_separate_ones(folder, threads, monkeypat
     assert together.stats.total.clips == 12
 
 
-def test_a_damaged_video_is_skipped_with_all_its_repeats():
+def test_a_damaged_video_is_skipped_with_all_its_clips():
     dataset = FakeDataset(16)
     dataset.damage(5)
-    options = {"repeats": 3, "shuffle": False, "global_batch_size": 12, "on_error": "skip", "max_skip_rate": 1.0}
+    options = {
+        "clips_per_video": 3,
+        "shuffle": False,
+        "global_batch_size": 12,
+        "on_error": "skip",
+        "max_skip_rate": 1.0,
+    }
     loader = make(dataset, decoder=fake("PlanesDecoder"), **options)
     skipped = [p for batch in loader for p in batch.position[~batch.valid].tolist()]
     assert skipped == [15, 16, 17]

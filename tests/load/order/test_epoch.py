@@ -1,4 +1,4 @@
-"""Block shuffle, mixtures, balanced classes, repeats: exact, random access, resumable, and how well they mix."""
+"""Block shuffle, mixtures, balanced classes, clips per video: exact, resumable, and how well they mix."""
 
 from __future__ import annotations
 
@@ -109,9 +109,12 @@ def kinds(size):
         "concatenated in blocks": (Mixture([dataset, other]), {"shuffle": BlockShuffle(40)}),
         "weighted": (Mixture([dataset, other], weights=[3, 1], num_samples=2 * size + 3), {}),
         "balanced": (dataset, {"balance": ClassBalanced()}),
-        "repeated": (dataset, {"repeats": 3}),
-        "balanced and repeated": (dataset, {"balance": ClassBalanced(0.5, num_samples=size + 7), "repeats": 2}),
-        "repeated in blocks": (dataset, {"shuffle": BlockShuffle(20), "repeats": 2}),
+        "several clips": (dataset, {"clips_per_video": 3}),
+        "several clips, balanced": (
+            dataset,
+            {"balance": ClassBalanced(0.5, num_samples=size + 7), "clips_per_video": 2},
+        ),
+        "several clips in blocks": (dataset, {"shuffle": BlockShuffle(20), "clips_per_video": 2}),
     }
 
 
@@ -125,14 +128,14 @@ def kinds(size):
 )
 def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(kind, size, seed, epoch, legs):
     dataset, visits = kinds(size)[kind]
-    options = {"seed": seed, "last": "keep", **visits}
-    alone = make(dataset, global_batch_size=16, **options)
+    options, clips = {"seed": seed, "last": "keep", **visits}, visits.get("clips_per_video", 1)
+    alone = make(dataset, global_batch_size=12, **options)
     alone.set_epoch(epoch)
     undisturbed = [row for batch in alone for row in rows(batch)]
     assert len(undisturbed) == EpochOrders(dataset, **visits).num_samples
-    delivered, state = [], json.dumps({**make(dataset, **options).state_dict(), "epoch": epoch})
+    delivered, state = [], json.dumps({**make(dataset, **options, global_batch_size=6).state_dict(), "epoch": epoch})
     for number, (world, more, steps) in enumerate(legs):
-        options["global_batch_size"] = world + more
+        options["global_batch_size"] = clips * (world + more)
         ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]
         for rank in ranks:
             rank.load_state_dict(json.loads(state))
@@ -186,8 +189,8 @@ def test_balanced_classes_get_equal_shares_and_unlabelled_samples_are_dropped():
         make(dataset, balance=ClassBalanced())
 
 
-def test_repeats_are_consecutive_and_have_independent_draws():
-    loader = make(FakeDataset(64), repeats=4, global_batch_size=64)
+def test_clips_of_a_video_are_neighbours_and_have_independent_draws():
+    loader = make(FakeDataset(64), clips_per_video=4, global_batch_size=64)
     assert len(loader) == 4
     clips = [row for batch in loader for row in rows(batch)]
     groups = [clips[at : at + 4] for at in range(0, 256, 4)]
@@ -203,7 +206,7 @@ def test_repeats_are_consecutive_and_have_independent_draws():
         ({"shuffle": BlockShuffle(10)}, {"shuffle": BlockShuffle(11)}),
         ({}, {"balance": ClassBalanced(num_samples=40)}),
         ({"balance": ClassBalanced(0.25)}, {"balance": ClassBalanced(0.5)}),
-        ({}, {"repeats": 2}),
+        ({}, {"clips_per_video": 2}),
     ],
 )
 def test_a_state_of_another_order_is_refused(one, other):
@@ -239,7 +242,7 @@ def test_a_state_of_another_mixture_is_refused():
         (lambda d: BlockShuffle(0), "window is 0"),
         (lambda d: ClassBalanced(1.5), "power is 1.5"),
         (lambda d: ClassBalanced(num_samples=0), "num_samples is 0"),
-        (lambda d: make(d, repeats=0), "repeats is 0"),
+        (lambda d: make(d, clips_per_video=0), "clips_per_video is 0"),
         (lambda d: make(d, balance=ClassBalanced(), shuffle=False), "cannot be combined with balance="),
         (
             lambda d: make(Mixture([d], weights=[1]), shuffle=BlockShuffle()),

@@ -125,16 +125,16 @@ def test_each_kind_of_order_has_its_class_size_and_fingerprint():
     assert EpochOrders(unweighted, shuffle=False).num_samples == 43
 
 
-@pytest.mark.parametrize("repeats", [1, 2, 5])
-def test_repeats_visit_each_position_of_the_plain_order_in_a_row(repeats):
+@pytest.mark.parametrize("clips_per_video", [1, 2, 5])
+def test_clips_of_a_video_follow_each_other_in_the_plain_order(clips_per_video):
     dataset = FakeDataset(12)
-    plain, repeated = EpochOrders(dataset), EpochOrders(dataset, repeats=repeats)
-    assert repeated.num_samples == 12 * repeats
+    plain, repeated = EpochOrders(dataset), EpochOrders(dataset, clips_per_video=clips_per_video)
+    assert repeated.num_samples == 12 * clips_per_video
     order = repeated.order(5, 6)
-    assert (order.seed, order.epoch, order.num_samples) == (5, 6, 12 * repeats)
-    assert all_ids(order) == np.repeat(all_ids(plain.order(5, 6)), repeats).tolist()
-    assert order.ids(12 * repeats - 1).tolist() == plain.order(5, 6).ids(11).tolist()
-    assert repeated.text == plain.text + (f" repeats={repeats}" if repeats > 1 else "")
+    assert (order.seed, order.epoch, order.num_samples) == (5, 6, 12 * clips_per_video)
+    assert all_ids(order) == np.repeat(all_ids(plain.order(5, 6)), clips_per_video).tolist()
+    assert order.ids(12 * clips_per_video - 1).tolist() == plain.order(5, 6).ids(11).tolist()
+    assert repeated.text == plain.text + (f" clips_per_video={clips_per_video}" if clips_per_video > 1 else "")
 
 
 def test_a_weighted_mixture_takes_samples_of_each_dataset_in_its_share():
@@ -177,6 +177,6 @@ def test_shares_are_refused_for_an_order_that_is_not_uniform():
             EpochOrders(weighted, shuffle=shuffle)
     with pytest.raises(UsageError, match="balance= was given for a weighted mixture"):
         EpochOrders(weighted, balance=ClassBalanced())
-    for repeats in (0, -1):
-        with pytest.raises(UsageError, match=f"repeats is {repeats}"):
-            EpochOrders(dataset, repeats=repeats)
+    for clips_per_video in (0, -1):
+        with pytest.raises(UsageError, match=f"clips_per_video is {clips_per_video}"):
+            EpochOrders(dataset, clips_per_video=clips_per_video)

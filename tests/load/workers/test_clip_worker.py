@@ -10,6 +10,7 @@ from fastvid.errors import ChecksumError
 from fastvid.load.clips.augment import CenterCrop, Spatial
 from fastvid.load.clips.clip import BatchRow
 from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.rules import ClipRules
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.workers.clip_worker import ClipTask, ClipWorker
 from fastvid.load.workers.fetch import fetch_clip
@@ -31,7 +32,7 @@ class Rows:
 
 @pytest.fixture
 def planner():
-    return ClipPlanner(Segments(FRAMES, jitter=False), Spatial.of(CenterCrop(16)), 0, 0, fake())
+    return ClipPlanner(ClipRules((Segments(FRAMES, jitter=False),), (Spatial.of(CenterCrop(16)),)), 0, 0, fake())
 
 
 def undecided(dataset, samples):

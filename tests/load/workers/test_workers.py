@@ -98,7 +98,7 @@ class OwnSampler:
         {"layout": "BTCHW"},
         {"frames": OwnSampler()},
         {"frames": Segments(4, jitter=False), "spatial": CenterCrop(32), "views": Views(2, 3)},
-        {"repeats": 2},
+        {"clips_per_video": 2},
     ],
 )
 def test_processes_deliver_the_same_as_threads_and_end_with_the_loader(good, options):
@@ -110,7 +110,7 @@ def test_processes_deliver_the_same_as_threads_and_end_with_the_loader(good, opt
     # All batches are kept here, so none may be overwritten.
     assert [rows(batch) for batch in batches] == [rows(batch) for batch in expected]
     total = loader.stats.total
-    assert total.clips == SAMPLES * options.get("repeats", 1)
+    assert total.clips == SAMPLES * options.get("clips_per_video", 1)
     assert total.packets > 0
     assert total.bytes_read > 0
     assert total.decode_seconds > 0

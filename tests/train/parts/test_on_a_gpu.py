@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastvid.errors import UsageError
-from fastvid.load.batch.batch import IGNORED_LABEL, Batch
+from fastvid.load.batch.annotations import IGNORED_LABEL
+from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.augment import CenterCrop, RandomCrop
 from fastvid.load.workers import lanes
 from fastvid.models.ghost import update_running_stats, use_ghost_norm
