@@ -20,6 +20,10 @@ from fastvid.runtime.command_line import parse
 
 BENCHES: Final = {
     "audio": ("bench.load.audio", "what sound costs: the CPU time of clips with and without it"),
+    "batches": (
+        "bench.batches.batches",
+        "batches of varying shape: samples lost, padding, balance and resume, beside other samplers",
+    ),
     "cold": ("bench.load.cold", "time to the first batch: 100 million samples, 10,000 shards, real footage"),
     "load": ("bench.load.load", "throughput of whole pipelines against other loaders, from disk and over HTTP"),
     "decode": ("bench.decode.decode", "clips/s against other decoders on the same videos"),

@@ -40,11 +40,12 @@ ORDER = {
         """,
         "fastvid/sharding": "sources encode work engines job verify change page",
         "fastvid/load": """
-            options order clips memory after batch workers state trainers loader clip_dataset exact_sampler
+            options order clips memory after batch workers state clip_source trainers loader clip_dataset exact_sampler
         """,
         "fastvid/train": "config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
-        "bench": "common decode load shard train gpu scaling strategies elastic report",
+        "bench/batches": "rivals corpus scores batches",
+        "bench": "common batches decode load shard train gpu scaling strategies elastic report",
     }.items()
 }
 # Folders outside the order, and the parts of fastvid that they may import.

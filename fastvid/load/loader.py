@@ -9,7 +9,6 @@ run       one planner thread, decode threads, batches in order (workers/engine.p
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -23,45 +22,36 @@ from fastvid.audio.window import Audio
 from fastvid.decode.backends import Backend
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.after.chain import AnyTransform, TransformChain
+from fastvid.load.after.chain import AnyTransform
 from fastvid.load.batch.annotations import RowAnnotations
-from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.multi_hot import MultiHot
-from fastvid.load.batch.patches import Patches
-from fastvid.load.batch.sound import SoundMemory
 from fastvid.load.batch.text import Text
-from fastvid.load.batch.transformed import TransformStage
-from fastvid.load.batch.video import Collate, check_collate, video_spec
+from fastvid.load.batch.video import Collate
+from fastvid.load.clip_source import ClipSource
 from fastvid.load.clips.batching import EpochPlans
-from fastvid.load.clips.clip_sizes import varying_sizes
-from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
-from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.rules import ClipRules, Crops, Frames
-from fastvid.load.clips.streams import check_streams, streams_text
-from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.clips.streams import check_streams
+from fastvid.load.clips.views import Views
 from fastvid.load.memory.device import LoaderStream, resolve
 from fastvid.load.options import OnError, Output, Workers
-from fastvid.load.order.batches import MASKED, Batches, EpochBatches, Last
+from fastvid.load.order.batches import MASKED, Batches, Last
 from fastvid.load.order.blocks import BlockShuffle
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.epoch import ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.packed import Packed
 from fastvid.load.order.subset import resolve_subset
-from fastvid.load.state import STATE_VERSION, check_state, fingerprint
+from fastvid.load.state import STATE_VERSION, check_state
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.engine import BatchPipeline
-from fastvid.load.workers.lanes import AUTO, choose_backends
+from fastvid.load.workers.lanes import AUTO
 from fastvid.load.workers.progress_view import CopyClock, batch_callbacks
 from fastvid.load.workers.skips import Skips
 from fastvid.load.workers.stats import Counters, LoaderStats
 from fastvid.runtime.checks import check_integer
 from fastvid.runtime.cores import available_cores
 from fastvid.runtime.world import World
-
-_log = logging.getLogger(__name__)
 
 
 class ClipLoader(IterableDataset[Batch]):
@@ -87,9 +77,9 @@ class ClipLoader(IterableDataset[Batch]):
         flow_stack: Flows per frame, L: half before and half after it.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
         global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`.
-        batches: `Buckets` or `Packed` for batches of varying shape, in place of `global_batch_size`. They are planned
-            from the sizes that sampler and crop make of all videos. With `Buckets` the sampler makes the frames of each
-            bucket's shape and the crop its size; with `Packed` `Batch.video` is a sequence of patches.
+        batches: `Buckets` or `Packed` for batches of varying shape, in place of `global_batch_size`. With `Buckets` the
+            sampler makes the frames of each bucket's shape and the crop its size; with `Packed` `Batch.video` is a
+            sequence of patches.
         group_size: Consecutive clips of a batch that always go to the same rank; must divide the batch, and above 1
             requires last="drop".
         device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
@@ -118,9 +108,7 @@ class ClipLoader(IterableDataset[Batch]):
             They depend on the seed, the epoch and the position of the clip.
         output: The form of the video tensors.
         workers: Who decodes, and how far ahead.
-        on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it. It is never
-            replaced. A store or disk that fails or denies access is no damaged clip: `UnavailableError` is always
-            raised.
+        on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it.
         show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
         stats_file: JSON Lines file for the same statistics, one line per batch; appended to if it exists.
 
@@ -164,55 +152,44 @@ class ClipLoader(IterableDataset[Batch]):
     ) -> None:
         self._skips = Skips(on_error)
         dataset = resolve_subset(dataset)
-        self.dataset, self.rules = dataset, ClipRules.of(dataset, frames, spatial)
-        self.shuffle, self.views = shuffle, views
-        self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
+        rules, streams = ClipRules.of(dataset, frames, spatial), check_streams(streams, flow_stack, dataset.streams)
         self.world, self._found_world = World.resolve(rank, world_size), rank is None
-        self._orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
-        source = (dataset, self.rules, self.world, last)
-        self.plans = EpochPlans.of(self._orders, *source, size=global_batch_size, group=group_size, planned=batches)
+        orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
+        planned = (orders, dataset, rules, self.world, last)
+        annotations = RowAnnotations.of(dataset, fields, text, labels)
         self.device = resolve(device)
-        self._stream = LoaderStream(self.device)
-        self.workers = workers
-        self.num_threads = num_threads = workers.num_threads or available_cores()
+        self._source = ClipSource(
+            dataset,
+            rules,
+            EpochPlans.of(*planned, size=global_batch_size, group=group_size, planned=batches),
+            batches=batches,
+            streams=streams,
+            flow_stack=flow_stack,
+            views=views,
+            audio=audio,
+            annotations=annotations,
+            after=after,
+            collate=collate,
+            output=output,
+            workers=workers,
+            decoder=decoder,
+            stream=LoaderStream(self.device),
+            world=self.world,
+        )
+        self.labels = None if annotations.labels is None else annotations.labels.labels
+        self.workers, self.num_threads = workers, self._source.num_threads
         self.stats = LoaderStats(
-            num_threads=num_threads, cores=available_cores(), num_frames=self.rules.num_frames or 0
+            num_threads=self.num_threads, cores=available_cores(), num_frames=rules.num_frames or 0
         )
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
-        annotations = RowAnnotations.of(dataset, fields, text, labels)
-        self.labels = None if annotations.labels is None else annotations.labels.labels
-        self.audio = audio
-        if audio is not None and views is not None:
-            raise UsageError("audio= was given with views=", hint="make a loader with one clip per video for the sound")
-        if views is not None:
-            for sampler, crop in self.rules.pairs:
-                check_views(views, sampler, crop, clips_per_video=clips_per_video)
-        patches = Patches(batches.patch, batches.merge, output.layout) if isinstance(batches, Packed) else None
-        planned, packed = isinstance(batches, Buckets), patches is not None
-        collate = check_collate(
-            collate, self.streams, views=views is not None, planned=batches is not None, packed=packed
-        )
-        made = (self.streams, () if views is None else (views.num_views,), collate == "pad", annotations)
-        spec = video_spec(self.rules, output, self._stream, collate)
-        self._after = TransformChain.of(after, self.streams)
-        stage = None if self._after is None else TransformStage(self._after, spec)
-        self._assembler = Assembler(self._stream, *made, stage, seed=0, epoch=0, patches=patches)
-        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
-        required = collate == "pad" and self.world.size > 1
-        self._clip_sizes = None if batches else varying_sizes(dataset, self.rules, required=required)
-        has = (self.streams, self.flow_stack, views is not None, clips_per_video, planned)
-        shape = BatchShape(spec, output.dtype, *has, stage)
-        self._backends = ActiveBackends(shape, num_threads, workers)
-        if decoder != "auto":
-            self._backends.use(choose_backends(decoder, self.device))
 
     def __repr__(self) -> str:
         return (
-            f"ClipLoader({len(self.dataset)} samples, frames={self.rules.sampler_text}, {self.plans}, rank"
+            f"ClipLoader({len(self.dataset)} samples, frames={self._source.rules.sampler_text}, {self.plans}, rank"
             f" {self.world.rank} of {self.world.size}, decoder={self.backend.name!r}, device={str(self.device)!r},"
             f" epoch {self._epoch}, position {self._position})"
         )
@@ -230,17 +207,27 @@ class ClipLoader(IterableDataset[Batch]):
     @property
     def steps_per_epoch(self) -> int:
         """Batches of a whole epoch, for learning-rate schedules; the same after resuming within one."""
-        return self._epoch_plan().count(0)
+        return self.plans.epoch(self._seed, self._epoch).count(0)
 
     @property
     def steps_left(self) -> int:
         """Batches of the current ``for`` loop, or of the next one."""
-        return self._epoch_plan().count(self._origin) or self.plans.epoch(self._seed, self._epoch + 1).count(0)
+        return self.plans.steps(self._seed, self._epoch, self._origin)
 
     @property
     def backend(self) -> Backend:
         """The decoder back-end; named "auto" until the first iteration has chosen one."""
-        return self._backends.backend
+        return self._source.backends.backend
+
+    @property
+    def dataset(self) -> Dataset | Mixture:
+        """The samples."""
+        return self._source.dataset
+
+    @property
+    def plans(self) -> EpochPlans:
+        """The order and the batches of each epoch."""
+        return self._source.plans
 
     @property
     def seed(self) -> int:
@@ -269,7 +256,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     @batches.setter
     def batches(self, batches: Batches) -> None:
-        self.plans = EpochPlans(self._orders, batches)
+        self._source.plans = EpochPlans(self.plans.orders, batches)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`; does nothing if it is the current one, so that a resumed epoch continues.
@@ -297,13 +284,13 @@ class ClipLoader(IterableDataset[Batch]):
         decoder="auto" the state also contains the chosen decoder."""
         state = {
             "version": STATE_VERSION,
-            "fingerprint": self._fingerprint(),
+            "fingerprint": self._source.fingerprint,
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
         }
         # Resuming keeps the chosen back-end, because pixels differ slightly between back-ends.
-        return state | ({"decoder": self.backend.name} if self._backends.chosen else {})
+        return state | ({"decoder": self.backend.name} if self._source.backends.chosen else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state of a loader of any world size and batch size. Ends a running iteration.
@@ -311,11 +298,11 @@ class ClipLoader(IterableDataset[Batch]):
         Raises:
             StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        seed, epoch, position = check_state(state, self._fingerprint(), self._orders.num_samples)
+        seed, epoch, position = check_state(state, self._source.fingerprint, self.plans.orders.num_samples)
         self.plans.epoch(seed, epoch).is_over(position)  # raises an error if a batch contains the position
         self._seek(seed, epoch, position)
         if self.backend is AUTO and "decoder" in state:
-            self._backends.restore(str(state["decoder"]))
+            self._source.backends.restore(str(state["decoder"]))
 
     def cached(self, num_batches: int = 2) -> Iterator[Batch]:
         """Yield the next `num_batches` batches over and over, for as many batches as one ``for``: measures how fast the
@@ -340,7 +327,7 @@ class ClipLoader(IterableDataset[Batch]):
     def close(self) -> None:
         """End a running iteration and close the decoders. The loader can be used again."""
         self._stop()
-        self._backends.close()
+        self._source.backends.close()
 
     def __iter__(self) -> Iterator[Batch]:
         check_use(self, self.world, found=self._found_world)
@@ -351,27 +338,9 @@ class ClipLoader(IterableDataset[Batch]):
         # Again, not only in __iter__: iterators may be used in another order than they were created.
         self._stop()
         self._seek(self._seed, self.epoch, self.position)
-        order, batches = self._orders.order(self._seed, self._epoch), self._epoch_plan()
-        parts = (self.rules, self._seed, self._epoch, self.backend, self.streams, self.flow_stack)
-        planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), clip_sizes=self._clip_sizes)
-        if self.backend is AUTO:
-            self._backends.decide(planner.plan(next(batches.shares(self._position))).clips, self.world)
-        one = replace(planner.clips, backend=self.backend, views=self.views or ONE_VIEW, audio=self.audio)
-        # Clips that this process prefetches must be decided in this process.
-        in_workers = self._backends.decides and one.runs_in_workers and not self._num_fetchers
-        worker_planner = one if in_workers and self.audio is None else None
-        planner = replace(planner, clips=one, join=self._backends.join, decide=worker_planner is None)
-        run = BatchPipeline(
-            planner.plans(batches, self._position),
-            self._backends.lanes,
-            self._backends.finisher,
-            replace(self._assembler, seed=self._seed, epoch=self._epoch),
-            prefetch=self.workers.prefetch,
-            planner=worker_planner,
-            sounds=None if self.audio is None else SoundMemory(self.audio, self._backends.pool, self._stream),
-            num_fetchers=self._num_fetchers,
-        )
+        run = self._source.run(self._seed, self._epoch, self._position)
         self._run = run
+        num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
         first, asked = True, time.perf_counter()
         step = Counters()
         try:
@@ -385,7 +354,7 @@ class ClipLoader(IterableDataset[Batch]):
                 samples = work.plan.samples
                 step.clips, step.batches = sum(sample != MASKED for sample in samples), 1
                 # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
-                self._skips.take(work.errors, len(samples), step, self.stats.total, *self._assembler.views)
+                self._skips.take(work.errors, len(samples), step, self.stats.total, *self._source.assembler.views)
                 with self._copies:
                     batch = run.take(work)
                 step.finish_seconds = work.counters.finish_seconds
@@ -399,7 +368,7 @@ class ClipLoader(IterableDataset[Batch]):
                 del work
                 self._position = batch.stop
                 for report in self._reports:
-                    report(self.stats, self._epoch, batch.stop, batches.num_samples)
+                    report(self.stats, self._epoch, batch.stop, num_samples)
                 given = time.perf_counter()
                 yield batch
                 del batch
@@ -420,10 +389,7 @@ class ClipLoader(IterableDataset[Batch]):
     @property
     def _is_over(self) -> bool:
         """Whether the loader stands between two epochs: all batches were delivered, and their ``for`` has ended."""
-        return self._run is None and self._epoch_plan().is_over(self._position)
-
-    def _epoch_plan(self) -> EpochBatches:
-        return self.plans.epoch(self._seed, self._epoch)
+        return self._run is None and self.plans.epoch(self._seed, self._epoch).is_over(self._position)
 
     def _seek(self, seed: int, epoch: int, position: int) -> None:
         self._seed, self._epoch, self._position = seed, epoch, position
@@ -434,12 +400,3 @@ class ClipLoader(IterableDataset[Batch]):
         if run is not None:
             run.close()
         self._origin = self._position
-
-    def _fingerprint(self) -> dict[str, str]:
-        streams = streams_text(self.streams, self.flow_stack)
-        own = fingerprint(self.dataset, self.rules, order=self._orders.text, streams=streams)
-        own |= {"batches": self.plans.batching.text} if self.plans.batching.text else {}
-        own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
-        own |= {} if self.audio is None else {"audio": repr(self.audio)}
-        own |= self._assembler.annotations.fingerprint
-        return own if self._after is None else own | {"after": repr(self._after)}

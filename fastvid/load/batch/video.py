@@ -15,6 +15,8 @@ from fastvid.load.clips.rules import ClipRules
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.options import Output
 from fastvid.load.order.batches import ClipShape
+from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.packed import Packed
 from fastvid.runtime.checks import check_choice
 
 Collate = Literal["stack", "pad", "list"]
@@ -138,25 +140,24 @@ class VideoSpec:
         return video
 
 
-def check_collate(collate: Collate, streams: Sequence[str], *, views: bool, planned: bool, packed: bool) -> Collate:
+def check_collate(
+    collate: Collate, streams: Sequence[str], *, views: bool, batches: Buckets | Packed | None
+) -> Collate:
     """Return how a loader puts rows together: as asked, or as a list from which packed patches are made.
 
     Args:
         collate: The argument of the loader.
         streams: Streams of each sample.
         views: Whether each row is several clips of one sample.
-        planned: Whether batches of varying shape are planned.
-        packed: Whether their clips are packed.
+        batches: How batches of varying shape are planned, if they are.
 
     Raises:
         UsageError: If rows cannot be put together in this way.
     """
     check_choice("collate", collate, get_args(Collate))
-    if planned and collate != "stack":
-        raise UsageError(
-            f"collate={collate!r} was given with batches=",
-            hint="leave out collate: the plan decides the form of a batch",
-        )
+    if batches is not None and collate != "stack":
+        raise UsageError(f"collate={collate!r} was given with batches=", hint="leave out collate: the plan decides")
+    packed = isinstance(batches, Packed)
     if (packed or collate != "stack") and (views or "flow" in streams):
         raise UsageError(
             f"{'batches=Packed' if packed else f'collate={collate!r}'} was given with {'views' if views else 'flow'}",

@@ -94,6 +94,10 @@ class EpochPlans:
             )
         return self.batching
 
+    def steps(self, seed: int, epoch: int, position: int) -> int:
+        """Return the number of batches from a position to the end of the epoch, or at its end those of the next."""
+        return self.epoch(seed, epoch).count(position) or self.epoch(seed, epoch + 1).count(0)
+
     def epoch(self, seed: int, epoch: int) -> EpochBatches:
         """Return the batches of an epoch. Those of the last two epochs are kept: both are asked for between them."""
         found = self._epochs.get((seed, epoch))

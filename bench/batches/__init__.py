@@ -1,0 +1,1 @@
+"""Batches of varying shape: fastvid's plans beside other samplers and packers."""

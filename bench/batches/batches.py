@@ -1,0 +1,206 @@
+"""Compare plans of batches of varying shape: samples lost, padding, balance of ranks, resume, lines of code.
+
+Clips as long and as large as in Kinetics and Panda-70M (`bench.batches.corpus`), all of them known before anything is
+read. In each round every contender divides the same clips, in another order of contenders. Rivals run in environments
+of their own, given by their Python interpreters; without one a rival is left out.
+
+packed   fastvid's `Packed`; trl: TRL's pack_dataset (best fit decreasing) and torch's DistributedSampler
+buckets  fastvid's `Buckets`; lhotse: lhotse's DynamicBucketingSampler, whose batches are padded to their longest clip
+many     fastvid's plans of many samples
+
+Tokens are those after a model's 2 x 2 merging, patches of 2 x 28 x 28.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.batches.corpus import clip_sizes
+from bench.batches.scores import score
+from bench.common.harness import RESULTS, machine_facts, write_json
+from fastvid.errors import JobError
+from fastvid.load.order.batches import MASKED, Batching
+from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.packed import Packed
+from fastvid.load.order.permutation import Order
+from fastvid.load.order.sizes import ClipSizes, patches
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.world import World
+
+SCHEMA: Final = "fastvid-bench-batches/1"
+
+PATCH: Final = (2, 28, 28)
+QUADRATIC_FROM: Final = 6144
+TOKENS: Final = 8192
+"""Tokens of a bin, or of a rank's batch."""
+
+SHAPES: Final = tuple((t, h, w) for t in (4, 8, 12, 16, 20, 32, 64) for h, w in ((168, 280), (280, 168), (224, 224)))
+_RIVALS: Final = Path(__file__).parent / "rivals"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m bench batches``."""
+    parser.add_argument("--samples", type=int, default=20_000, help="clips to compare on (default %(default)s)")
+    parser.add_argument("--many", type=int, default=10_000_000, help="clips to plan alone (default %(default)s)")
+    parser.add_argument("--world", type=int, default=4, help="ranks (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, each with another seed (default %(default)s)")
+    parser.add_argument("--lhotse", metavar="PYTHON", help="interpreter of an environment with lhotse")
+    parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with trl")
+    parser.add_argument("--json", type=Path, default=RESULTS / "batches.json", help="result file (%(default)s)")
+
+
+def packed_code(sizes: ClipSizes, rank: int, world: int) -> Batching:
+    """What a user writes for packing: one argument of the loader."""
+    return Packed(TOKENS, PATCH, bins=world, quadratic_from=QUADRATIC_FROM).plan(sizes, World(rank, world), "keep", str)
+
+
+def buckets_code(sizes: ClipSizes, rank: int, world: int) -> Batching:
+    """What a user writes for buckets: one argument of the loader."""
+    return Buckets(SHAPES, tokens=TOKENS * world, patch=PATCH, multiple=world).plan(
+        sizes, World(rank, world), "keep", str
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    rounds: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory(prefix="fastvid-batches-") as scratch:
+        contenders: dict[str, Callable[[ClipSizes, int], dict[str, Any]]] = {
+            "fastvid Packed": lambda sizes, seed: ours(packed_code, sizes, args.world, seed),
+            "fastvid Buckets": lambda sizes, seed: ours(buckets_code, sizes, args.world, seed),
+        }
+        for name, script, python in (
+            ("trl pack_dataset", "trl_packing.py", args.trl),
+            ("lhotse DynamicBucketingSampler", "lhotse_buckets.py", args.lhotse),
+        ):
+            if python:
+                contenders[name] = lambda sizes, seed, script=script, python=python: theirs(  # type: ignore[misc]
+                    script, python, Path(scratch), sizes, args.world, seed
+                )
+        for number in range(args.rounds):
+            sizes = clip_sizes(args.samples, number)
+            for name in sorted(contenders, reverse=number % 2 == 1):
+                rounds.setdefault(name, []).append(contenders[name](sizes, number))
+                print(f"round {number + 1}: {name}: {rounds[name][-1]}", flush=True)
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "machine": machine_facts(),
+        "settings": {"samples": args.samples, "world": args.world, "tokens": TOKENS, "patch": PATCH},
+        "contenders": {name: summary(results) for name, results in rounds.items()},
+    }
+    if args.many:
+        record["many"] = many(args.many, args.world)
+    write_json(args.json, record)
+    print(table(record["contenders"]))
+    return 0
+
+
+def ours(code: Callable[[ClipSizes, int, int], Batching], sizes: ClipSizes, world: int, seed: int) -> dict[str, Any]:
+    """Score one of fastvid's plans."""
+    order = Order(len(sizes), seed, 0)
+    ids = order.ids(np.arange(len(sizes)))
+    begun = time.perf_counter()
+    epoch = code(sizes, 0, world).epoch(order)
+    count = epoch.count(0)
+    seconds = time.perf_counter() - begun
+    tokens, room, ranks = sizes.tokens(PATCH), np.full((world, count), TOKENS, dtype=np.int64), []
+    for rank in range(world):
+        shares = list(code(sizes, rank, world).epoch(order).shares(0))
+        ranks.append([ids[share.positions[share.positions != MASKED]].tolist() for share in shares])
+        for number, share in enumerate(shares):
+            if share.shape is not None:  # the sampler makes every clip as long as its bucket
+                each = patches(share.shape, PATCH)
+                tokens[ranks[-1][number]] = each
+                room[rank, number] = each * len(share.positions)
+    position = list(epoch.shares(0))[count * 9 // 10].start
+    begun = time.perf_counter()
+    rest = code(sizes, 0, world).epoch(order).shares(position)
+    first = next(rest)
+    resumed = time.perf_counter() - begun
+    left = [ids[share.positions[share.positions != MASKED]].tolist() for share in (first, *rest)]
+    lines = len(inspect.getsource(code).splitlines()) - 2
+    return score(ranks, tokens, room, QUADRATIC_FROM) | {
+        "resume_seconds": resumed,
+        "resume_exact": left == ranks[0][count * 9 // 10 :],
+        "plan_seconds": seconds,
+        "lines": lines,
+    }
+
+
+def theirs(script: str, python: str, scratch: Path, sizes: ClipSizes, world: int, seed: int) -> dict[str, Any]:
+    """Score a rival."""
+    tokens: IntArray = sizes.tokens(PATCH)
+    np.savez(scratch / "in.npz", tokens=tokens)
+    command = [python, "-P", str(_RIVALS / script), str(scratch / "in.npz"), str(scratch / "out.json")]
+    done = subprocess.run(
+        [*command, str(world), str(TOKENS), str(seed)], stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise JobError(f"{script} failed with {python}: {done.stderr[-2000:]}")
+    found = json.loads((scratch / "out.json").read_text())
+    ranks = found.pop("ranks")
+    common = min(map(len, ranks))
+    if "trl" in script:
+        room = np.full((world, common), TOKENS, dtype=np.int64)
+    else:  # padded to the longest clip of the batch
+        room = np.asarray([[len(step) * tokens[step].max() for step in steps[:common]] for steps in ranks])
+    source = (_RIVALS / script).read_text().partition("def user_code")[2].partition("\n\n\n")[0]
+    return score(ranks, tokens, room, QUADRATIC_FROM) | found | {"lines": len(source.splitlines()) - 1}
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median of each number with its least and greatest value, and other values as they are."""
+    found: dict[str, Any] = {}
+    for name, first in results[0].items():
+        values = [one[name] for one in results]
+        if isinstance(first, int | float) and not isinstance(first, bool):
+            found[name] = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+        else:
+            found[name] = first if values.count(first) == len(values) else values
+    return found
+
+
+def many(samples: int, world: int) -> dict[str, Any]:
+    """Plan many samples: seconds until the first batch is known, and until all are; of the clock and of the CPU."""
+    sizes, order, found = clip_sizes(samples), Order(samples, 0, 0), {}
+    for name, code in (("Packed", packed_code), ("Buckets", buckets_code)):
+        marks = [(time.perf_counter(), time.process_time())]
+        plan = code(sizes, 0, world)
+        marks.append((time.perf_counter(), time.process_time()))
+        epoch = plan.epoch(order)
+        next(epoch.shares(0))
+        marks.append((time.perf_counter(), time.process_time()))
+        count = epoch.count(0)
+        marks.append((time.perf_counter(), time.process_time()))
+        found[name] = {"samples": samples, "batches": count}
+        for number, kind in enumerate(("seconds", "cpu_seconds")):
+            begun, facts, first, last = (mark[number] for mark in marks)
+            spans = {"facts": facts - begun, "first": first - facts, "all": last - facts}
+            found[name] |= {f"{part}_{kind}": span for part, span in spans.items()}
+        print(f"plan {name}: {found[name]}", flush=True)
+    return found
+
+
+def table(contenders: dict[str, Any]) -> str:
+    """Return the comparison as text."""
+    lines = [
+        f"{'':32}{'lost':>8}{'doubled':>9}{'padding':>9}{'max/mean':>10}{'equal':>7}{'resume':>10}{'exact':>7}{'lines':>7}"
+    ]
+    for name, one in contenders.items():
+        lines.append(
+            f"{name:32}{one['lost']['median']:>8.0f}{one['doubled']['median']:>9.0f}{one['padding']['median']:>9.2%}"
+            f"{one['imbalance']['median']:>10.3f}{one['equal_steps']!s:>7}{one['resume_seconds']['median']:>9.3f}s"
+            f"{one['resume_exact']!s:>7}{one['lines']['median']:>7.0f}"
+        )
+    return "\n".join(lines)

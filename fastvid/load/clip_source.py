@@ -1,0 +1,143 @@
+"""What a `ClipLoader` delivers, apart from its position: samples in order, decoders, and the form of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastvid.audio.window import Audio
+from fastvid.decode.backends import Backend
+from fastvid.format.dataset import Dataset
+from fastvid.load.after.chain import AnyTransform, TransformChain
+from fastvid.load.batch.annotations import RowAnnotations
+from fastvid.load.batch.batch import Assembler
+from fastvid.load.batch.patches import Patches
+from fastvid.load.batch.sound import SoundMemory
+from fastvid.load.batch.transformed import TransformStage
+from fastvid.load.batch.video import Collate, check_collate, video_spec
+from fastvid.load.clips.batching import EpochPlans
+from fastvid.load.clips.clip_sizes import varying_sizes
+from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
+from fastvid.load.clips.planner import ClipPlanner
+from fastvid.load.clips.rules import ClipRules
+from fastvid.load.clips.streams import streams_text
+from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.memory.device import LoaderStream
+from fastvid.load.options import Output, Workers
+from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.packed import Packed
+from fastvid.load.state import fingerprint
+from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
+from fastvid.load.workers.engine import BatchPipeline
+from fastvid.load.workers.lanes import AUTO, choose_backends
+from fastvid.runtime.cores import available_cores
+from fastvid.runtime.world import World
+
+
+class ClipSource:
+    """Makes the batches of any epoch from any position.
+
+    Args:
+        dataset: The samples.
+        rules: Sampler, crop and flip.
+        plans: The order and the batches of each epoch.
+        batches: Batches of varying shape; None for one size.
+        streams: The streams of each sample.
+        flow_stack: Flows per frame.
+        views: Several clips and crops of each video; None for one.
+        audio: The sound of each clip; None for none.
+        annotations: Entries that come from the annotations.
+        after: Transforms of RGB.
+        collate: How clips become one tensor.
+        output: The form of the video tensors.
+        workers: Who decodes, and how far ahead.
+        decoder: Names of back-ends, a `Backend`, or "auto".
+        stream: Where batches are finished.
+        world: The rank and the world size.
+
+    Raises:
+        UsageError: If arguments contradict each other.
+        MissingDependency: If the decoder cannot run here.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Mixture,
+        rules: ClipRules,
+        plans: EpochPlans,
+        *,
+        batches: Buckets | Packed | None,
+        streams: tuple[str, ...],
+        flow_stack: int,
+        views: Views | None,
+        audio: Audio | None,
+        annotations: RowAnnotations,
+        after: Sequence[AnyTransform],
+        collate: Collate,
+        output: Output,
+        workers: Workers,
+        decoder: str | Backend,
+        stream: LoaderStream,
+        world: World,
+    ) -> None:
+        self.dataset, self.rules, self.plans, self.world = dataset, rules, plans, world
+        self.streams, self.flow_stack, self.views, self.audio = streams, flow_stack, views, audio
+        self.annotations, self.workers, self.stream = annotations, workers, stream
+        self.num_threads = workers.num_threads or available_cores()
+        clips_per_video = plans.orders.clips_per_video
+        if views is not None:
+            for sampler, crop in rules.pairs:
+                check_views(views, sampler, crop, clips_per_video=clips_per_video, audio=audio is not None)
+        patches = Patches(batches.patch, batches.merge, output.layout) if isinstance(batches, Packed) else None
+        collate = check_collate(collate, streams, views=views is not None, batches=batches)
+        spec = video_spec(rules, output, stream, collate)
+        self._after = TransformChain.of(after, streams)
+        stage = None if self._after is None else TransformStage(self._after, spec)
+        made = (streams, () if views is None else (views.num_views,), collate == "pad", annotations, stage)
+        self.assembler = Assembler(stream, *made, seed=0, epoch=0, patches=patches)
+        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
+        required = collate == "pad" and world.size > 1
+        self._clip_sizes = None if batches else varying_sizes(dataset, rules, required=required)
+        has = (streams, flow_stack, views is not None, clips_per_video, isinstance(batches, Buckets))
+        self.backends = ActiveBackends(BatchShape(spec, output.dtype, *has, stage), self.num_threads, workers)
+        if decoder != "auto":
+            self.backends.use(choose_backends(decoder, stream.device))
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Everything that determines the batches besides seed, epoch and position, as text by part."""
+        own = fingerprint(
+            self.dataset,
+            self.rules,
+            order=self.plans.orders.text,
+            streams=streams_text(self.streams, self.flow_stack),
+        )
+        own |= {"batches": self.plans.batching.text} if self.plans.batching.text else {}
+        own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
+        own |= {} if self.audio is None else {"audio": repr(self.audio)}
+        own |= self.annotations.fingerprint
+        return own if self._after is None else own | {"after": repr(self._after)}
+
+    def run(self, seed: int, epoch: int, position: int) -> BatchPipeline:
+        """Start the threads that make the batches from `position` to the end of the epoch."""
+        backends = self.backends
+        order, batches = self.plans.orders.order(seed, epoch), self.plans.epoch(seed, epoch)
+        parts = (self.rules, seed, epoch, backends.backend, self.streams, self.flow_stack)
+        planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), clip_sizes=self._clip_sizes)
+        if backends.backend is AUTO:
+            backends.decide(planner.plan(next(batches.shares(position))).clips, self.world)
+        one = replace(planner.clips, backend=backends.backend, views=self.views or ONE_VIEW, audio=self.audio)
+        # Clips that this process prefetches must be decided in this process.
+        in_workers = backends.decides and one.runs_in_workers and not self._num_fetchers and self.audio is None
+        planner = replace(planner, clips=one, join=backends.join, decide=not in_workers)
+        return BatchPipeline(
+            planner.plans(batches, position),
+            backends.lanes,
+            backends.finisher,
+            replace(self.assembler, seed=seed, epoch=epoch),
+            prefetch=self.workers.prefetch,
+            planner=one if in_workers else None,
+            sounds=None if self.audio is None else SoundMemory(self.audio, backends.pool, self.stream),
+            num_fetchers=self._num_fetchers,
+        )
