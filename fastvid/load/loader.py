@@ -1,6 +1,6 @@
 """ClipLoader: turn a dataset into batches of clips on a device.
 
-state     {version, fingerprint, seed, epoch, position}: what was delivered, not how
+state     {version, fingerprint, seed, epoch, position}: what was delivered
 order     position -> sample, by arithmetic (order/)
 plan      position -> frames, crop, flip, all before decoding (clips/plan.py)
 run       one planner thread, decode threads, batches in order (workers/engine.py)
@@ -72,8 +72,7 @@ class ClipLoader(IterableDataset[Batch]):
         frames: The frame sampler: `Segments`, `Dense`, `Uniform`; in seconds `AtFps`, `Window`, `Deltas`; or your own.
             For a mixture one of all datasets, or a mapping with one for each by name.
         spatial: One crop, `Resize` or `Native`, and at most one flip. For a mixture of all, or a mapping by name.
-        streams: Video streams of each sample: "rgb", "flow", or both, with the same frames and crop. The first one is
-            `Batch.video`.
+        streams: Video streams of each sample, "rgb", "flow", or both, of the same pixels; the first is `Batch.video`.
         flow_stack: Flows per frame, L: half before and half after it.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
         global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`.
@@ -311,10 +310,9 @@ class ClipLoader(IterableDataset[Batch]):
         Args:
             num_batches: Distinct batches to repeat, at least 1.
         """
-        place, total = (self._seed, self._epoch, self._position), self.steps_left
+        place, total, begun, clips = (self._seed, self._epoch, self._position), self.steps_left, 0.0, 0
         held = list(itertools.islice(self, num_batches))
         self._seek(*place)
-        begun = clips = 0.0
         for number in range(total if held else 0):
             if number:  # the first batch is warm-up
                 clips += held[0].stop - held[0].start
@@ -335,7 +333,7 @@ class ClipLoader(IterableDataset[Batch]):
         return self._iterate()
 
     def _iterate(self) -> Generator[Batch, None, None]:
-        # Again, not only in __iter__: iterators may be used in another order than they were created.
+        # Again: iterators may be used in another order than they were created.
         self._stop()
         self._seek(self._seed, self.epoch, self.position)
         run = self._source.run(self._seed, self._epoch, self._position)
