@@ -24,6 +24,7 @@ from fastvid.errors import UsageError
 # The function that returns the charts of each schema. A result with an unknown schema is shown as a table.
 READERS: Final = {
     "fastvid-bench-audio/1": "bench.load.audio:charts",
+    "fastvid-bench-batches/1": "bench.batches.charts:charts",
     "fastvid-bench-cold/1": "bench.load.charts:cold",
     "fastvid-bench-decode/1": "bench.decode.charts:charts",
     "fastvid-bench-elastic/1": "bench.train.charts:elastic",
@@ -55,7 +56,7 @@ READERS: Final = {
 # Sections of the page by the folder that draws them; "" is for results of no known schema.
 _SUBJECTS: Final = {
     "decode": "Decoding", "load": "Loading", "shard": "Sharding", "train": "Training", "strategies": "Strategies",
-    "scaling": "Scaling", "gpu": "Devices", "common": "Long runs", "": "Other results",
+    "scaling": "Scaling", "gpu": "Devices", "batches": "Batches", "common": "Long runs", "": "Other results",
 }  # fmt: skip
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
 END: Final = "<!-- end of measured -->"

@@ -44,7 +44,7 @@ ORDER = {
         """,
         "fastvid/train": "config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
-        "bench/batches": "rivals corpus scores batches",
+        "bench/batches": "rivals corpus scores charts batches",
         "bench": "common batches decode load shard train gpu scaling strategies elastic report",
     }.items()
 }
