@@ -55,7 +55,8 @@ def test_the_loss_is_that_of_its_definition_and_ignores_pairs_with_a_masked_clip
 
 def test_the_example_learns_and_has_at_most_40_lines_of_code(example, url, capsys):
     losses = example.main(url)
-    assert losses[-1] < losses[0] - 0.3
+    # Without learning it would be the logarithm of the 15 other clips, 2.7.
+    assert losses[-1] < min(losses[0], math.log(15) / 4)
     assert capsys.readouterr().out.count("loss") == 5
     code = [line for line in EXAMPLE.read_text().partition("import fastvid\n")[2].splitlines() if line.strip()]
     assert len(code) <= 40

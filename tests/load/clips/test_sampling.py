@@ -5,7 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -285,8 +284,8 @@ def test_an_own_sampler_sees_facts_key_and_annotations():
         seen[video.key] = video
         return [0]
 
-    dataset = FakeDataset(8, looks=((Fraction(30_000, 1001), 20, 40), (Fraction(10), 60, 30)))
-    dataset.annotations = pa.table({"key": [f"key{number}" for number in range(8)], "contact": list(range(8))})
+    looks = ((Fraction(30_000, 1001), 20, 40), (Fraction(10), 60, 30))
+    dataset = FakeDataset(8, looks=looks, extra={"contact": list(range(8))})
     dataset.rows = np.arange(8)
     list(make(dataset, frames=Free(choose)))
     for number in range(8):
@@ -295,7 +294,7 @@ def test_an_own_sampler_sees_facts_key_and_annotations():
         assert (video.num_frames, video.fps, video.height, video.width) == (dataset.lengths[number], fps, height, width)
         assert video.duration == dataset.lengths[number] / fps
         assert video.annotations["contact"] == number
-        assert dict(video.annotations) == {"key": f"key{number}", "contact": number}
+        assert dict(video.annotations) == {"note": f"note-{number}", "contact": number}
 
 
 @pytest.mark.parametrize("count", [lambda frames, fps: frames[:-1], lambda frames, fps: frames * 0, lambda *_: 1.5])
