@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 import fastvid
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop
 from fastvid.load.clips.clip_sizes import clip_sizes
 from fastvid.load.clips.resize import Native, Resize
 from fastvid.load.clips.rules import ClipRules
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
 from fastvid.load.clips.views import Views
+from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.mixture import Mixture
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
@@ -212,6 +213,31 @@ def test_a_clip_longer_than_counted_is_an_error():
     with pytest.raises(UsageError, match="more frames, rows or columns than counted") as caught:
         list(make(varied(40), frames=Wrong(), spatial=Native(), collate="pad"))
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("sampler", [Window(fps=6), AtFps(6, max_frames=8)])
+@pytest.mark.parametrize("crop", [Native(8), Resize(short_side=24), [RandomResizedCrop(None), HorizontalFlip(0.5)]])
+def test_buckets_decide_open_lengths_and_sizes_in_any_world(sampler, crop):
+    buckets = Buckets([(1, 32, 32), (2, 32, 48), (2, 48, 32), (3, 32, 48)], per_batch=5)
+    options = {"frames": sampler, "spatial": crop, "batches": buckets, "global_batch_size": None, "seed": 3}
+
+    def epoch(world, state=None):
+        ranks = [make(varied(96), rank=rank, world_size=world, **options) for rank in range(world)]
+        for loader in ranks if state else ():
+            loader.load_state_dict(state)
+        return [
+            ({tuple(part.video.shape[2:]) for part in parts}, [row for part in parts for row in content(part)])
+            for parts in zip(*ranks, strict=True)
+        ]
+
+    expected = epoch(1)
+    assert len({shape for shapes, _ in expected for shape in shapes}) == 4
+    assert all(len(shapes) == 1 for shapes, _ in expected)
+    assert epoch(2) == epoch(5) == expected
+    begun = make(varied(96), **options)
+    for _ in zip(range(3), begun, strict=False):
+        state = begun.state_dict()
+    assert epoch(3, state) == expected[3:]
 
 
 @pytest.fixture(scope="module")
