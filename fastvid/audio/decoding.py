@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Final
 
 import av
 import numpy as np
 from av.audio.codeccontext import AudioCodecContext
 from av.codec.context import CodecContext
+from av.filter import Graph
 
 from fastvid.audio.packets import EncodedAudio, source_span
 from fastvid.audio.window import AudioClip, AudioWindow
@@ -22,6 +25,9 @@ from fastvid.runtime.arrays import Float32Array
 
 _COOKIE_HEADER = (36).to_bytes(4, "big") + b"alac"
 """FFmpeg takes ALAC's magic cookie with its box header; the whole box has 36 bytes."""
+
+_DTYPES: Final[dict[str, Any]] = {"fltp": np.float32, "s16p": np.int16, "s32p": np.int32}
+"""Sample formats of FFmpeg's decoders of AAC and ALAC."""
 
 
 def decode_audio(encoded: EncodedAudio | None, window: AudioWindow) -> AudioClip:
@@ -41,8 +47,7 @@ def decode_audio(encoded: EncodedAudio | None, window: AudioWindow) -> AudioClip
     if encoded is None or not encoded.packets or not count:
         return clip
     mask[_heard(encoded, window)] = True
-    parts = [(start, _mix(samples, window.channels)) for start, samples in _decode(encoded)]
-    return AudioClip(_resample(parts, encoded, window), rate, first / rate, mask)
+    return AudioClip(_resample(_decode(encoded), encoded, window), rate, first / rate, mask)
 
 
 def _heard(encoded: EncodedAudio, window: AudioWindow) -> slice:
@@ -51,11 +56,11 @@ def _heard(encoded: EncodedAudio, window: AudioWindow) -> slice:
     return slice(max(0, low), max(0, high))
 
 
-def _decode(encoded: EncodedAudio) -> list[tuple[int, Float32Array]]:
-    """Return the number of the first sample of each packet and its samples, float32 [C, N]."""
+def _decode(encoded: EncodedAudio) -> list[tuple[int, list[Float32Array]]]:
+    """Return the number of the first sample of each packet, and for each channel its samples, float32 [N]."""
     context = _open(encoded)
     starts, lengths = encoded.times.tolist(), np.diff(encoded.times).tolist()
-    parts: list[tuple[int, Float32Array]] = []
+    parts: list[tuple[int, list[Float32Array]]] = []
     try:
         for packet in [*map(av.Packet, encoded.packets), None]:
             for frame in context.decode(packet):
@@ -63,11 +68,11 @@ def _decode(encoded: EncodedAudio) -> list[tuple[int, Float32Array]]:
                     raise DecodeError("audio decoder reports a corrupt or an additional frame")
                 if frame.sample_rate != encoded.rate:
                     raise DecodeError(f"audio has {frame.sample_rate} Hz, its tables say {encoded.rate}")
-                samples = _floats(frame)
+                samples = _channels(frame, lengths[len(parts)])
                 if parts and len(parts[0][1]) != len(samples):
                     raise DecodeError(f"audio changes from {len(parts[0][1])} to {len(samples)} channels")
                 # The last packet may be longer than its time. If one is shorter, the track has a gap: silence.
-                parts.append((starts[len(parts)], samples[:, : lengths[len(parts)]]))
+                parts.append((starts[len(parts)], samples))
     except (av.FFmpegError, ValueError) as error:
         raise DecodeError(f"{encoded.codec} decoder: {error}") from error
     if len(parts) != len(lengths):
@@ -85,14 +90,18 @@ def _open(encoded: EncodedAudio) -> AudioCodecContext:
     return context
 
 
-def _floats(frame: av.AudioFrame) -> Float32Array:
-    """Return a frame's samples as float32 [C, N], full scale 1."""
-    samples = frame.to_ndarray()
-    if not frame.format.is_planar:
-        samples = samples.reshape(-1, frame.layout.nb_channels).T
-    if samples.dtype.kind == "f":
-        return samples.astype(np.float32, copy=False)
-    return samples.astype(np.float32) * np.float32(2.0 ** (1 - 8 * samples.itemsize))
+def _channels(frame: av.AudioFrame, most: int) -> list[Float32Array]:
+    """Return at most the first `most` samples of each channel of a frame, float32 [N], full scale 1."""
+    dtype = _DTYPES.get(frame.format.name)
+    if dtype is None:
+        raise DecodeError(f"audio decodes to {frame.format.name} samples, expected {', '.join(_DTYPES)}")
+    count = min(frame.samples, most)
+    # Not `to_ndarray`, which takes as long as a quarter of decoding AAC.
+    planes: Any = frame.planes  # buffers, which the stubs omit
+    samples = [np.frombuffer(plane, dtype, count) for plane in planes]
+    if dtype is np.float32:
+        return samples
+    return [one.astype(np.float32) * np.float32(2.0 ** (1 - 8 * one.itemsize)) for one in samples]
 
 
 def _mix(samples: Float32Array, channels: int | None) -> Float32Array:
@@ -102,7 +111,9 @@ def _mix(samples: Float32Array, channels: int | None) -> Float32Array:
     return np.repeat(mean, channels, axis=0)
 
 
-def _resample(parts: Sequence[tuple[int, Float32Array]], encoded: EncodedAudio, window: AudioWindow) -> Float32Array:
+def _resample(
+    parts: Sequence[tuple[int, Sequence[Float32Array]]], encoded: EncodedAudio, window: AudioWindow
+) -> Float32Array:
     """Return a window of a track; what is not in `parts`, or not heard, is silent."""
     rate = encoded.rate
     first, end = source_span(window, rate)
@@ -110,10 +121,12 @@ def _resample(parts: Sequence[tuple[int, Float32Array]], encoded: EncodedAudio, 
     up, down = window.rate // divisor, rate // divisor
     first -= first % down  # here both rates have a sample
     source = np.zeros((len(parts[0][1]), end - first), np.float32)
-    for begin, samples in parts:
-        low, high = max(first, begin, encoded.start), min(end, begin + samples.shape[1], encoded.stop)
+    for begin, channels in parts:
+        low, high = max(first, begin, encoded.start), min(end, begin + len(channels[0]), encoded.stop)
         if low < high:
-            source[:, low - first : high - first] = samples[:, low - begin : high - begin]
+            for target, samples in zip(source, channels, strict=True):
+                target[low - first : high - first] = samples[low - begin : high - begin]
+    source = _mix(source, window.channels)
     start = window.first - first // down * up
     if up != down:
         source = np.stack([_swresample(channel, rate, window.rate) for channel in source])
@@ -125,8 +138,21 @@ def _resample(parts: Sequence[tuple[int, Float32Array]], encoded: EncodedAudio, 
 
 def _swresample(samples: Float32Array, rate: int, wanted: int) -> Float32Array:
     """Resample one channel."""
-    resampler = av.AudioResampler("fltp", "mono", wanted)
+    graph = Graph()
+    graph.threads = 1  # otherwise it starts a thread for every core
+    source = graph.add("abuffer", f"sample_rate={rate}:sample_fmt=fltp:channel_layout=mono:time_base=1/{rate}")
+    resampler, sink = graph.add("aresample", str(wanted)), graph.add("abuffersink")
+    source.link_to(resampler)
+    resampler.link_to(sink)
+    graph.configure()
     frame = av.AudioFrame.from_ndarray(samples[None], "fltp", "mono")
-    frame.sample_rate = rate
-    parts = [part.to_ndarray()[0] for given in (frame, None) for part in resampler.resample(given)]
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    frame.sample_rate, frame.time_base, frame.pts = rate, Fraction(1, rate), 0
+    source.push(frame)
+    source.push(None)
+    parts: list[Float32Array] = []
+    while True:
+        try:
+            made: Any = sink.pull()
+            parts.append(made.to_ndarray()[0])
+        except (av.error.EOFError, av.error.BlockingIOError):
+            return np.concatenate(parts) if parts else np.zeros(0, np.float32)

@@ -66,6 +66,16 @@ def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
     return to_parquet(pa.Table.from_pylist(facts, schema=FACTS_SCHEMA), row_group=_ROW_GROUP)
 
 
+def has_audio(storage: Storage, shard: str) -> bool:
+    """Return whether a sample of a shard has audio, by its facts.
+
+    Raises:
+        StorageError: If the facts are missing.
+    """
+    file = f"{shard}.parquet"
+    return "audio" in from_parquet(storage.read(file), file=file, columns=["stream"])["stream"].to_pylist()
+
+
 def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations: pa.Table) -> pa.Table:
     """Return annotations with the columns of FACT_FIELDS, read from the shards' facts.
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from fastvid.errors import UsageError, VersionError
 
 FORMAT: Final = "fastvid"
-FORMAT_VERSION: Final = (2, 1)
+FORMAT_VERSION: Final = (2, 0)
 
 DATASET_JSON: Final = "dataset.json"
 GENERATIONS: Final = "generations"
@@ -151,7 +151,7 @@ PKT_HEADER_DTYPE: Final = np.dtype(
         ("extradata_bytes", "<u4"),  # size of the extradata section
         ("num_packets", "<u8"),
         ("tar_sha256", "S32"),  # of the tar that the file was computed from
-        ("audio_bytes", "<u4"),  # size of the audio section; 0 if no sample has audio, and before version 2.1
+        ("audio_bytes", "<u4"),  # size of the audio section; 0 if no sample has audio
         ("index_crc32", "<u4"),  # CRC-32 of the fields above and the stream, extradata and audio sections
     ]
 )

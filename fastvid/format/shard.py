@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.errors import FastvidError, FormatError
-from fastvid.format.facts import facts_parquet
+from fastvid.format.facts import facts_parquet, has_audio
 from fastvid.format.indexed import IndexedSample, index_crc32, index_sample, pack_index
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.records import RecordReader
@@ -49,7 +49,6 @@ _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
 _STREAMS: Final = RecordReader(STREAM_DTYPE, "Stream")
 _AUDIO: Final = RecordReader(AUDIO_DTYPE, "AudioMember")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
-_LISTS_AUDIO: Final = (2, 1)  # the version that added audio
 _WHOLE: Final = int(StreamFlag.WHOLE)
 _MOST_BYTES: Final = 2**63 - 1  # of a file, for the operating system
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
@@ -173,7 +172,7 @@ class Shard:
         "_extradata",
         "_file",
         "_index",
-        "_lists_audio",
+        "_is_mute",
         "_num_packets",
         "_packets",
         "num_samples",
@@ -213,7 +212,7 @@ class Shard:
         self._extradata = _STREAMS_AT + self.num_samples * self.num_streams * STREAM_DTYPE.itemsize
         self._audio = self._extradata + header.extradata_bytes
         self._packets = self._audio + header.audio_bytes
-        self._lists_audio = (header.major, header.minor) >= _LISTS_AUDIO
+        self._is_mute = False  # known
         expected = self._packets + header.num_packets * PACKET_DTYPE.itemsize
         if expected != size:
             raise FormatError(
@@ -291,11 +290,11 @@ class Shard:
         """Return a reader of a sample's M4A; None if the sample has no audio.
 
         Raises:
-            FormatError: If the sidecar is older than the checksums of audio, or its row is invalid.
+            StorageError: If the shard has no audio section, and no facts either.
+            FormatError: If the sidecar is older than the audio section, or its row is invalid.
         """
-        if not self._lists_audio:
-            raise FormatError("packet sidecar does not list audio", file=self._file, hint=_REBUILD)
         if self._packets == self._audio:
+            self._check_mute()
             return None
         record = _AUDIO.read(self._index, self._audio + row * AUDIO_DTYPE.itemsize)
         if not record.member_size:
@@ -306,6 +305,13 @@ class Shard:
             raise self._invalid("it points outside the shard", row, "audio")
         reader = StreamReader(self.storage, self.tar, record.member_offset, record.member_size)
         return BlockReader(reader, np.frombuffer(self._index[first:stop], "<u4").tolist())
+
+    def _check_mute(self) -> None:
+        """Check that a shard without an audio section has no audio, rather than a sidecar older than the section."""
+        if not self._is_mute:
+            if has_audio(self.storage, self.stem):
+                raise FormatError("packet sidecar does not list the shard's audio", file=self._file, hint=_REBUILD)
+            self._is_mute = True
 
     def _record(self, row: int, stream: str) -> Any:
         number = VIDEO_STREAMS.index(stream)

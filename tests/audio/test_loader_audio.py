@@ -102,6 +102,28 @@ def test_sound_is_the_same_with_any_workers(parts, undisturbed, options):
     assert epoch(parts, repeats=3, **options) == undisturbed
 
 
+@pytest.mark.parametrize(
+    "batches",
+    [fastvid.Buckets([(2, 48, 64), (3, 64, 64)], 5), fastvid.Packed(2_000, (1, 8, 8), bins=2, window=8)],
+    ids=["buckets", "packed"],
+)
+def test_sound_of_planned_batches_is_that_of_the_frames(parts, batches):
+    options = {"batches": batches, "global_batch_size": None, "frames": fastvid.AtFps(2), "shuffle": True}
+    options |= {"spatial": fastvid.CenterCrop(None) if isinstance(batches, fastvid.Buckets) else fastvid.Native(8)}
+    whole = epoch(parts, **options)
+    assert len(whole) == len(parts)
+    for world, workers in ((2, "thread"), (1, "process")):
+        found = epoch(parts, world, workers=workers, **options)
+        for position, (key, frames, _, sound, mask) in found.items():
+            shown = [frame for frame in frames if frame >= 0]
+            clip = parts[key].audio(Fraction(min(shown), FPS), Fraction(max(shown) + 1, FPS), RATE, mono=True)
+            count = clip.data.shape[1]
+            assert sound[: 4 * count] == clip.data.tobytes()
+            assert mask[:count] == clip.mask.tobytes()
+            assert not any(sound[4 * count :])
+            assert whole[position][3][: 4 * count] == sound[: 4 * count]
+
+
 def test_stereo_and_mono_tracks_have_two_channels(clicks):
     (batch,) = loader(clicks, frames=fastvid.Dense(8, 1), audio=fastvid.Audio(48_000, mono=False), global_batch_size=5)
     assert batch.audio.shape == (5, 2, 8 * 48_000 // FPS)

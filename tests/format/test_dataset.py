@@ -221,7 +221,7 @@ def test_open_raises_when_dataset_is_missing_newer_or_malformed(dataset, tmp_pat
     with pytest.raises(StorageError, match="there is no dataset"):
         Dataset(str(tmp_path / "empty"))
     edit_record(LocalStorage(dataset), "dataset.json", version="3.0", unknown=1)
-    with pytest.raises(VersionError, match=r"3\.0 is newer than 2\.1"):
+    with pytest.raises(VersionError, match=r"3\.0 is newer than 2\.0"):
         Dataset(str(dataset))
     edit_record(LocalStorage(dataset), "dataset.json", version="2.7", unknown=1)
     assert len(Dataset(str(dataset))) == 11

@@ -71,7 +71,7 @@ class Batch(dict[str, Any]):
         bins: int64 [n + 1], on the host: this rank's bin i has the rows bins[i] to bins[i + 1] - 1. With
             batches=Packed(...).
         audio: Sound of each clip, float32 [B, C, S], on the device, padded with zeros to the longest of the global
-            batch; if `audio` was requested.
+            batch (of this rank's rows with Buckets and Packed); if `audio` was requested.
         audio_mask: bool [B, S], on the device; False after the end of a clip's sound, and where its video has none.
     """
 
