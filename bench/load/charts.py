@@ -78,3 +78,30 @@ def cold(record: Mapping[str, Any]) -> list[Chart]:
             rows.append([name, *(f"{one['median']:.1f} ({one['min']:.1f} to {one['max']:.1f})" for one in values)])
     note = "Each row was measured in fresh processes; for the last row they had imported torch."
     return [Table("Time to the first batch", ("what", "ms", "CPU ms", "MB"), rows, note)]
+
+
+def loops(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the table of a result of `bench.load.loops`."""
+    return [
+        Table(
+            "The same small job in each library",
+            ["program", "lines", "clips/s", "of ClipLoader", "same clips again", "with another number of workers"],
+            [loops_row(row) for row in record["rows"]],
+            f"Batches of {record['batch']} clips of 8 random frames and a random crop, {record['workers']} workers.",
+        )
+    ]
+
+
+def loops_row(row: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a program of `bench.load.loops`, in the report and in docs/bench.md."""
+    if "refused" in row:
+        return [row["program"], str(row["lines"]), "did not run", "", "", ""]
+    spread = "" if row["program"] == "ClipLoader" else " ({:.2f} to {:.2f})".format(*row["of_clip_loader_range"])
+    same = ["yes" if row[name] else "no" for name in ("repeats", "elastic")]
+    return [
+        row["program"],
+        str(row["lines"]),
+        f"{row['clips_per_s']:.0f}",
+        f"{row['of_clip_loader']:.2f}{spread}",
+        *same,
+    ]

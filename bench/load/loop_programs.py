@@ -1,6 +1,6 @@
 """The same small job as a user would write it with five libraries: batches of eight random frames and a random crop.
 
-Each program yields uint8 or normalised [B, 3, 8, 224, 224] of an epoch of `_EPOCH` clips; few videos are repeated. It
+Each program yields uint8 [B, 3, 8, 224, 224] of an epoch of `_EPOCH` clips; few videos are repeated. It
 is as short as is natural: what it leaves out, such as a seed that does not depend on the workers, users leave out too.
 """
 
@@ -26,6 +26,7 @@ def clip_loader(url: str, _files: list[str], batch: int, workers: int) -> Iterat
         frames=fastvid.Segments(8),
         spatial=fastvid.RandomCrop(224),
         global_batch_size=batch,
+        output=fastvid.Output(dtype=torch.uint8),
         workers=fastvid.Workers(num_threads=workers),
     ):
         yield clips.video
@@ -36,7 +37,8 @@ def clip_dataset(url: str, _files: list[str], batch: int, workers: int) -> Itera
     import fastvid
 
     dataset = fastvid.Mixture([fastvid.open(url)], weights=[1.0], num_samples=_EPOCH)
-    clips = fastvid.ClipDataset(dataset, frames=fastvid.Segments(8), spatial=fastvid.RandomCrop(224))
+    output = fastvid.Output(dtype=torch.uint8)
+    clips = fastvid.ClipDataset(dataset, frames=fastvid.Segments(8), spatial=fastvid.RandomCrop(224), output=output)
     sampler = fastvid.ExactSampler(clips, global_batch_size=batch)
     for rows in torch.utils.data.DataLoader(clips, batch_size=batch, sampler=sampler, num_workers=workers):
         yield rows.video

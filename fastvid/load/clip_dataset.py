@@ -45,7 +45,7 @@ from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_integer
 
 
-class Visit(NamedTuple):
+class SampleVisit(NamedTuple):
     """One visit of a sample: what an `ExactSampler` yields in place of a number, and all that decides a clip.
 
     Attributes:
@@ -138,7 +138,7 @@ class ClipDataset(MapStyle[ClipRow]):
         """
         self.epoch = check_integer("epoch", epoch, 0, 2**64 - 1)
 
-    def __getitem__(self, index: int | Visit) -> ClipRow:
+    def __getitem__(self, index: int | SampleVisit) -> ClipRow:
         """Return one clip.
 
         Raises:
@@ -147,24 +147,24 @@ class ClipDataset(MapStyle[ClipRow]):
         """
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int | Visit]) -> list[ClipRow]:
+    def __getitems__(self, indices: Sequence[int | SampleVisit]) -> list[ClipRow]:
         """Return several clips, planned and read together. torch's DataLoader calls this for each batch.
 
         Raises:
             IndexError: If the dataset lacks one of the samples.
             FastvidError: If a clip cannot be read or decoded.
         """
-        visits = [one if isinstance(one, Visit) else self._visit(one) for one in indices]
+        visits = [one if isinstance(one, SampleVisit) else self._visit(one) for one in indices]
         rows: list[ClipRow] = []
         for (seed, epoch), group in itertools.groupby(visits, lambda visit: (visit.seed, visit.epoch)):
             rows += self._read(seed, epoch, list(group))
         return rows
 
-    def _visit(self, index: int) -> Visit:
+    def _visit(self, index: int) -> SampleVisit:
         number = int(index) + len(self) * (int(index) < 0)
         if not 0 <= number < len(self):
             raise IndexError(f"sample {index} of a dataset of {len(self)}")
-        return Visit(number, number, self.seed, self.epoch, number, number + 1)
+        return SampleVisit(number, number, self.seed, self.epoch, number, number + 1)
 
     def _open(self) -> _Opened:
         """Return the decoder of this process; a forked one does not use its parent's."""
@@ -181,7 +181,7 @@ class ClipDataset(MapStyle[ClipRow]):
             self._opened = _Opened(os.getpid(), backends, assembler, prefetch_threads(self.dataset))
         return self._opened
 
-    def _read(self, seed: int, epoch: int, visits: Sequence[Visit]) -> list[ClipRow]:
+    def _read(self, seed: int, epoch: int, visits: Sequence[SampleVisit]) -> list[ClipRow]:
         opened = self._open()
         parts = (self.rules, seed, epoch, opened.backends.backend, self.streams, self.flow_stack)
         order = _Visited(visits, seed, epoch)
@@ -219,7 +219,7 @@ _LARGE: Final = frozenset({"video", "flow"})
 class _Visited:
     """Visits as an order of samples."""
 
-    visits: Sequence[Visit]
+    visits: Sequence[SampleVisit]
     seed: int
     epoch: int
 

@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler
 
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clip_dataset import ClipDataset, Visit
+from fastvid.load.clip_dataset import ClipDataset, SampleVisit
 from fastvid.load.clips.streams import streams_text
 from fastvid.load.order.batches import MASKED, Batches
 from fastvid.load.order.blocks import BlockShuffle
@@ -23,7 +23,7 @@ from fastvid.runtime.world import World
 Last = Literal["drop", "keep"]
 
 
-class ExactSampler(DistributedSampler[Visit]):
+class ExactSampler(DistributedSampler[SampleVisit]):
     """Yields this rank's visits of an epoch, as a `ClipLoader` of the same arguments makes its batches.
 
         sampler = ExactSampler(clips, global_batch_size=64)
@@ -77,11 +77,11 @@ class ExactSampler(DistributedSampler[Visit]):
         self._seed, self.epoch, self._origin = clips.seed, 0, 0
         self._position = 0  # first position that no complete batch has yielded
 
-    def __iter__(self) -> Iterator[Visit]:
+    def __iter__(self) -> Iterator[SampleVisit]:
         check_use(self, self.world, found=self._found_world)
         return self._iterate()
 
-    def _iterate(self) -> Iterator[Visit]:
+    def _iterate(self) -> Iterator[SampleVisit]:
         self._begin()
         order = self._orders.order(self._seed, self.epoch)
         for share in self.batches.shares(self._origin):
@@ -92,7 +92,7 @@ class ExactSampler(DistributedSampler[Visit]):
             ):
                 if not left:
                     self._position = share.stop
-                yield Visit(sample, position, self._seed, self.epoch, share.start, share.stop)
+                yield SampleVisit(sample, position, self._seed, self.epoch, share.start, share.stop)
             self._position = share.stop
 
     def __len__(self) -> int:

@@ -94,11 +94,11 @@ def test_a_schedule_made_of_the_length_of_a_resumed_loader_is_that_of_the_whole_
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """Run the scenarios of `tests/load/trainer_ranks.py` in two processes; return what each rank saw, by scenario."""
+    """Run the scenarios of `tests/load/loops/trainer_ranks.py` in two processes; return what each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, "-m", "tests.load.trainer_ranks", str(out)],
+        [*command, "-m", "tests.load.loops.trainer_ranks", str(out)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

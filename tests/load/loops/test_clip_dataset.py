@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fastvid
 from fastvid.errors import ChecksumError, StateError, UsageError
-from fastvid.load.clip_dataset import ClipDataset, Visit
+from fastvid.load.clip_dataset import ClipDataset, SampleVisit
 from fastvid.load.exact_sampler import ExactSampler
 from fastvid.load.order.blocks import BlockShuffle
 from fastvid.load.order.epoch import ClassBalanced
@@ -162,7 +162,7 @@ def test_a_loop_ended_early_begins_again_where_it_began_and_each_epoch_differs()
 def test_one_read_delivers_the_clips_of_single_reads_in_the_order_asked_for():
     clips = clips_of(FakeDataset(40), seed=3)
     clips.set_epoch(2)
-    asked = [5, 39, 5, Visit(7, 20, 9, 4, 0, 40), -1, 0]
+    asked = [5, 39, 5, SampleVisit(7, 20, 9, 4, 0, 40), -1, 0]
     together, alone = clips.__getitems__(asked), [clips[index] for index in asked]
     for one, other in zip(together, alone, strict=True):
         assert one["key"] == other["key"]

@@ -1,0 +1,28 @@
+"""The comparison of the same job in several libraries: what the page says is what was measured."""
+
+from __future__ import annotations
+
+from bench import report
+from bench.common.harness import RESULTS
+from bench.load.charts import loops_row
+from bench.load.loop_programs import PROGRAMS
+from bench.load.loops import lines_of
+from tests.datasets import REPOSITORY
+
+
+def test_the_page_contains_the_measured_rows():
+    page = (REPOSITORY / "docs" / "bench.md").read_text()
+    for row in report.load(RESULTS / "loops.json")["rows"]:
+        assert f"| {' | '.join(loops_row(row))} |" in page
+        assert row["lines"] == lines_of(PROGRAMS[row["program"]])
+
+
+def test_docstrings_and_blank_lines_are_not_counted():
+    def program():
+        """Two lines
+        of text."""
+        first = [1]
+
+        first.append(2)
+
+    assert lines_of(program) == 2
