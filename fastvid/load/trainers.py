@@ -35,7 +35,7 @@ def check_use(part: object, world: World, *, found: bool) -> None:
     name = type(part).__name__
     if get_worker_info() is not None:
         raise UsageError(
-            f"a DataLoader with worker processes iterates over a {name}, so each process would deliver every clip",
+            f"a DataLoader with worker processes iterates over this {name}, so each process would deliver every clip",
             hint="use num_workers=0: a ClipLoader has its own workers, see its workers=",
         )
     if found and dist.is_available() and dist.is_initialized() and world != World.resolve(None, None):
@@ -46,7 +46,7 @@ def check_use(part: object, world: World, *, found: bool) -> None:
         )
     if world.size > 1 and _is_shared_again(part):
         raise UsageError(
-            f"Accelerate would share the batches of a {name} among the ranks, which the {name} has done already",
+            f"Accelerate would share the batches of this {name} among the ranks, as it has done itself",
             hint="give `prepare` the ClipLoader itself, not a DataLoader of it; in a Hugging Face Trainer override"
             " `get_train_dataloader` to return the ClipLoader; make an ExactSampler with rank=0, world_size=1",
         )
