@@ -10,12 +10,11 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from torch.utils.data import Subset
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
@@ -23,6 +22,9 @@ from fastvid.format.shard import Shard
 from fastvid.load.order.subset import resolve_subset
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.checks import check_least
+
+if TYPE_CHECKING:
+    from torch.utils.data import Subset
 
 T = TypeVar("T")
 

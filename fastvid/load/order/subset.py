@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar, overload
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Subset
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.arrays import IntArray
+
+if TYPE_CHECKING:
+    from torch.utils.data import Subset
 
 
 class _Located(Protocol):
@@ -35,7 +38,9 @@ def resolve_subset(dataset: Any) -> Any:
         UsageError: If it is neither, or selects a sample twice.
         SampleNotFoundError: If the subset has an index outside its dataset.
     """
-    if isinstance(dataset, Subset):
+    # Worker processes use mixtures without torch; where nobody has imported torch, nothing is its Subset.
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(dataset, torch_data.Subset):
         inner: Any = dataset.dataset
         whole = resolve_subset(inner)
         if not isinstance(whole, Dataset):
