@@ -41,8 +41,7 @@ def main(url: str, epochs: int = 5) -> list[float]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv3d(3, 16, (4, 5, 5), 3), nn.ReLU(), nn.AdaptiveAvgPool3d((1, 4, 4)), nn.Flatten())
     net.append(nn.Linear(256, 32))
-    optimizer, means = torch.optim.Adam(net.parameters(), lr=3e-3), []
-    loader = make(url)
+    optimizer, means, loader = torch.optim.Adam(net.parameters(), lr=3e-3), [], make(url)
     for epoch in range(epochs):
         losses = []
         for batch in loader:

@@ -214,7 +214,7 @@ def parts():
     """Return clips of different shapes, the third row masked: tensors, planned clips and random numbers."""
     planned = plans(FakeDataset(40), crop=16)
     clips = [
-        replace(one, request=replace(one.request, frames=np.arange(t), size=(h, w))) if t else None
+        replace(one, frames=np.arange(t), request=replace(one.request, frames=np.arange(t), size=(h, w))) if t else None
         for one, (t, h, w) in zip(planned, SHAPES, strict=False)
     ]
     generator = torch.Generator().manual_seed(4)

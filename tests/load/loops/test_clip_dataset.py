@@ -47,7 +47,9 @@ def epoch_of(clips, world, size, state=None, **options):
     return [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": BlockShuffle(2)}, {"balance": ClassBalanced()}, {"repeats": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": BlockShuffle(2)}, {"balance": ClassBalanced()}, {"clips_per_video": 2}]
+)
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_clips_order_and_shares_are_those_of_a_clip_loader_and_resume_in_any_world(options, data):

@@ -100,7 +100,7 @@ def test_every_flipped_bit_of_a_planned_packet_is_detected():
 
 def test_damage_goes_undetected_without_the_checksum(monkeypatch):
     dataset = FakeDataset(20)
-    monkeypatch.setattr(clips, "_check", lambda *arguments: None)
+    monkeypatch.setattr(clips, "check_packets", lambda *arguments: None)
     whole = bytes(get(dataset, 3, [0])[0].data)
     dataset.damage(3)
     assert bytes(get(dataset, 3, [0])[0].data) != whole
