@@ -13,7 +13,7 @@ import torch
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import DevicePlanes, DeviceRgb, EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb
 from fastvid.errors import FastvidError
 from fastvid.format.schema import Codec
 
@@ -43,11 +43,11 @@ class _Fake:
         """Release the decoder."""
         self._decoder.close()
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """See `fastvid.decode.request.Decoder`."""
         return [self._one(clip, output) for clip, output in zip(clips, outputs, strict=True)]
 
-    def _one(self, clip: EncodedClip, output: Output) -> FastvidError | None:
+    def _one(self, clip: EncodedClip, output: DecoderOutput) -> FastvidError | None:
         assert isinstance(output, DeviceRgb | DevicePlanes)
         if isinstance(output, DeviceRgb):
             rgb = np.empty(tuple(output.data.shape), np.uint8)

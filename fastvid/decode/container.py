@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
+from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.errors import DecodeError, UsageError
 from fastvid.format.mp4 import minimal_mp4
 from fastvid.format.picture_size import declared_size
@@ -89,7 +89,7 @@ def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
     return WrappedClip(clip, mp4, positions.astype(np.int32), index.astype(np.int64))
 
 
-def check_target(clip: EncodedClip, output: Output, allowed: Set[type]) -> Rgb | DeviceRgb:
+def check_target(clip: EncodedClip, output: DecoderOutput, allowed: Set[type]) -> Rgb | DeviceRgb:
     """Return the output after checking its type and shape.
 
     Raises:

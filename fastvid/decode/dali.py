@@ -33,7 +33,7 @@ import nvidia.dali.types
 from fastvid.decode import engines
 from fastvid.decode.container import WrappedClip, check_target, wrap
 from fastvid.decode.device_stream import DeviceStream
-from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
+from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -72,7 +72,7 @@ class DaliCpuDecoder:
         self._graphs: dict[bool, _Graph] | None = {}
         self._lock = threading.Lock()
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """See `fastvid.decode.request.Decoder`.
 
         Raises:

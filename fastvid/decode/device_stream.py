@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fastvid.decode.request import DevicePlanes, DeviceRgb, Output
+from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb
 
 # Types of torch.cuda are incomplete.
 _cuda: Any = torch.cuda
@@ -28,7 +28,7 @@ class DeviceStream:
         self._done: Any = _cuda.Event(blocking=True)
 
     @contextmanager
-    def writing(self, outputs: Iterable[Output]) -> Iterator[None]:
+    def writing(self, outputs: Iterable[DecoderOutput]) -> Iterator[None]:
         """Make the stream current for a block that writes outputs; at its end they are visible to every stream.
 
         The stream first waits for `writable` of each output. At the end the thread waits for this stream alone, never

@@ -28,7 +28,7 @@ from torch import Tensor
 from fastvid.decode import engines
 from fastvid.decode.annexb import elementary_stream
 from fastvid.decode.device_stream import DeviceStream
-from fastvid.decode.request import DevicePlanes, EncodedClip, FrameOrder, Output
+from fastvid.decode.request import DecoderOutput, DevicePlanes, EncodedClip, FrameOrder
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -75,7 +75,7 @@ class NvdecDecoder:
         """Return twice the number of NVDEC engines of the GPU; which number is best is not measured."""
         return _LANES_PER_ENGINE * engines.engines(engines.gpu_index(device_id))
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """See `fastvid.decode.request.Decoder`.
 
         Raises:
@@ -239,7 +239,7 @@ def _planes(frame: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     return y[..., 0], uv
 
 
-def _checked(clip: EncodedClip, output: Output) -> DevicePlanes:
+def _checked(clip: EncodedClip, output: DecoderOutput) -> DevicePlanes:
     if not isinstance(output, DevicePlanes):
         raise UsageError(f"the decoder writes DevicePlanes, not {type(output).__name__}")
     box = clip.request.box

@@ -17,7 +17,7 @@ import numpy as np
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.clips import read_clip, reader_of
-from fastvid.decode.request import Box, ClipRequest, Decoder, DevicePlanes, DeviceRgb, Output, Rgb
+from fastvid.decode.request import Box, ClipRequest, Decoder, DecoderOutput, DevicePlanes, DeviceRgb, Rgb
 from fastvid.errors import FastvidError
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable, StreamInfo
@@ -97,7 +97,7 @@ class SampleClip:
             raise error
         return self._pictures(output)
 
-    def _pictures(self, output: Output) -> UInt8Array:
+    def _pictures(self, output: DecoderOutput) -> UInt8Array:
         if isinstance(output, Rgb):
             return output.data
         if isinstance(output, DeviceRgb):
@@ -113,7 +113,7 @@ class SampleClip:
         return converted
 
 
-def _filled(kinds: Set[type], shape: tuple[int, int, int], device: str) -> Output:
+def _filled(kinds: Set[type], shape: tuple[int, int, int], device: str) -> DecoderOutput:
     """Return an output for frames [T, H, W], of the first type that a decoder writes, filled with one level."""
     t, h, w = shape
     if Rgb in kinds:
@@ -124,7 +124,7 @@ def _filled(kinds: Set[type], shape: tuple[int, int, int], device: str) -> Outpu
         return torch.full(sizes, _UNWRITTEN, dtype=torch.uint8, device=device)
 
     if DeviceRgb in kinds:
-        output: Output = DeviceRgb(full(3, t, h, w))
+        output: DecoderOutput = DeviceRgb(full(3, t, h, w))
     else:
         output = DevicePlanes(full(t, h, w), full(t, h // 2, w // 2, 2))
     if device != "cpu":

@@ -29,7 +29,7 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.request import Box, EncodedClip, FrameOrder, Output, Planes, Rgb
+from fastvid.decode.request import Box, DecoderOutput, EncodedClip, FrameOrder, Planes, Rgb
 from fastvid.decode.swscale import RgbConverter
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
@@ -66,7 +66,7 @@ class PyAvDecoder:
         self._converter: RgbConverter | None = RgbConverter()
         self._lock = threading.Lock()
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """See `fastvid.decode.request.Decoder`.
 
         Raises:
@@ -88,7 +88,7 @@ class PyAvDecoder:
             self._contexts.clear()
             self._converter = None
 
-    def _decode(self, clip: EncodedClip, output: Output, converter: RgbConverter) -> DecodeError | None:
+    def _decode(self, clip: EncodedClip, output: DecoderOutput, converter: RgbConverter) -> DecodeError | None:
         request = clip.request
         frames = request.frames.tolist()
         places: dict[int, int] = {}

@@ -8,7 +8,7 @@ from typing import Final
 
 from av.video.frame import VideoFrame
 
-from fastvid.decode.request import Box, ClipRequest, Output, Planes, Rgb
+from fastvid.decode.request import Box, ClipRequest, DecoderOutput, Planes, Rgb
 from fastvid.decode.swscale import COLORSPACE, RgbConverter
 from fastvid.format.packets import StreamInfo
 
@@ -29,7 +29,7 @@ class Recutter:
         planes: Planes,
         index: Sequence[int],
         request: ClipRequest,
-        output: Output,
+        output: DecoderOutput,
     ) -> None:
         """Write one clip.
 

@@ -213,7 +213,7 @@ class DevicePlanes:
         return f"DevicePlanes({tuple(self.y.shape)} on {self.y.device})"
 
 
-Output = Planes | Rgb | DeviceRgb | DevicePlanes
+DecoderOutput = Planes | Rgb | DeviceRgb | DevicePlanes
 
 
 @runtime_checkable
@@ -229,7 +229,7 @@ class Decoder(Protocol):
     outputs: frozenset[type]
     """The types among `Planes`, `Rgb`, `DeviceRgb` and `DevicePlanes` that it can write."""
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """Decode each clip into the output with the same index.
 
         Returns:

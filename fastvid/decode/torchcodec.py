@@ -28,7 +28,7 @@ from fastvid.decode import engines, libraries
 from fastvid.decode.container import WrappedClip, check_target, wrap
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.pixels import resize
-from fastvid.decode.request import DeviceRgb, EncodedClip, Output, Rgb
+from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.errors import DecodeError, FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import Codec
 
@@ -123,7 +123,7 @@ class TorchcodecCpuDecoder:
         self._lock = threading.Lock()
         self._closed = False
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """See `fastvid.decode.request.Decoder`.
 
         Raises:
@@ -226,7 +226,7 @@ class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
         """Return the number of NVDEC engines of the GPU: each needs one decoder."""
         return engines.engines(engines.gpu_index(device_id))
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Output]) -> list[FastvidError | None]:
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """See `TorchcodecCpuDecoder.decode`."""
         with self._stream.writing(outputs):
             return super().decode(clips, outputs)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastvid.decode.backends import backend
 from fastvid.decode.clips import PacketBuffer, read_clip, reader_of
-from fastvid.decode.request import ClipRequest, EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb
 from fastvid.load.workers.clip_worker import FETCH_CLIPS
 from fastvid.load.workers.fetch import fetch
 from fastvid.measure.clips import Corpus
@@ -69,7 +69,7 @@ class FastvidRunner:
             raise error
         return out.data.transpose(1, 2, 3, 0) if isinstance(out, Rgb) else None
 
-    def _output(self, request: ClipRequest) -> Output:
+    def _output(self, request: ClipRequest) -> DecoderOutput:
         count = len(request.frames)
         if self._rgb:
             shape = (3, count, *request.size)

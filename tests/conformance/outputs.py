@@ -7,19 +7,19 @@ import torch
 
 from fastvid.decode.colours import ClipPlanes
 from fastvid.decode.pixels import clip_to_rgb
-from fastvid.decode.request import Box, Decoder, DevicePlanes, DeviceRgb, EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import Box, Decoder, DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb
 from tests.makers import Video, read_numbers
 
 UNWRITTEN = 0x5A
 """Every output is filled with this level before it is decoded to."""
 
 
-def empty(clip: EncodedClip, kind: type, device: str = "cpu") -> Output:
+def empty(clip: EncodedClip, kind: type, device: str = "cpu") -> DecoderOutput:
     """Create an output for a clip, filled with `UNWRITTEN`."""
     return empties([clip], kind, device)[0]
 
 
-def empties(clips: list[EncodedClip], kind: type, device: str = "cpu") -> list[Output]:
+def empties(clips: list[EncodedClip], kind: type, device: str = "cpu") -> list[DecoderOutput]:
     """Create outputs for clips of one shape, as views of one batch [B, T, ...]."""
     request = clips[0].request
     count, box, many = len(request.frames), request.box, len(clips)
@@ -43,7 +43,7 @@ def empties(clips: list[EncodedClip], kind: type, device: str = "cpu") -> list[O
     return [Rgb(one.transpose(1, 0, 2, 3)) for one in pictures.numpy()]
 
 
-def decoded(decoder: Decoder, clip: EncodedClip, kind: type, device: str = "cpu") -> Output:
+def decoded(decoder: Decoder, clip: EncodedClip, kind: type, device: str = "cpu") -> DecoderOutput:
     """Decode one clip, raising its error."""
     out = empty(clip, kind, device)
     (error,) = decoder.decode([clip], [out])
@@ -52,7 +52,7 @@ def decoded(decoder: Decoder, clip: EncodedClip, kind: type, device: str = "cpu"
     return out
 
 
-def arrays(out: Output) -> list[np.ndarray]:
+def arrays(out: DecoderOutput) -> list[np.ndarray]:
     """Return an output's RGB [3, T, H, W], or its planes Y, U and V, on the host."""
     if isinstance(out, DevicePlanes):
         uv = out.uv.cpu().numpy()
@@ -62,12 +62,12 @@ def arrays(out: Output) -> list[np.ndarray]:
     return [out.data if isinstance(out, Rgb) else out.data.cpu().numpy()]
 
 
-def pictures(out: Output) -> np.ndarray:
+def pictures(out: DecoderOutput) -> np.ndarray:
     """Return all bytes of an output."""
     return np.concatenate([one.ravel() for one in arrays(out)])
 
 
-def read(out: Output) -> list[int]:
+def read(out: DecoderOutput) -> list[int]:
     """Read the painted frame numbers in an output."""
     first = arrays(out)[0]
     return read_numbers(first[1] if isinstance(out, Rgb | DeviceRgb) else first)

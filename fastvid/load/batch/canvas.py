@@ -13,7 +13,7 @@ from typing import Final, cast
 import numpy as np
 
 from fastvid.decode.recut import SLACK, Recutter
-from fastvid.decode.request import Output, Planes, Rgb
+from fastvid.decode.request import DecoderOutput, Planes, Rgb
 from fastvid.load.batch.sinks import OpenSink, Sink
 from fastvid.load.batch.video import Video
 from fastvid.load.clips.clip import BatchRow, Clip
@@ -70,7 +70,7 @@ class Canvas:
         self._planes: dict[int, Planes] = {}
         self._taken: dict[int, Sink] = {}
 
-    def output(self, row: int, kinds: Set[type]) -> Output | SharedRow:
+    def output(self, row: int, kinds: Set[type]) -> DecoderOutput | SharedRow:
         """Return where to write a clip: memory for a decoder that writes some of `kinds`, or a process's whole row."""
         read = self._reads.get(row)
         if read is None:
@@ -94,7 +94,7 @@ class Canvas:
             if good:
                 assert planes is not None
                 index = np.searchsorted(read.request.frames, part.request.frames).tolist()
-                output = cast("Output", self._part(part.row, _CUT))
+                output = cast("DecoderOutput", self._part(part.row, _CUT))
                 recutter.cut(read.info, read.request.box, planes, index, part.request, output)
             self._part_done(part.row, good=good)
         self._finisher.recutters.append(recutter)
@@ -103,7 +103,7 @@ class Canvas:
         """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
-    def _part(self, row: int, kinds: Set[type]) -> Output | SharedRow:
+    def _part(self, row: int, kinds: Set[type]) -> DecoderOutput | SharedRow:
         sinks = self._sinks[row // self._rows]
         sink = self._taken[row] = next(one for one in sinks if one.kinds & kinds)
         return sink.output(row % self._rows, kinds)

@@ -15,7 +15,7 @@ import torch
 
 from fastvid.decode.colours import ClipPlanes
 from fastvid.decode.pixels import finish_rgb
-from fastvid.decode.request import DevicePlanes, DeviceRgb, Output
+from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb
 from fastvid.load.batch.sinks import PlanesBuffer, video_of
 from fastvid.load.batch.video import Video, VideoSpec
 from fastvid.load.clips.clip import BatchRow
@@ -44,7 +44,7 @@ class DeviceRgbSink:
         ]
         self._writable = spec.stream.mark()
 
-    def output(self, row: int, _kinds: Set[type]) -> Output:
+    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `fastvid.load.batch.sinks.Sink`."""
         return DeviceRgb(self._rows[row], self._writable)
 
@@ -86,7 +86,7 @@ class DevicePlanesSink(PlanesBuffer):
         self._spec, self._shapes = spec, spec.shapes(clips, shape)
         self._writable = spec.stream.mark()
 
-    def output(self, row: int, _kinds: Set[type]) -> Output:
+    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `fastvid.load.batch.sinks.Sink`."""
         return DevicePlanes(*self._nv12(self._memory, row), self._writable)
 

@@ -20,7 +20,7 @@ import torch
 
 from fastvid.decode.colours import ClipPlanes, Pixels
 from fastvid.decode.pixels import finish_planes, finish_rgb
-from fastvid.decode.request import Output, Planes, Rgb
+from fastvid.decode.request import DecoderOutput, Planes, Rgb
 from fastvid.load.batch.video import Shapes, Video, VideoSpec
 from fastvid.load.clips.clip import BatchRow, Clip, as_clips
 from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
@@ -44,7 +44,7 @@ class Sink(Protocol):
 
     kinds: ClassVar[frozenset[type]]
 
-    def output(self, row: int, kinds: Set[type], /) -> Output | SharedRow:
+    def output(self, row: int, kinds: Set[type], /) -> DecoderOutput | SharedRow:
         """Return where to write a clip: memory for a decoder that writes some of `kinds`, or a process's whole row."""
         ...
 
@@ -115,7 +115,7 @@ class RgbSink:
         for row in self._blank:
             self._rows[row][...] = 0
 
-    def output(self, row: int, kinds: Set[type]) -> Output | SharedRow:
+    def output(self, row: int, kinds: Set[type]) -> DecoderOutput | SharedRow:
         """See `Sink`."""
         layout = self._layouts[row]
         if SharedRow in kinds and self._shared is not None:
@@ -230,7 +230,7 @@ class HostPlanes(PlanesBuffer):
         super().__init__(clips, stream)
         self._bytes = self._memory.numpy()
 
-    def output(self, row: int, _kinds: Set[type]) -> Output:
+    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `Sink`."""
         clip, (start, stop) = self._clip(row), self._spans[row]
         return Planes.packed(self._bytes[start:stop], len(clip.request.frames), clip.request.box)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fastvid.decode.backends import Backend, backends
-from fastvid.decode.request import DevicePlanes, DeviceRgb, EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb
 from fastvid.errors import FastvidError
 from fastvid.load.clips.clip import Clip
 from fastvid.load.memory.device import LoaderStream
@@ -229,7 +229,7 @@ def _fetch(clips: Sequence[Clip]) -> list[EncodedClip]:
     return fetched
 
 
-def _output(kinds: frozenset[type], clip: EncodedClip, stream: LoaderStream) -> Output:
+def _output(kinds: frozenset[type], clip: EncodedClip, stream: LoaderStream) -> DecoderOutput:
     """Return memory for a clip as a batch would have it, see `fastvid.load.batch`."""
     request, device = clip.request, stream.device
     count, box, shape = len(request.frames), request.box, (3, len(request.frames), *request.size)

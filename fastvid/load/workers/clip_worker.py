@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, cast
 
 from fastvid.decode.clips import PacketBuffer
-from fastvid.decode.request import Decoder, EncodedClip, Output
+from fastvid.decode.request import Decoder, DecoderOutput, EncodedClip
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sound import SoundTask
@@ -25,7 +25,7 @@ data, so that fetching after each decoded clip takes 2 to 3 times as long as fet
 class Target(Protocol):
     """Memory that clips are written into, for example a `fastvid.load.batch.canvas.Canvas`."""
 
-    def output(self, row: int, kinds: Set[type], /) -> Output | SharedRow:
+    def output(self, row: int, kinds: Set[type], /) -> DecoderOutput | SharedRow:
         """Return where to write a clip: memory for a decoder that supports `kinds`, or a row shared with processes."""
         ...
 
@@ -139,7 +139,9 @@ class ClipWorker:
         errors: Sequence[Exception | None]
         begun = time.perf_counter()
         try:
-            outputs = [cast("Output", task.target.output(task.row, self._decoder.outputs)) for _, task, _ in group]
+            outputs = [
+                cast("DecoderOutput", task.target.output(task.row, self._decoder.outputs)) for _, task, _ in group
+            ]
             errors = self._decoder.decode([clip for _, _, clip in group], outputs)
         except Exception as problem:  # noqa: BLE001 - a decoder that raises has failed all its clips
             errors = [problem] * len(group)

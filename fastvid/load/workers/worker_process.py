@@ -23,7 +23,7 @@ import numpy as np
 from fastvid.audio.packets import EncodedAudio
 from fastvid.audio.window import AudioWindow
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import ClipRequest, EncodedClip, Output, Planes, Rgb
+from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb
 from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
 from fastvid.format.packets import StreamInfo
 from fastvid.format.shard import Shard
@@ -215,7 +215,7 @@ class WorkerState:
         faulthandler.cancel_dump_traceback_later()
         return Answer(done, costs)
 
-    def output(self, row: int, _kinds: Set[type]) -> Output:
+    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `fastvid.load.workers.clip_worker.Target`."""
         order = self._orders[row]
         memory = self._memory[order.offset :]
