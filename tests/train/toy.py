@@ -85,7 +85,8 @@ class ToyLoader:
     def global_batch_size(self) -> int:
         return self.batches.size
 
-    def __len__(self) -> int:
+    @property
+    def steps_left(self) -> int:
         return self.batches.count(self._origin)
 
     def set_batch_size(self, global_batch_size: int) -> None:

@@ -28,8 +28,9 @@ class Loader(Protocol):
         """Yield the rest of the epoch, then move to the next one."""
         ...
 
-    def __len__(self) -> int:
-        """Return the number of batches of the current iteration, or else of the next one."""
+    @property
+    def steps_left(self) -> int:
+        """Batches of the current iteration, or else of the next one."""
         ...
 
     def set_batch_size(self, global_batch_size: int) -> None:

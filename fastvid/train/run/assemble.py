@@ -202,7 +202,9 @@ class Labelled:
             label = torch.tensor([IGNORED_LABEL if value is None else int(value) for value in values])
             yield Batch(batch, label=upload(label, batch.video.device).where(batch.valid, IGNORED_LABEL))
 
-    def __len__(self) -> int:
+    @property
+    def steps_left(self) -> int:
+        """See `fastvid.train.parts.loader_protocol.Loader`."""
         return self.clips.steps_left if self.epoch == self.clips.epoch else 0
 
     def set_batch_size(self, global_batch_size: int) -> None:

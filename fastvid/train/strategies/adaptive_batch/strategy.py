@@ -219,12 +219,12 @@ class ResizingLoader:
     def __iter__(self) -> Iterator[Batch]:
         epoch = self._loader.epoch
         self._loader.set_batch_size(self._first)
-        fit = len(self._loader)  # remaining batches of the first size
+        fit = self._loader.steps_left  # remaining batches of the first size
         while fit > 0:
             size = self._size()
             many = min(size // self._first, fit)
             self._loader.set_batch_size(many * self._first)
-            left = len(self._loader)
+            left = self._loader.steps_left
             for batch in self._loader:
                 self._on_batch(batch)
                 yield batch
@@ -235,8 +235,10 @@ class ResizingLoader:
             for _ in self._loader:
                 raise AssertionError
 
-    def __len__(self) -> int:
-        return len(self._loader)
+    @property
+    def steps_left(self) -> int:
+        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        return self._loader.steps_left
 
     def set_batch_size(self, global_batch_size: int) -> None:
         """See `fastvid.train.parts.loader_protocol.Loader`."""
