@@ -93,7 +93,7 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
     "fastvid/load/clips/views.py": (
         ("if self.num_crops == 3:", "if self.num_crops <= 3:", "the numbers below are refused, or returned before"),
         (
-            "def check_views(views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 1) -> None:",
+            "views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 1, audio: bool = False",
             "def check_views(views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 0) -> None:",
             "0 and 1 are both not above 1",
         ),
