@@ -43,6 +43,9 @@ LONG = (
     "test_loader_video.py",
     "test_quality.py",
     "test_sync_bench.py",
+    "test_clip_dataset.py",
+    "test_loader_shapes.py",
+    "test_batch_kinds.py",
 )
 
 # No deadline: on a busy machine examples may take long.
