@@ -80,15 +80,16 @@ class Peers:
         for rank, place in enumerate(self._places):
             if rank == self._rank:
                 continue
-            who, told = f"rank {rank}, process {place['pid']} on {place['host']},", self._told(rank)
+            who = f"rank {rank}, process {place['pid']} on {place['host']},"
+            # In this order: a rank tells why it ends before it does.
+            ended = _end_of(place)
+            told = self._told(rank)
             if "lost" in told:  # it ended because others did, which it may know better
                 found = {int(other): text for other, text in told["lost"].items() if int(other) != self._rank} | found
             elif "reason" in told:
                 found[rank] = f"{who} failed with {told['reason']}"
-            elif is_dead(place["space"], place["pid"]):
-                found[rank] = f"{who} has died"
-            elif place["space"] == namespace() and (what := _STATES.get(_state(place["pid"]))):
-                found[rank] = f"{who} {what}"
+            elif ended:
+                found[rank] = f"{who} {ended}"
         return found
 
     def _untold(self, lost: Mapping[int, str]) -> bool:
@@ -110,6 +111,13 @@ class Peers:
 
 # Letters of proc(5), /proc/PID/stat.
 _STATES: Final = {"Z": "has died", "X": "has died", "T": "is stopped", "t": "is stopped"}
+
+
+def _end_of(place: Mapping[str, Any]) -> str:
+    """Return how a process ended, or that it is stopped; empty if it runs or nothing is known about it."""
+    if is_dead(place["space"], place["pid"]):
+        return "has died"
+    return _STATES.get(_state(place["pid"]), "") if place["space"] == namespace() else ""
 
 
 def _state(pid: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.common.ports import reserved_port
+from fastvid.train.ranks.peers import Peers, own_record
 from tests import forks
 
 ROOT = Path(__file__).parents[3]
@@ -37,6 +39,45 @@ def test_a_rank_that_ends_is_named_on_every_other_rank(tmp_path: Path, how: str,
         assert text.startswith(f"WorkerError: rank {rank} cannot continue: rank 2, process {ranks[2].pid} on ")
         assert said in text
         assert "hint: see what rank 2 printed" in text
+
+
+class _Store:
+    """A job's store, where a rank tells why it ends, and ends, just after it has been asked for the first time."""
+
+    def __init__(self, process: subprocess.Popen[bytes], key: str, told: bytes) -> None:
+        self._process, self._key, self._told, self.values = process, key, told, dict[str, bytes]()
+
+    def check(self, keys: list[str]) -> bool:
+        found = all(key in self.values for key in keys)
+        if keys == [self._key] and not found:
+            self.values[self._key] = self._told
+            self._process.kill()
+            self._process.wait()
+        return found
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+
+def test_a_rank_that_ends_while_it_is_asked_is_not_the_cause() -> None:
+    victim, witness = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        victim.kill()
+        victim.wait()
+        here = json.loads(own_record())
+        records = [json.dumps(here | {"pid": pid}).encode() for pid in (os.getpid(), witness.pid, victim.pid)]
+        told = json.dumps({"lost": {"2": "rank 2 has died"}}).encode()
+        store = _Store(witness, "fastvid/ended/1", told)
+        error = Peers(0, records, store).explain(RuntimeError("gloo: connection closed by peer"))  # type: ignore[arg-type]
+        assert "rank 1" not in str(error)
+        assert "see what rank 2 printed" in str(error)
+    finally:
+        for process in (victim, witness):
+            process.kill()
+            process.wait()
 
 
 WORKER = """
