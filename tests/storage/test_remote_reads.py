@@ -54,7 +54,8 @@ def test_transient_fault_costs_one_more_request(fault, tags):
 
 @pytest.mark.parametrize("fault", [500, "reset", "stall", "short-range"])
 def test_lasting_fault_raises_within_the_patience(fault, caplog):
-    options = RemoteOptions(stall_seconds=0.2, patience_seconds=1.5, cache="")
+    # Enough for several attempts on a machine that stops for a second.
+    options = RemoteOptions(stall_seconds=0.2, patience_seconds=6, cache="")
     with FaultyServer() as server, caplog.at_level(logging.INFO, "fastvid.storage"):
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=options)
