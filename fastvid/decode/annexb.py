@@ -16,7 +16,7 @@ import numpy as np
 
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import FormatError
-from fastvid.format.bitstream import nal_length_size, nal_units
+from fastvid.format.codecs.bitstream import nal_length_size, nal_units
 from fastvid.format.schema import Codec
 from fastvid.runtime.arrays import UInt8Array
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from fastvid.errors import FormatError
-from fastvid.format.bitstream import can_plan, packet_flags
+from fastvid.format.codecs.bitstream import can_plan, packet_flags
 from fastvid.format.packets import StreamInfo, packet_records
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastvid.errors import FormatError
-from fastvid.format.bitstream import Bytes, nal_length_size, nal_units
+from fastvid.format.codecs.bitstream import Bytes, nal_length_size, nal_units
 from fastvid.format.schema import Codec
 
 _SLICE, _IDR, _SPS, _PPS = 1, 5, 7, 8

@@ -21,6 +21,8 @@ DATASET_JSON: Final = "dataset.json"
 GENERATIONS: Final = "generations"
 LEDGER: Final = "ledger.parquet"
 LEDGER_PARTS: Final = "ledger-parts"
+BLOCKED: Final = "blocked.json"
+REMOVALS: Final = "removals"
 
 # A key is the stem of a tar member. webdataset splits a member's name at its first dot, so a key must not contain one.
 # ustar stores names of up to 100 bytes without an extension header, and ".flow.mp4" takes nine of them.
@@ -164,6 +166,7 @@ FACTS_SCHEMA: Final = pa.schema(
         pa.field("source_sha256", pa.string()),
         pa.field("parent", pa.string()),  # source_id of the long video that contains this sample
         pa.field("start_seconds", pa.float64()),  # start of the sample in the parent
+        pa.field("end_seconds", pa.float64()),  # its end there: that of its last frame
         pa.field("num_frames", pa.int32(), nullable=False),
         pa.field("fps_num", pa.int32(), nullable=False),
         pa.field("fps_den", pa.int32(), nullable=False),
@@ -210,7 +213,7 @@ LEDGER_SCHEMA: Final = pa.schema(
     [
         pa.field("source_id", pa.string(), nullable=False),
         pa.field("path", pa.string(), nullable=False),
-        pa.field("status", pa.string(), nullable=False),  # "packed" or "rejected"
+        pa.field("status", pa.string(), nullable=False),  # "packed", "rejected", or "removed" with its names
         pa.field("reason", pa.string()),  # a code from fastvid.media.reasons if rejected
         pa.field("message", pa.string()),
         pa.field("key", pa.string()),
@@ -220,6 +223,7 @@ LEDGER_SCHEMA: Final = pa.schema(
         pa.field("num_frames", pa.int32()),
         pa.field("seconds", pa.float64()),  # time spent on the source
         pa.field("warnings", pa.list_(pa.string())),
+        pa.field("source_sha256", pa.string()),  # of the file's bytes, hex; null where nobody has hashed it
     ]
 )
 

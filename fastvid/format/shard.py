@@ -293,11 +293,8 @@ class Shard:
             StorageError: If the shard has no audio section, and no facts either.
             FormatError: If the sidecar is older than the audio section, or its row is invalid.
         """
-        if self._packets == self._audio:
-            self._check_mute()
-            return None
-        record = _AUDIO.read(self._index, self._audio + row * AUDIO_DTYPE.itemsize)
-        if not record.member_size:
+        record = self._audio_record(row)
+        if record is None:
             return None
         first = self._audio + self.num_samples * AUDIO_DTYPE.itemsize + 4 * record.first_block
         stop = first + 4 * -(-record.member_size // AUDIO_BLOCK)
@@ -305,6 +302,23 @@ class Shard:
             raise self._invalid("it points outside the shard", row, "audio")
         reader = StreamReader(self.storage, self.tar, record.member_offset, record.member_size)
         return BlockReader(reader, np.frombuffer(self._index[first:stop], "<u4").tolist())
+
+    def audio_member(self, row: int) -> tuple[int, int] | None:
+        """Return the offset and size, in bytes, of a sample's M4A in the tar; None if the sample has no audio.
+
+        Raises:
+            StorageError: If the shard has no audio section, and no facts either.
+            FormatError: If the sidecar is older than the audio section.
+        """
+        record = self._audio_record(row)
+        return None if record is None else (record.member_offset, record.member_size)
+
+    def _audio_record(self, row: int) -> Any:
+        if self._packets == self._audio:
+            self._check_mute()
+            return None
+        record = _AUDIO.read(self._index, self._audio + row * AUDIO_DTYPE.itemsize)
+        return record if record.member_size else None
 
     def _check_mute(self) -> None:
         """Check that a shard without an audio section has no audio, rather than a sidecar older than the section."""

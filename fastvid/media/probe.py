@@ -29,6 +29,7 @@ from fastvid.format.fields import FieldPairs
 from fastvid.media.boxes import check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.limits import Limits
+from fastvid.media.random_access import RandomAccess
 from fastvid.media.reasons import Reason
 from fastvid.media.source_file import OpenSource
 from fastvid.media.timing import FrameTiming, choose_timing
@@ -75,6 +76,8 @@ class SourceInfo:
         times: Presentation times of its shown frames in ticks, ascending, int64 [N]; those that are missing are left
             out.
         time_base: Seconds per tick.
+        keys: Times of the packets at which decoding can begin, in ticks, ascending, int64 [K]; empty if it must begin
+            at the first packet. See `fastvid.media.random_access`.
         others: Decoders of its other streams, whose errors do not concern the picture. A decoder that the picture uses
             too is not among them.
     """
@@ -94,6 +97,7 @@ class SourceInfo:
     timing: FrameTiming
     times: IntArray = field(compare=False, repr=False)
     time_base: Fraction
+    keys: IntArray = field(compare=False, repr=False)
     others: frozenset[str]
 
     @property
@@ -107,8 +111,13 @@ class SourceInfo:
         return self.transfer in HDR_TRANSFERS
 
 
-def probe(source: OpenSource, limits: Limits) -> SourceInfo:
+def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceInfo:
     """Read all packets of a source and decode its first frame.
+
+    Args:
+        source: The open source.
+        limits: Limits on its frames.
+        whole: Whether all its data must be there; otherwise packets are read as far as that succeeds.
 
     Raises:
         SourceError: If the source is not a video, is truncated, or exceeds a limit.
@@ -117,25 +126,28 @@ def probe(source: OpenSource, limits: Limits) -> SourceInfo:
         check_fragments(lambda at, count: os.pread(source.descriptor, count, at), source.size)
     with open_demuxer(source.url, source.container) as container:
         stream = video_stream(container)
-        scan = _Scan(container, stream, limits)
-        scan.run()
-        return _describe(source, container, stream, scan)
+        scan = _Scan(source.container, container, stream, limits)
+        scan.run(whole=whole)
+        info = _describe(source, container, stream, scan)
+        if whole:
+            _check_whole(source.container, container, stream, scan)
+        return info
 
 
 class _Scan:
     """One pass over the packets that collects counts, times and the first frame."""
 
-    def __init__(self, container: InputContainer, stream: VideoStream, limits: Limits) -> None:
+    def __init__(self, forced: str, container: InputContainer, stream: VideoStream, limits: Limits) -> None:
         self.container, self.stream, self.limits = container, stream, limits
         self.packets = 0
         self.shown = 0
         self.pts: list[int | None] = []
         self.corrupt = 0
         self._codec = stream.codec_context.name
-        self.fields = FieldPairs(
-            stream.codec_context.codec.canonical_name, bytes(stream.codec_context.extradata or b"")
-        )
-        self._avi = container.format.name == "avi"
+        name, extradata = stream.codec_context.codec.canonical_name, bytes(stream.codec_context.extradata or b"")
+        self.fields = FieldPairs(name, extradata)
+        self.access = RandomAccess(forced, name, extradata)
+        self._avi = forced == "avi"
         self._ends: dict[int, int] = {}
         self.frame: VideoFrame | None = None
         self.error = ""
@@ -146,7 +158,7 @@ class _Scan:
         bases = {stream.index: fraction(stream.time_base) or 0 for stream in self.container.streams}
         return max((Fraction(end * bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
 
-    def run(self) -> None:
+    def run(self, *, whole: bool) -> None:
         stream = self.stream
         stream.codec_context.thread_count = 1
         width, height = stream.codec_context.width, stream.codec_context.height
@@ -162,9 +174,10 @@ class _Scan:
         except MemoryError as error:
             raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
-            raise SourceError(
-                f"reading failed after {self.packets} packets: {ffmpeg_message(error)}", reason=Reason.DAMAGED
-            ) from error
+            if whole:
+                raise SourceError(
+                    f"reading failed after {self.packets} packets: {ffmpeg_message(error)}", reason=Reason.DAMAGED
+                ) from error
         if self.frame is None:
             self._decode(None)
 
@@ -181,6 +194,7 @@ class _Scan:
             raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if self.frame is None:
             self._decode(packet)
+        self.access.add(packet)
         # A frame of two fields may have two packets.
         second = self.fields.completes(memoryview(packet))
         if packet.is_discard or second or _is_hidden(self._codec, packet):
@@ -208,8 +222,6 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     if scan.frame is None:
         cause = f": {scan.error}" if scan.error else ""
         raise SourceError(f"no frame decodes from {scan.packets} packets{cause}", reason=Reason.NO_FRAMES)
-    if scan.corrupt:
-        raise SourceError(f"{scan.corrupt} of {scan.packets} packets are truncated or damaged", reason=Reason.TRUNCATED)
     if not scan.shown:
         raise SourceError("edit list shows no frame", reason=Reason.NO_FRAMES)
     context, frame = stream.codec_context, scan.frame
@@ -220,9 +232,12 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
         [fraction(rate) for rate in (stream.guessed_rate, stream.base_rate, stream.average_rate)],
         scan.shown,
     )
-    _check_promise(source.container, container, stream, scan)
     pix_fmt = frame.format.name
     aspect = fraction(stream.sample_aspect_ratio) or Fraction(1)
+    times = np.sort(np.asarray([time for time in scan.pts if time is not None], np.int64))
+    interlaced = bool(frame.interlaced_frame) or scan.fields.possible
+    # Deinterlacing looks at neighbouring frames, and without times no frame can be found by its time.
+    from_any = not interlaced and timing.kind != "counted" and not (scan.access.old_x264 and "444" in pix_fmt)
     return SourceInfo(
         container=source.container,
         codec=context.name,
@@ -235,20 +250,23 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
         full_range=int(frame.color_range) == _FULL_RANGE or pix_fmt.startswith("yuvj"),
         transfer=int(frame.color_trc),
         primaries=int(frame.color_primaries),
-        interlaced=bool(frame.interlaced_frame) or scan.fields.possible,
+        interlaced=interlaced,
         timing=timing,
-        times=np.sort(np.asarray([time for time in scan.pts if time is not None], np.int64)),
+        times=times,
         time_base=time_base,
+        keys=scan.access.keys(times, scan.shown) if from_any else np.zeros(0, np.int64),
         others=frozenset(_other_decoders(container, stream)),
     )
 
 
-def _check_promise(name: str, container: InputContainer, stream: VideoStream, scan: _Scan) -> None:
+def _check_whole(name: str, container: InputContainer, stream: VideoStream, scan: _Scan) -> None:
     """Compare the data with the header's counts, in containers whose header is written last.
 
     Raises:
         SourceError: If the file is truncated.
     """
+    if scan.corrupt:
+        raise SourceError(f"{scan.corrupt} of {scan.packets} packets are truncated or damaged", reason=Reason.TRUNCATED)
     if name == "mov" and scan.packets < stream.frames:
         raise SourceError(
             f"file contains {scan.packets} of the {stream.frames} packets that its header counts",

@@ -23,7 +23,7 @@ from av.video.frame import VideoFrame
 
 from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.bitstream import can_plan, packet_flags
+from fastvid.format.codecs.bitstream import can_plan, packet_flags
 from fastvid.format.demux import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag

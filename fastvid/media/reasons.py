@@ -18,6 +18,7 @@ class Reason(StrEnum):
     UNREACHABLE = "unreachable"
     CHANGED = "changed"
     EMPTY = "empty"
+    BLOCKED = "blocked"
     # Its content
     NOT_VIDEO = "not-video"
     PLAYLIST = "playlist"
@@ -50,6 +51,7 @@ MEANING: dict[Reason, str] = {
     Reason.UNREACHABLE: "its server does not deliver the file, even in a retry at the end",
     Reason.CHANGED: "the file changed after the sources were listed, or while it was read",
     Reason.EMPTY: "the file is empty",
+    Reason.BLOCKED: "its bytes were taken down: their SHA-256 is on the dataset's block list",
     Reason.NOT_VIDEO: "the first bytes are not those of an accepted video container",
     Reason.PLAYLIST: "a playlist or script that refers to other files; such files are never opened",
     Reason.BROKEN_CONTAINER: "the container is recognised, but its header cannot be read",

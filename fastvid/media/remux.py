@@ -137,7 +137,7 @@ class Remuxer:
         step = (
             max(1, shown_at[-1] - shown_at[-2]) if len(pts) > 1 else max(1, round(1 / self._played.rate / self._base))
         )
-        for packet, shown, decoded in zip(packets, pts, _decode_times(pts), strict=True):
+        for packet, shown, decoded in zip(packets, pts, decode_times(pts), strict=True):
             data: Any = self._played.packets[packet]  # PyAV takes any buffer; its stubs say bytes
             one = av.Packet(data)
             one.stream, one.time_base = stream, self._base
@@ -161,8 +161,8 @@ def _clock(played: Playback, numbered: NumberedPackets) -> tuple[Fraction, dict[
     return 1 / played.rate / _ROOM, {packet: place * _ROOM for place, packet in enumerate(order)}
 
 
-def _decode_times(pts: Sequence[int]) -> list[int]:
-    """Return increasing decode times, none later than the packet's presentation time."""
+def decode_times(pts: Sequence[int]) -> list[int]:
+    """Return increasing decode times for presentation times in decode order, in ticks, none later than its packet's."""
     times = sorted(pts)
     for place in range(1, len(times)):
         times[place] = max(times[place], times[place - 1] + 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastvid.errors import FastvidError, FormatError
-from fastvid.format.bitstream import nal_length_size, nal_units, packet_flags
+from fastvid.format.codecs.bitstream import nal_length_size, nal_units, packet_flags
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from fastvid.errors import FormatError
-from fastvid.format.av1 import Bits, av1_flags
+from fastvid.format.codecs.av1 import Bits, av1_flags
 from fastvid.format.schema import Codec, PacketFlag
 from fastvid.runtime.arrays import UInt32Array
 

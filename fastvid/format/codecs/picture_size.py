@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastvid.errors import FormatError
-from fastvid.format.bitstream import vp9_superframe
+from fastvid.format.codecs.bitstream import vp9_superframe
 from fastvid.format.schema import Codec
 
 # Start-of-frame markers of JPEG (ITU-T T.81 table B.1): C0 to CF except the markers of tables and extensions.

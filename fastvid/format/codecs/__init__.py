@@ -1,0 +1,1 @@
+"""What the bytes of a video packet say: sizes, references, boundaries."""
