@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, Self
@@ -22,12 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, FormatError, SampleNotFoundError, UsageError
-from fastvid.format.filters import matching_rows
+from fastvid.format.annotations.annotations import open_annotations
+from fastvid.format.commit_record import read_head
+from fastvid.format.filters import in_split, matching_rows, with_class
 from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
-from fastvid.format.generations import history, read_annotations, read_generation, read_head
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
+from fastvid.format.generations import history, read_annotations, read_generation
 from fastvid.format.shard import Shard
 from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.runtime.hashing import sha256
@@ -36,9 +37,12 @@ from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
 
-_SPLIT: Final = "split"
 # A writer that commits every few milliseconds is a runaway loop, so give up eventually.
 _ATTEMPTS: Final = 10
+# From so many keys on, one pass over all keys takes less time than looking up each.
+_MANY_KEYS: Final = 1000
+# Attributes that are computed from the rows and the annotations.
+_DERIVED: Final = frozenset({"labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_ascending"})
 
 Edit = Callable[[Generation, pa.Table], tuple[Generation, pa.Table] | None]
 
@@ -53,7 +57,8 @@ class Dataset:
         split: Value of the column ``split``, or ``column:value`` for another split column such as ``split2:test``.
         where: Condition in SQL over the annotations' columns and ``class``, the name of the label; see
             `fastvid.format.filters`.
-        generation: Number of the generation; the current one by default. A job that pins it sees no later change.
+        generation: Number or tag of the generation; the current one by default. A job that pins it sees no later
+            change.
 
     Raises:
         StorageError: If there is no dataset.
@@ -62,7 +67,7 @@ class Dataset:
     """
 
     def __init__(
-        self, url: str, *, split: str | None = None, where: str | None = None, generation: int | None = None
+        self, url: str, *, split: str | None = None, where: str | None = None, generation: int | str | None = None
     ) -> None:
         self.storage = open_storage(url)
         self.dataset_id, self.generation = read_generation(self.storage, generation)
@@ -71,6 +76,7 @@ class Dataset:
         self._shards: dict[int, Shard] = {}
         counts = [shard.samples for shard in self.generation.shards]
         self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
+        self._annotations = open_annotations(self.storage, self.generation)
         self.rows = self._select()
 
     def __len__(self) -> int:
@@ -82,8 +88,16 @@ class Dataset:
         return f"{type(self).__name__}({self.storage.url!r}, {', '.join(parts)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process opens the shards that it uses.
-        return self.__dict__ | {"_shards": {}}
+        # Another process opens the shards that it uses, and derives arrays from the annotations, which may be mapped.
+        state = self.__dict__ | {"_shards": {}}
+        if self.rows is self._annotations.rows:
+            del state["rows"]
+        return {name: value for name, value in state.items() if name not in _DERIVED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if "rows" not in state:
+            self.rows = self._annotations.rows
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -95,10 +109,10 @@ class Dataset:
         """Video streams of every sample."""
         return self.generation.streams
 
-    @cached_property
+    @property
     def annotations(self) -> pa.Table:
-        """All rows of the generation's annotations, selected or not."""
-        return read_annotations(self.storage, self.generation)
+        """All rows of the generation's annotations, selected or not; mapped from a file if there are many."""
+        return self._annotations.table
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -111,21 +125,21 @@ class Dataset:
         Raises:
             UsageError: If there is no such column.
         """
-        if name not in self.column_names:
-            raise UsageError(f"dataset has no column {name!r}", hint=f"use one of {', '.join(self.column_names)}")
+        self._require(name)
         column = self.annotations[name]
         whole = len(self.rows) == len(column) and self.is_in_order
         return column if whole else column.take(pa.array(self.rows))
 
     @cached_property
     def labels(self) -> IntArray:
-        """Label of each selected sample, int64 [N]; -1 for a sample without a label."""
-        return np.asarray(self.column("label").fill_null(-1).to_numpy(), dtype=np.int64)
+        """Label of each selected sample, int64 [N]; -1 for a sample without a label. Copy it before writing to it."""
+        return self._chosen(self._annotations.labels)
 
     @cached_property
     def num_frames(self) -> IntArray:
-        """Number of frames of each selected sample's first video stream, int64 [N]."""
-        return np.asarray(self.column("num_frames").to_numpy(), dtype=np.int64)
+        """Number of frames of each selected sample's first video stream, int64 [N]. Copy it before writing to it."""
+        self._require("num_frames")
+        return self._chosen(self._annotations.num_frames)
 
     @cached_property
     def keys(self) -> pa.ChunkedArray:
@@ -142,7 +156,8 @@ class Dataset:
         Raises:
             SampleNotFoundError: If no selected sample has the key.
         """
-        number = self._by_key.get(key)
+        row = self._annotations.row(key)
+        number = None if row is None else self._number_of(row)
         if number is None:
             near = ", ".join(map(repr, near_names(self.keys, key)))
             hint = f"did you mean {near}? " if near else ""
@@ -150,6 +165,11 @@ class Dataset:
                 f"no sample has the key {key!r}", file=self.storage.url, hint=f"{hint}list the keys with `dataset.keys`"
             )
         return number
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a selected sample has the key."""
+        row = self._annotations.row(key) if isinstance(key, str) else None
+        return row is not None and self._number_of(row) is not None
 
     def select(self, samples: slice | Sequence[int] | list[str] | IntArray | BoolArray) -> Self:
         """Return a dataset of some of the samples, in the order given.
@@ -174,8 +194,6 @@ class Dataset:
                 hint="drop duplicates: a loader's `clips_per_video` visits every sample several times",
             )
         chosen = copy.copy(self)
-        for name in ("labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_by_key"):
-            chosen.__dict__.pop(name, None)
         chosen.rows = self.rows[numbers]
         chosen.selection = f"{len(numbers)} samples {sha256(chosen.rows.tobytes())[:16]}"
         return chosen
@@ -186,7 +204,7 @@ class Dataset:
             return np.arange(len(self))[samples]
         wanted = np.asarray(samples)
         if wanted.ndim == 1 and wanted.dtype.kind in "UT":
-            return np.array([self.find(key) for key in wanted.tolist()], dtype=np.int64)
+            return self._numbers_of_keys(wanted.tolist())
         if wanted.ndim == 1 and wanted.dtype.kind == "b":
             if len(wanted) != len(self):
                 raise UsageError(
@@ -235,7 +253,7 @@ class Dataset:
     @cached_property
     def is_in_order(self) -> bool:
         """Whether the samples are in the order of the shards, as all are unless they were selected in another one."""
-        return bool((np.diff(self.rows) > 0).all())
+        return self.rows is self._annotations.rows or bool((self.rows[1:] > self.rows[:-1]).all())
 
     def shard_name(self, index: int) -> str:
         """Return the stem of a shard's file names."""
@@ -258,9 +276,36 @@ class Dataset:
         """Return whether a shard has been opened."""
         return index in self._shards
 
+    def _require(self, name: str) -> None:
+        if name not in self.column_names:
+            raise UsageError(f"dataset has no column {name!r}", hint=f"use one of {', '.join(self.column_names)}")
+
+    def _chosen(self, array: IntArray) -> IntArray:
+        """Return the selected rows of an array of all rows, without a copy if all are selected."""
+        return array if self.rows is self._annotations.rows else array[self.rows]
+
+    def _number_of(self, row: int) -> int | None:
+        """Return the number of the sample in a row of the annotations, or None if it is not selected."""
+        if self.rows is self._annotations.rows:
+            return row
+        place = int(np.searchsorted(self.rows, row, sorter=self._ascending))
+        if place == len(self.rows):
+            return None
+        number = place if self._ascending is None else int(self._ascending[place])
+        return number if self.rows[number] == row else None
+
     @cached_property
-    def _by_key(self) -> dict[str, int]:
-        return {key: number for number, key in enumerate(self.keys.to_pylist())}
+    def _ascending(self) -> IntArray | None:
+        """Numbers of the samples in the order of their rows; None if they are in this order."""
+        return None if self.is_in_order else np.argsort(self.rows)
+
+    def _numbers_of_keys(self, keys: list[str]) -> IntArray:
+        if len(keys) < _MANY_KEYS:
+            return np.array([self.find(key) for key in keys], dtype=np.int64)
+        wanted = pa.array(keys, self.keys.type)
+        numbers = np.flatnonzero(pc.is_in(self.keys, value_set=wanted).to_numpy())
+        known = dict(zip(self.keys.take(pa.array(numbers)).to_pylist(), numbers.tolist(), strict=True))
+        return np.array([known[key] if key in known else self.find(key) for key in keys], dtype=np.int64)
 
     def _select(self) -> IntArray:
         table = self.annotations
@@ -272,34 +317,19 @@ class Dataset:
             )
         keep = pc.invert(table["removed"])
         if self.split is not None:
-            keep = pc.and_(keep, self._in_split(self.split))
-        rows = np.flatnonzero(keep.fill_null(False).to_numpy())
+            keep = pc.and_(keep, in_split(table, self.split))
+        keep = keep.fill_null(False)
+        is_whole = pc.all(keep, min_count=0).as_py()
+        rows = self._annotations.rows if is_whole else np.flatnonzero(keep.to_numpy())
         if self.where is not None:
-            rows = rows[np.isin(rows, matching_rows(self._with_class(table), self.where), kind="table")]
+            matching = matching_rows(with_class(table, self.classes), self.where)
+            if len(rows) < table.num_rows:
+                rows = rows[np.isin(rows, matching, kind="table")]
+            elif len(matching) < table.num_rows:
+                rows = matching
         if not len(rows):
             raise UsageError("no sample matches", split=self.split, where=self.where, file=self.storage.url)
         return rows
-
-    def _with_class(self, table: pa.Table) -> pa.Table:
-        """Add the column ``class``, the name of each label, unless the annotations have one of their own."""
-        if "class" in table.column_names or not self.classes:
-            return table
-        names = pa.DictionaryArray.from_arrays(table["label"].combine_chunks(), pa.array(self.classes, pa.string()))
-        return table.append_column("class", names)
-
-    def _in_split(self, split: str) -> pa.ChunkedArray:
-        column, colon, value = split.rpartition(":")
-        column = column if colon else _SPLIT
-        names = self.annotations.column_names
-        if column not in names:
-            known = [name for name in names if name.startswith(_SPLIT)]
-            hint = f"use one of {', '.join(known)}" if known else "omit `split`: the samples have none"
-            raise UsageError(f"dataset has no split column {column!r}", file=self.storage.url, hint=hint)
-        values = pc.unique(self.annotations[column]).to_pylist()
-        if value not in values:
-            present = ", ".join(sorted(str(v) for v in values if v is not None))
-            raise UsageError(f"no sample has {column} {value!r}", file=self.storage.url, hint=f"use one of {present}")
-        return pc.equal(self.annotations[column], value)
 
 
 def change(storage: Storage, edit: Edit) -> Generation:
@@ -356,18 +386,3 @@ def open_shard(storage: Storage, generation: Generation, index: int) -> Shard:
             hint="restore the tar from a copy of the dataset; `fastvid verify DIR` finds all damage",
         )
     return shard
-
-
-def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Build annotations: the columns of fastvid with their types, then all others as first encountered."""
-    fixed = ANNOTATION_FIELDS | FACT_FIELDS
-    extra = list(dict.fromkeys(name for row in rows for name in row if name not in fixed))
-    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in fixed.items()}
-    for name in extra:
-        values = [row.get(name) for row in rows]
-        try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            # Store a column of mixed types as strings: nothing is lost, but a filter on it must quote its values.
-            columns[name] = pa.array([None if value is None else str(value) for value in values], pa.string())
-    return pa.table(columns)

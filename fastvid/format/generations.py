@@ -25,15 +25,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import ConflictError, FormatError, StorageError
+from fastvid.errors import ConflictError, FormatError, StorageError, UsageError
+from fastvid.format.commit_record import Head, as_count, check_seal, malformed, read_head, sealed, swap_head
 from fastvid.format.parquet import from_parquet, to_parquet
+from fastvid.format.reason import current_reason, now
 from fastvid.format.schema import (
     ANNOTATION_FIELDS,
     DATASET_JSON,
-    FORMAT,
     FORMAT_VERSION,
     annotations_file,
-    check_version,
     generation_file,
 )
 from fastvid.runtime import faults
@@ -76,6 +76,9 @@ class Generation:
         revision: Revision of the commit record that the change started from; 0 for the first.
         annotations_sha256: SHA-256 of the annotations file, hex; empty before the generation is committed.
         extras: How audio and optical flow were created, by stream; empty if there is neither.
+        removed: Number of samples that it hides; None in a record of an earlier fastvid.
+        time: When it was committed, in UTC, such as ``2026-11-23T01:30:00Z``; empty in a record of an earlier fastvid.
+        reason: Why, in the user's words; may be empty.
     """
 
     number: int
@@ -87,85 +90,14 @@ class Generation:
     revision: int = 0
     annotations_sha256: str = ""
     extras: Mapping[str, Any] = field(default_factory=dict)
+    removed: int | None = None
+    time: str = ""
+    reason: str = ""
 
     @property
     def num_samples(self) -> int:
         """Number of samples in all shards, including removed ones."""
         return sum(shard.samples for shard in self.shards)
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The commit record, ``dataset.json``.
-
-    Attributes:
-        dataset_id: The same for all generations.
-        generation: Number of the current generation.
-        revision: Counts the swaps of the record.
-        content: The record's bytes as read; a swap succeeds only while the file still contains them.
-        major: Major version of the format.
-    """
-
-    dataset_id: str
-    generation: int
-    revision: int
-    content: bytes
-    major: int = FORMAT_VERSION[0]
-
-
-def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
-    """Read the commit record of a dataset.
-
-    Args:
-        storage: The dataset's folder.
-        oldest: The oldest major version to accept; only `upgrade_records` reads old ones.
-
-    Raises:
-        StorageError: If the folder contains no dataset.
-        VersionError: If the major version of the dataset is newer than this fastvid, or older than `oldest`.
-        FormatError: If the record is malformed.
-    """
-    if not storage.exists(DATASET_JSON):
-        raise StorageError(
-            f"there is no dataset: {DATASET_JSON} is missing",
-            file=storage.url,
-            hint="create one with `fastvid shard`; to resume an interrupted job, run its command again",
-        )
-    content = storage.read(DATASET_JSON)
-    with _malformed(DATASET_JSON, storage):
-        record = json.loads(content)
-        if record["format"] != FORMAT:
-            raise ValueError(f"format {record['format']!r} is not {FORMAT!r}")
-        major, minor = map(int, record["version"].split("."))
-        check_version(major, minor, file=DATASET_JSON, oldest=oldest)
-        _check_seal(record, major)
-        generation, revision = _count(record["generation"]), _count(record.get("revision", 0))
-        return Head(record["dataset_id"], generation, revision, bytes(content), major)
-
-
-def swap_head(storage: Storage, head: Head | None, *, dataset_id: str, generation: int) -> Head:
-    """Replace the commit record if it is still `head`; None means a folder without a dataset.
-
-    Raises:
-        ConflictError: If the record is no longer `head`.
-    """
-    revision = head.revision + 1 if head else 1
-    content = _sealed(
-        {
-            "format": FORMAT,
-            "version": ".".join(map(str, FORMAT_VERSION)),
-            "dataset_id": dataset_id,
-            "generation": generation,
-            "revision": revision,
-        }
-    )
-    if not storage.swap(DATASET_JSON, content, head.content if head else None):
-        raise ConflictError(
-            "another process changed the dataset in the meantime; nothing was written",
-            file=storage.url,
-            hint="run the command again",
-        )
-    return Head(dataset_id, generation, revision, content)
 
 
 def commit_generation(
@@ -182,8 +114,8 @@ def commit_generation(
             change between reading the previous generation and this call that kept its number.
 
     Returns:
-        The generation as recorded. Its number is higher than requested if an interrupted commit has used the requested
-        one.
+        The generation as recorded, with its time and the reason of the `because` block around the call. Its number is
+        higher than requested if an interrupted commit has used the requested one.
 
     Raises:
         FormatError: If rows and shards disagree, a column is missing, or a key is duplicated.
@@ -205,6 +137,9 @@ def commit_generation(
         parent=current,
         revision=head.revision if head else 0,
         annotations_sha256=sha256(table),
+        removed=int(pc.sum(annotations["removed"]).as_py() or 0),
+        time=now(),
+        reason=current_reason(),
     )
     generation = _claim(storage, generation)
     storage.write(annotations_file(generation.number), table)
@@ -235,16 +170,21 @@ def check_annotations(generation: Generation, annotations: pa.Table) -> None:
             raise FormatError(f"column {name!r} has type {annotations.schema.field(name).type}, expected {kind}")
 
 
-def read_generation(storage: Storage, number: int | None = None) -> tuple[str, Generation]:
-    """Read the dataset's id and a generation, the current one by default.
+def read_generation(storage: Storage, which: int | str | None = None) -> tuple[str, Generation]:
+    """Read the dataset's id and a generation.
+
+    Args:
+        storage: The dataset's folder.
+        which: Its number, or its tag; the current generation by default. Text of digits is a number.
 
     Raises:
         StorageError: If there is no dataset or no such generation.
+        UsageError: If no generation has the tag.
         VersionError: If the dataset has another major version.
         FormatError: If a record is malformed.
     """
     head = read_head(storage)
-    number = head.generation if number is None else number
+    number = head.generation if which is None else _number(which, head, storage)
     # Numbers above the current one belong to unfinished or interrupted commits.
     if number > head.generation or not storage.exists(generation_file(number)):
         raise StorageError(
@@ -255,6 +195,21 @@ def read_generation(storage: Storage, number: int | None = None) -> tuple[str, G
     return head.dataset_id, _read_record(storage, number, head.major)
 
 
+def _number(which: int | str, head: Head, storage: Storage) -> int:
+    if isinstance(which, int):
+        return which
+    if which.isdecimal():
+        return int(which)
+    if which not in head.tags:
+        known = ", ".join(sorted(head.tags))
+        raise UsageError(
+            f"no generation has the tag {which!r}",
+            file=storage.url,
+            hint=f"use one of {known}" if known else "give a number, as `fastvid log DIR` lists them",
+        )
+    return head.tags[which]
+
+
 def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
     """Read all rows of a generation's annotations, in the order of its shards.
 
@@ -263,7 +218,18 @@ def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
         FormatError: If it is not the file that was committed.
     """
     name = annotations_file(generation.number)
-    content = storage.read(name)
+    try:
+        content = storage.read(name)
+    except StorageError as error:
+        # Looking only now spares every reader a request.
+        if storage.exists(name):
+            raise
+        raise StorageError(
+            f"the annotations {name} are missing",
+            file=storage.url,
+            hint="restore the file from a copy of the dataset, or open an older generation; without either,"
+            " `fastvid index DIR/*.tar --out NEW` makes a dataset of what the tars say",
+        ) from error
     if sha256(content) != generation.annotations_sha256:
         raise FormatError(
             f"{name} differs from the SHA-256 in the generation",
@@ -284,9 +250,9 @@ def upgrade_records(storage: Storage, head: Head) -> None:
     """
     for generation in history(storage, head):
         found = sha256(storage.read(annotations_file(generation.number)))
-        sealed = replace(generation, annotations_sha256=generation.annotations_sha256 or found)
-        read_annotations(storage, sealed)
-        storage.write(generation_file(generation.number), _sealed(asdict(sealed)))
+        complete = replace(generation, annotations_sha256=generation.annotations_sha256 or found)
+        read_annotations(storage, complete)
+        storage.write(generation_file(generation.number), sealed(asdict(complete)))
     swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
 
 
@@ -297,20 +263,26 @@ def history(storage: Storage, head: Head) -> Iterator[Generation]:
         StorageError: If the current generation is missing.
         FormatError: If a record is malformed.
     """
-    generation = _read_record(storage, head.generation, head.major)
-    yield generation
-    while generation.parent and storage.exists(generation_file(generation.parent)):
-        generation = _read_record(storage, generation.parent, head.major)
+    number = head.generation
+    while number:
+        generation = _read_record(storage, number, head.major)
         yield generation
+        number = generation.parent
+        if number and not storage.exists(generation_file(number)):
+            # `fastvid gc` deletes generations between the newest ones and those with a tag.
+            older = [tagged for tagged in head.tags.values() if tagged < number]
+            number = max((tagged for tagged in older if storage.exists(generation_file(tagged))), default=0)
 
 
 def _claim(storage: Storage, generation: Generation) -> Generation:
     """Create the generation's record under its number, or under the next free one."""
-    while not storage.swap(generation_file(generation.number), _sealed(asdict(generation)), None):
-        # An identical record is an interrupted commit of the same change: resume it. Do not reuse the number of a
-        # different record, whose files may be about to be deleted.
-        if storage.read(generation_file(generation.number)) == _sealed(asdict(generation)):
-            return generation
+    while not storage.swap(generation_file(generation.number), sealed(asdict(generation)), None):
+        # A record that differs only in its time is an interrupted commit of the same change: resume it. Do not reuse
+        # the number of a different record, whose files may be about to be deleted.
+        with contextlib.suppress(FormatError, StorageError):
+            found = _read_record(storage, generation.number, FORMAT_VERSION[0])
+            if replace(found, time=generation.time) == generation:
+                return found
         generation = replace(generation, number=generation.number + 1)
     return generation
 
@@ -318,9 +290,9 @@ def _claim(storage: Storage, generation: Generation) -> Generation:
 def _read_record(storage: Storage, number: int, major: int) -> Generation:
     name = generation_file(number)
     content = storage.read(name)
-    with _malformed(name, storage):
+    with malformed(name, storage):
         record = json.loads(content)
-        _check_seal(record, major)
+        check_seal(record, major)
         if record["number"] != number:
             raise ValueError(f"it is the record of generation {record['number']!r}")
         return Generation(
@@ -329,51 +301,16 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
             streams=tuple(record["streams"]),
             classes=tuple(record["classes"]),
             note=record.get("note", ""),
-            parent=_count(record.get("parent", 0)),
-            revision=_count(record.get("revision", 0)),
+            parent=as_count(record.get("parent", 0)),
+            revision=as_count(record.get("revision", 0)),
             annotations_sha256=record.get("annotations_sha256", ""),
             extras=record.get("extras", {}),
+            removed=None if (removed := record.get("removed")) is None else as_count(removed),
+            time=str(record.get("time") or ""),
+            reason=str(record.get("reason") or ""),
         )
 
 
 def _shard(record: Mapping[str, Any]) -> ShardRecord:
     known = {name: value for name, value in record.items() if name in ShardRecord.__dataclass_fields__}
-    return ShardRecord(**known | {name: _count(known[name]) for name in ("bytes", "samples")})
-
-
-def _count(value: object) -> int:
-    """Return a number of a record; raise ValueError if it is none."""
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a count")
-    return value
-
-
-@contextlib.contextmanager
-def _malformed(name: str, storage: Storage) -> Iterator[None]:
-    """Raise FormatError for anything that is wrong with a record."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(
-            f"{name} is malformed: {type(error).__name__}: {error}",
-            file=storage.url,
-            hint="restore the file from a copy of the dataset",
-        ) from error
-
-
-def _check_seal(record: dict[str, Any], major: int) -> None:
-    """Raise ValueError if a record differs from its SHA-256; fastvid 0.1 wrote none."""
-    if major > 1 and record["sha256"] != _seal(record):
-        raise ValueError("it differs from its SHA-256")
-
-
-def _seal(record: Mapping[str, Any]) -> str:
-    return sha256(_json({name: value for name, value in record.items() if name != "sha256"}))
-
-
-def _sealed(record: Mapping[str, Any]) -> bytes:
-    return _json({**record, "sha256": _seal(record)})
-
-
-def _json(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
+    return ShardRecord(**known | {name: as_count(known[name]) for name in ("bytes", "samples")})

@@ -6,7 +6,8 @@
 
 A file appears complete, by a rename. The kernel releases the locks of a killed process, and the next process deletes
 its temporary files. A stopped process keeps its locks; the others give up waiting and fetch without the cache.
-Eviction removes the least recently used files. Files are read into memory, not mapped: other processes may cut them.
+Eviction removes the least recently used files by deleting their names, and a damaged file is replaced by another, never
+changed: whoever has mapped a file keeps its content. `get` reads into memory all the same, for its files are small.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
+
+from fastvid.errors import StorageError
 
 _TEMPORARY: Final = ".tmp"
 _LOCK: Final = ".lock"
@@ -74,10 +77,33 @@ class NodeCache:
                 return found
             data = fetch()
             try:
-                self._store(path, data)
+                self._create(path, lambda temporary: _write(temporary, data))
             except OSError as error:
                 log.warning("cannot store a file in the cache: %s [file=%s]", error.strerror, path)
         return memoryview(data)
+
+    def file(self, key: str, write: Callable[[Path], None]) -> Path | None:
+        """Return the path of a file, written once per node, for mapping it: its content stays while it is mapped.
+
+        If the folder is full, locked for too long or not writable, log a warning and return None.
+
+        Args:
+            key: Identifies the file's content, in hex.
+            write: Writes the file at a temporary path.
+        """
+        path = self._path(key)
+        if _touch(path):
+            return path
+        try:
+            with self._locked(path.parent / _LOCK):
+                if not _touch(path):
+                    self._create(path, write)
+        except StorageError:
+            raise
+        except OSError as error:
+            log.warning("cannot use the cache: %s [file=%s]", error.strerror or error, path)
+            return None
+        return path
 
     def discard(self, key: str) -> None:
         """Delete a file whose content turned out to be wrong, so that it is fetched again."""
@@ -87,31 +113,34 @@ class NodeCache:
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / key
 
-    def _store(self, path: Path, data: bytes) -> None:
+    def _create(self, path: Path, write: Callable[[Path], None]) -> None:
         # Only the holder of the lock writes here, so any temporary file was left by a dead process.
         for remains in path.parent.glob(f"*{_TEMPORARY}"):
             remains.unlink(missing_ok=True)
-        self._reserve(len(data))
         temporary = path.with_name(f"{path.name}{_TEMPORARY}")
         try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
+            write(temporary)
+            size = temporary.stat().st_size
+            if size > self.limit:
+                raise OSError(errno.EFBIG, f"{size} bytes are more than its limit of {self.limit}")
+            with temporary.open("rb") as file:
                 # Without fsync a power cut could leave a file of the right size and name without its bytes.
                 os.fsync(file.fileno())
+            self._reserve(size)
             os.replace(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def _reserve(self, size: int) -> None:
-        """Count `size` bytes as used, evicting files first if they exceed the limit."""
+        """Count a temporary file of `size` bytes as used, evicting others first if they exceed the limit."""
         with self._locked(self.folder / _USED) as book:
             book.seek(0)
             text = book.read()
-            # A process that died between counting and writing leaves too high a count; the next eviction corrects it.
-            used = int(text) if text.isdigit() else self._evict(self.limit)
+            # A process that died between counting and renaming leaves too high a count; the next eviction corrects it.
+            used = int(text) if text.isdigit() else self._evict(self.limit) - size
             if used + size > self.limit:
-                used = self._evict(int(self.limit * (1 - FREE_FRACTION)) - size)
+                used = self._evict(int(self.limit * (1 - FREE_FRACTION))) - size
             book.seek(0)
             book.truncate()
             book.write(b"%d" % (used + size))
@@ -155,6 +184,21 @@ class NodeCache:
                         raise TimeoutError(errno.ETIMEDOUT, message) from None
                     time.sleep(POLL_SECONDS)
             yield file
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _touch(path: Path) -> bool:
+    """Set a file's modification time, by which eviction goes, to the time of this use; return whether it exists."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return path.is_file()
+    return True
 
 
 def _read(path: Path, size: int) -> memoryview | None:

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import ConflictError, FormatError, StorageError, UsageError, VersionError
+from fastvid.format.annotations.build_table import annotation_table
 from fastvid.format.dataset import (
     Dataset,
     Generation,
     ShardRecord,
-    annotation_table,
     commit_generation,
     read_generation,
 )

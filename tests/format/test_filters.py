@@ -92,7 +92,10 @@ def test_rows_are_those_that_python_would_choose_in_order(numbers, bound):
 @pytest.mark.parametrize(
     ("condition", "says"),
     [
-        ("clas = 'archery'", r'"clas" not found.*hint: columns are caption, class'),
+        ("clas = 'archery'", r'"clas" not found.*hint: did you mean class\? use the columns caption, class'),
+        ("num_frame > 3", r"hint: did you mean num_frames\? use the columns caption"),
+        ("Durations > 3", r"hint: did you mean duration\?"),
+        ("zzzz > 3", r"hint: use the columns caption"),
         ('class = "archery"', "hint: write text in single quotes: 'archery'"),
         ("num_frames >", "syntax error"),
         ("", "where="),

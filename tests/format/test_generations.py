@@ -9,18 +9,16 @@ import pyarrow as pa
 import pytest
 
 from fastvid.errors import ConflictError, FormatError, StorageError, VersionError
-from fastvid.format.dataset import annotation_table
+from fastvid.format.annotations.build_table import annotation_table
+from fastvid.format.commit_record import Head, read_head, swap_head
 from fastvid.format.generations import (
     Generation,
-    Head,
     ShardRecord,
     check_annotations,
     commit_generation,
     history,
     read_annotations,
     read_generation,
-    read_head,
-    swap_head,
     upgrade_records,
 )
 from fastvid.format.schema import DATASET_JSON
@@ -61,7 +59,8 @@ def commit(store, number, note="", **options):
 def test_a_generation_is_read_as_it_was_committed(store):
     dataset_id, found = read_generation(store)
     assert dataset_id == "made"
-    assert found == replace(FIRST, annotations_sha256=sha256(store.read("annotations-000001.parquet")))
+    made = {"annotations_sha256": sha256(store.read("annotations-000001.parquet")), "time": "2023-11-14T22:13:20Z"}
+    assert found == replace(FIRST, **made, removed=sum(annotations()["removed"].to_pylist()))
     assert (found.parent, found.revision, found.num_samples) == (0, 0, 3)
     assert read_annotations(store, found).equals(annotations())
     assert read_head(store) == Head("made", 1, 1, bytes(store.read(DATASET_JSON)), 2)

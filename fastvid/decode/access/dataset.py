@@ -71,9 +71,6 @@ class VideoDataset(Dataset, Shown):
     def __iter__(self) -> Iterator[Video]:
         return (self[number] for number in range(len(self)))
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._by_key
-
     def _repr_html_(self) -> str:
         listed = tiles(self._tile(number) for number in self._shown())
         return fragment(self.storage.url, dataset_facts(self), listed + class_table(self))
@@ -108,7 +105,10 @@ class VideoDataset(Dataset, Shown):
 
 
 def open(  # noqa: A001 - users type fastvid.open
-    path: str | os.PathLike[str], split: str | None = None, where: str | None = None, generation: int | None = None
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    where: str | None = None,
+    generation: int | str | None = None,
 ) -> VideoDataset:
     """Open a dataset.
 
@@ -117,7 +117,7 @@ def open(  # noqa: A001 - users type fastvid.open
         split: Value of the column ``split``, or ``column:value`` for another split column; all samples by default.
         where: Condition in DuckDB's SQL over the annotations' columns and ``class``, for example
             ``"duration > 2 and class = 'archery'"``.
-        generation: Number of the generation; the current one by default.
+        generation: Number or tag of the generation; the current one by default.
 
     Raises:
         StorageError: If there is no dataset.
