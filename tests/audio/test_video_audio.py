@@ -5,9 +5,12 @@ from __future__ import annotations
 import zlib
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 
+from fastvid.audio.window import AudioClip
+from fastvid.cli.main import main
 from fastvid.decode.access import Video
 from fastvid.decode.access import open as open_dataset
 from fastvid.errors import ChecksumError, DecodeError, FormatError, UsageError
@@ -27,6 +30,7 @@ from tests.audio.footage import (
     write_tracks,
     write_video,
 )
+from tests.decode.test_find_and_get import numbers
 from tests.makers import read_numbers
 
 RATES = (8_000, 16_000, 22_050, 48_000)
@@ -209,3 +213,26 @@ def test_noise_that_the_decoder_makes_is_the_same_for_the_same_window(tmp_path):
     assert first.data.tobytes() == again.data.tobytes()
     # Positive control: the encoder asked for noise, so it depends on where the decoder began.
     assert (first.data != whole.data[:, 96_000:144_000]).any()
+
+
+@pytest.mark.parametrize(
+    ("key", "seconds", "first", "count"), [("aac-44100", "0.8:4", 20, 80), ("alac-48000", "0:6", 0, 150)]
+)
+def test_a_clip_written_by_get_has_the_sound_of_its_frames(clicks, key, seconds, first, count, tmp_path):
+    target = tmp_path / "clip.mp4"
+    assert main(["get", clicks.storage.url, key, "--seconds", seconds, "-o", str(target)]) == 0
+    assert numbers(target.read_bytes()) == list(range(first, first + count))
+    with av.open(str(target)) as container:
+        rate = container.streams.audio[0].rate
+        frames = list(container.decode(audio=0))
+    # What a player shows begins at zero: the edit list hides the encoder's start.
+    sound = np.concatenate([frame.to_ndarray() for frame in frames if frame.pts >= 0], axis=1)
+    assert abs(sound.shape[1] - count * rate / FPS) <= 2048
+    clip = AudioClip(sound, rate, 0.0, np.ones(sound.shape[1], bool))
+    assert mean_click_off(clip, first) == 0
+
+
+def test_a_clip_of_a_mute_sample_has_no_sound(clicks, tmp_path):
+    assert main(["get", clicks.storage.url, "mute", "--seconds", "1:2", "-o", str(tmp_path / "clip.mp4")]) == 0
+    with av.open(str(tmp_path / "clip.mp4")) as container:
+        assert not container.streams.audio

@@ -191,7 +191,7 @@ def test_other_files_and_places_are_refused(folder, tmp_path):
     things = shown(folder)
     for thing, name, hint in (
         (things["frames"], "x.mp4", ".png or .html"), (things["dataset"], "x", ".png or .html"),
-        (things["video"], "x.avi", ".mp4 or .png or .html"),
+        (things["video"], "x.avi", ".mp4 or .m4a or .png or .html"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=r"^cannot save") as caught:
             thing.save(tmp_path / name)

@@ -59,13 +59,10 @@ class Shown:
             UsageError: If the suffix is unknown, or the file cannot be written.
         """
         target = Path(path)
-        data = self._file(target.suffix.lower())
-        if data is None:
-            raise UsageError(
-                f"cannot save {self._NAME} as {target.suffix or 'a file without a suffix'}",
-                file=target,
-                hint=f"use {' or '.join(self._SUFFIXES)}",
-            )
+        try:
+            data = self.file(target.suffix.lower())
+        except UsageError as error:
+            raise error.at(file=target) from error
         try:
             target.write_bytes(data)
         except OSError as error:
@@ -73,6 +70,20 @@ class Shown:
                 f"cannot write the file: {error.strerror}", file=target, hint="choose a path that you can write"
             ) from error
         return target
+
+    def file(self, suffix: str) -> bytes:
+        """Return the bytes that `save` writes for a suffix, such as ``.png``.
+
+        Raises:
+            UsageError: If the suffix is unknown.
+        """
+        data = self._file(suffix)
+        if data is None:
+            raise UsageError(
+                f"cannot save {self._NAME} as {suffix or 'a file without a suffix'}",
+                hint=f"use {' or '.join(self._SUFFIXES)}",
+            )
+        return data
 
 
 def _notebook() -> Any:

@@ -53,7 +53,7 @@ class Video(Shown):
     """
 
     _NAME: ClassVar[str] = "video"
-    _SUFFIXES: ClassVar[tuple[str, ...]] = (".mp4", ".png", ".html")
+    _SUFFIXES: ClassVar[tuple[str, ...]] = (".mp4", ".m4a", ".png", ".html")
 
     def __init__(
         self,
@@ -125,7 +125,20 @@ class Video(Shown):
         return self._decode([self.num_frames // 2], None, size).data
 
     def _file(self, suffix: str) -> bytes | None:
+        if suffix == ".m4a":
+            return self._m4a()
         return self._mp4() if suffix == ".mp4" else super()._file(suffix)
+
+    def _m4a(self) -> bytes:
+        """Return the sample's sound as stored after checking it."""
+        try:
+            reader = self._shard.audio(self._row)
+            if reader is not None:
+                return bytes(reader.bytes(0, reader.size))
+        except FastvidError as error:
+            error.at_sample(self._shard.stem, self.key)
+            raise
+        raise UsageError("sample has no sound", key=self.key, hint="choose a sample with sound, or omit --audio")
 
     def _mp4(self) -> bytes:
         """Return the stream's file after checking its packets."""

@@ -1,0 +1,1 @@
+"""Commands that look up samples and take copies: find, get, copy, export."""
