@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -43,6 +43,7 @@ _SLACK: Final = 0.25
 NO_AUDIO: Final = "no-audio"
 DAMAGED: Final = "audio-damaged"
 ENCODED: Final = "audio-encoded"
+NOT_CUT: Final = "audio-not-cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,16 @@ class SampleAudio:
     def none(cls, count: int, *warnings: str) -> SampleAudio:
         """Return no audio for `count` samples."""
         return cls((None,) * count, (None,) * count, warnings=warnings)
+
+    def split(self, counts: Sequence[int]) -> Iterator[SampleAudio]:
+        """Yield the audio of consecutive groups of samples, as if each had been extracted by itself."""
+        first = 0
+        for count in counts:
+            last = first + count
+            members, infos = self.members[first:last], self.infos[first:last]
+            warnings = [*(one for one in self.warnings if one != NO_AUDIO), *([NO_AUDIO] if None in members else [])]
+            yield SampleAudio(members, infos, self.copied, tuple(warnings))
+            first = last
 
 
 def extract_audio(
@@ -128,6 +139,23 @@ def extract_audio(
     warnings = [ENCODED] if choice == "copy" and not copied else []
     warnings += [NO_AUDIO] if None in members else []
     return SampleAudio(members, tuple(checked), copied, tuple(warnings))
+
+
+def take_over_audio(data: bytes, count: int, seconds: float) -> SampleAudio:
+    """Return the audio of a sample of a dataset, as it is.
+
+    Args:
+        data: The sample's M4A.
+        count: Number of samples that are made of it; several would need the audio cut, and get none.
+        seconds: Length of its video.
+    """
+    if count > 1:
+        return SampleAudio.none(count, NOT_CUT)
+    try:
+        info = _check(data, seconds)
+    except SourceError:
+        return SampleAudio.none(1, DAMAGED)
+    return SampleAudio.none(1, NO_AUDIO) if info is None else SampleAudio((data,), (info,), copied=True)
 
 
 def audio_seconds(source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]], limits: Limits) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
 from fastvid.errors import UsageError
 from fastvid.media.ffmpeg import FfmpegBuild
-from fastvid.media.timing import MAX_RATE
+from fastvid.media.timing import MAX_RATE, FrameTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,14 @@ class Profile:
     def to_json(self) -> dict[str, Any]:
         """Return all parameters, as a dataset records them."""
         return asdict(self)
+
+
+def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:
+    """Return the rate and frame count that a profile writes: the source's unless it sets a rate."""
+    if not profile.fps:
+        return timing
+    rate = Fraction(profile.fps)
+    return replace(timing, rate=rate, input_rate=None, frames=max(1, round(timing.frames * rate / timing.rate)))
 
 
 _COPY: Final = "copy"

@@ -12,7 +12,7 @@ floating-point filters may differ between CPU models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
@@ -24,9 +24,9 @@ from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
 from fastvid.media.probe import HDR_TRANSFERS, SourceInfo
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import FrameTiming
 from fastvid.sharding.encode.encoder_options import ENCODER_OPTIONS
-from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profile import Profile, written_timing
+from fastvid.sharding.encode.window import DecodeWindow, plan_window
 
 # Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither (measured).
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
@@ -74,14 +74,6 @@ def get_profile(name: str) -> Profile:
     return PROFILES[name]
 
 
-def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:
-    """Return the rate and frame count that a profile writes: the source's unless it sets a rate."""
-    if not profile.fps:
-        return timing
-    rate = Fraction(profile.fps)
-    return replace(timing, rate=rate, input_rate=None, frames=max(1, round(timing.frames * rate / timing.rate)))
-
-
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Width and height in pixels of the upright picture after scaling, and after cropping."""
@@ -119,6 +111,7 @@ def build_command(
     source_url: str,
     targets: Sequence[tuple[str, tuple[int, int] | None]],
     limits: Limits,
+    window: DecodeWindow | None = None,
 ) -> list[str]:
     """Return the ffmpeg command that writes a source, or parts of it, as MP4.
 
@@ -130,15 +123,23 @@ def build_command(
         targets: URL of each MP4 and its frames, a half-open range at the profile's constant rate, or None for all. One
             pass over the source writes all of them.
         limits: Limits on the size of frames.
+        window: What to decode; by default as `plan_window` chooses.
 
     Raises:
         SourceError: If this build cannot convert the source to the profile.
     """
-    picture = ffmpeg.input(source_url, **input_options(info, limits))["V:0"]
-    by_times = info.timing.input_rate is None and any(frames is not None for _, frames in targets)
+    window = window or plan_window(info, profile, [frames for _, frames in targets])
+    seeks = window.seek is not None
+    picture = ffmpeg.input(source_url, **input_options(info, limits, window.seek))["V:0"]
+    by_times = seeks or (info.timing.input_rate is None and any(frames is not None for _, frames in targets))
     if by_times:
         # Parts are counted from the first frame, ffmpeg's clock from the first packet of any stream.
         picture = picture.filter("setpts", f"PTS-{info.times[0] * info.time_base}/TB")
+    if info.timing.input_rate is not None and (seeks or window.trims):
+        # Without a seek the times are these numbers already: ffmpeg counts for a forced rate.
+        picture = picture.filter("settb", str(1 / info.timing.input_rate))
+    if window.trims:
+        picture = picture.filter("trim", start_pts=window.first, end_pts=window.last)
     picture = picture_filters(build, profile, info, picture)
     geometry = upright_geometry(info, profile)
     branches = picture.split() if len(targets) > 1 else None
@@ -175,14 +176,17 @@ def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: L
     return [build.path, *_QUIET, *command]
 
 
-def input_options(info: SourceInfo, limits: Limits) -> dict[str, Any]:
-    """Return ffmpeg's input options for a source."""
+def input_options(info: SourceInfo, limits: Limits, seek: float | None = None) -> dict[str, Any]:
+    """Return ffmpeg's input options for a source, decoded from the key frame at or before `seek` seconds."""
     arguments: dict[str, Any] = {
         "f": info.container,
         "protocol_whitelist": "file",
         "threads": 1,
         "max_pixels": limits.max_pixels,
     }
+    if seek is not None:
+        # Its own clock, not one that begins with the file; what is before the wanted frames is dropped by their times.
+        return arguments | {"seek_timestamp": 1, "noaccurate_seek": None, "ss": f"{seek:.6f}"}
     if info.timing.input_rate is not None:
         arguments["r"] = str(info.timing.input_rate)
     return arguments

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from fastvid.errors import SourceError
-from fastvid.media.reasons import Reason
+from fastvid.media.reasons import MEANING, Reason
 from fastvid.sharding.work.messages import Outcome, Task
 
 Report = Callable[[str, float], None]
@@ -19,8 +19,23 @@ def attempt(task: Task, work: Callable[[], Outcome]) -> Outcome:
     started = time.monotonic()
     try:
         outcome = work()
-    except SourceError as error:
-        outcome = Outcome(task.index, reason=Reason(error.reason), message=error.message, transient=error.transient)
-    except MemoryError:
-        outcome = Outcome(task.index, reason=Reason.MEMORY, message="the worker ran out of memory")
-    return replace(outcome, seconds=time.monotonic() - started)
+    except (SourceError, MemoryError) as error:
+        outcome = failure(task, error)
+    return replace(outcome, seconds=outcome.seconds + time.monotonic() - started)
+
+
+def failure(task: Task, error: SourceError | MemoryError) -> Outcome:
+    """Return the outcome of a task that failed by an error."""
+    if isinstance(error, SourceError):
+        return Outcome(task.index, reason=Reason(error.reason), message=error.message, transient=error.transient)
+    return Outcome(task.index, reason=Reason.MEMORY, message="the worker ran out of memory")
+
+
+def refuse_blocked(digest: str, blocked: Collection[str]) -> None:
+    """Refuse a source that the dataset's block list names.
+
+    Raises:
+        SourceError: If it does.
+    """
+    if digest in blocked:
+        raise SourceError(MEANING[Reason.BLOCKED], reason=Reason.BLOCKED)

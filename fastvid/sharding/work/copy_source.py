@@ -22,7 +22,7 @@ from fastvid.format.demux import index_mp4, read_track
 from fastvid.format.indexed import proved_info
 from fastvid.format.schema import StreamFlag
 from fastvid.media.limits import Limits
-from fastvid.media.playback import ENCODE_HINT, play
+from fastvid.media.playback import ENCODE_HINT, Playback, play
 from fastvid.media.promises import Promised, broken_tables
 from fastvid.media.prove import IndexedVideo, index_video, number_packets, why_decode_whole
 from fastvid.media.reasons import Reason
@@ -71,45 +71,58 @@ class Copied:
         }
 
 
-def copy_video(
-    source: OpenSource, limits: Limits, *, start: float | None, end: float | None, max_seconds: float
-) -> list[Copied]:
-    """Takes over a source that decodes without an error, or a clip of it, in parts that keep a bound.
+class CopiedSource:
+    """A source that decodes without an error, to be taken over in parts.
 
     Args:
         source: The open source.
         limits: What it may cost.
-        start: Seconds where the clip begins; None for the beginning.
-        end: Seconds where the clip ends; None for the end.
-        max_seconds: Longest part. The packets that a part needs and does not show are hidden by an edit list.
 
     Raises:
-        SourceError: It is damaged, its packets cannot be used without encoding, or the clip lies outside it.
+        SourceError: It is too large.
     """
-    if source.size > limits.output_bytes:
-        raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
-    data = _contents(source)
-    if start is None and end is None and source.container == "mov":
-        found = _as_it_is(data, limits)
-        if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
-            return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
-    played = play(data, source.container, limits, unpack=True)
-    numbered = number_packets(played)
-    muxer = Remuxer(
-        data, source.container, played, numbered, whole=bool(numbered.whole or why_decode_whole(played, numbered))
-    )
-    seconds = muxer.seconds
-    made = []
-    for first, last in _ranges(seconds, 1 / float(played.rate), start, end, max_seconds):
-        video = muxer.part(first, last)
-        found = index_video(video, limits)
-        if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
-            raise SourceError(
-                "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
-            )
-        begins = None if last - first == len(seconds) else float(seconds[first])
-        made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
-    return made
+
+    def __init__(self, source: OpenSource, limits: Limits) -> None:
+        if source.size > limits.output_bytes:
+            raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
+        self._data, self._container, self._limits = _contents(source), source.container, limits
+        self._remuxer: tuple[Playback, Remuxer] | None = None
+
+    def cut(self, start: float | None, end: float | None, *, max_seconds: float) -> list[Copied]:
+        """Take over the source, or a clip of it, in parts that keep a bound.
+
+        Args:
+            start: Seconds where the clip begins; None for the beginning.
+            end: Seconds where the clip ends; None for the end.
+            max_seconds: Longest part. The packets that a part needs and does not show are hidden by an edit list.
+
+        Raises:
+            SourceError: It is damaged, its packets cannot be used without encoding, or the clip lies outside it.
+        """
+        data, limits = self._data, self._limits
+        if start is None and end is None and self._container == "mov":
+            found = _as_it_is(data, limits)
+            if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
+                return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
+        played, muxer = self._remuxer = self._remuxer or self._play()
+        seconds = muxer.seconds
+        made = []
+        for first, last in _ranges(seconds, 1 / float(played.rate), start, end, max_seconds):
+            video = muxer.part(first, last)
+            found = index_video(video, limits)
+            if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
+                raise SourceError(
+                    "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+                )
+            begins = None if last - first == len(seconds) else float(seconds[first])
+            made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
+        return made
+
+    def _play(self) -> tuple[Playback, Remuxer]:
+        played = play(self._data, self._container, self._limits, unpack=True)
+        numbered = number_packets(played)
+        whole = bool(numbered.whole or why_decode_whole(played, numbered))
+        return played, Remuxer(self._data, self._container, played, numbered, whole=whole)
 
 
 def _ranges(

@@ -19,6 +19,7 @@ from fastvid.media.source_file import OpenSource, open_source
 from fastvid.media.temporary import no_space, temporary_file
 from fastvid.sharding.work.messages import Task
 from fastvid.storage import RemoteOptions
+from fastvid.storage.transfer import PIECE_BYTES
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 from fastvid.storage.version import Version
 
@@ -41,10 +42,62 @@ def open_task(task: Task, limits: Limits, report: Callable[[str, float], None]) 
             yield source
         return
     with temporary_file() as file:
-        size = _fetch(task, _Scratch(file), limits, report)
+        if task.member is None:
+            size = _fetch(task, _Scratch(file), limits, report)
+        else:
+            size = _fetch_range(task, task.member, _Scratch(file), limits, report)
         report("probe", task.patience * limits.read_seconds(size))
         with open_source(f"/proc/self/fd/{file.fileno()}") as source:
             yield replace(source, private=True)
+
+
+def read_sound(task: Task, place: tuple[int, int], limits: Limits, report: Callable[[str, float], None]) -> bytes:
+    """Read the sound of a task from its tar.
+
+    Args:
+        task: The task.
+        place: First byte and bytes of the sound.
+        limits: What one source may cost.
+        report: Is told the phase ``fetch`` if the tar lies elsewhere.
+
+    Raises:
+        SourceError: It cannot be had.
+        OSError: The disk does not deliver it.
+    """
+    with temporary_file() as file:
+        if is_remote(task.path):
+            _fetch_range(task, place, _Scratch(file), limits, report)
+            file.seek(0)
+            return file.read()
+    _check_size(place[1], limits)
+    with open(task.path, "rb") as tar:
+        tar.seek(place[0])
+        data = tar.read(place[1])
+    if len(data) < place[1]:
+        raise SourceError("file ends inside the sound", reason=Reason.TRUNCATED)
+    return data
+
+
+def _fetch_range(
+    task: Task, place: tuple[int, int], file: _Scratch, limits: Limits, report: Callable[[str, float], None]
+) -> int:
+    """Fetches a member of a tar; returns its bytes."""
+    url, (offset, size) = FileUrl.parse(task.path), place
+    _check_size(size, limits)
+    report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(size))
+    try:
+        storage = open_root(url, _OPTIONS)
+        for start in range(0, size, PIECE_BYTES):
+            piece = memoryview(bytearray(min(PIECE_BYTES, size - start)))
+            storage.read_into(url.name, [(offset + start, piece)])
+            file.write(piece)
+    except SourceError:
+        raise
+    except StorageError as error:
+        raise _verdict(error) from error
+    except FastvidError as error:
+        raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
+    return size
 
 
 def _fetch(task: Task, file: _Scratch, limits: Limits, report: Callable[[str, float], None]) -> int:

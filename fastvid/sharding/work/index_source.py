@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +16,8 @@ from fastvid.media.prove import IndexedVideo, index_video
 from fastvid.media.reasons import Reason
 from fastvid.media.source_file import unreadable
 from fastvid.runtime import faults
-from fastvid.sharding.work.attempt import Report, attempt
+from fastvid.runtime.hashing import sha256
+from fastvid.sharding.work.attempt import Report, attempt, refuse_blocked
 from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
 
 # Decodes of a whole video that the proof costs: one as a player, one without the container, one by groups of pictures,
@@ -32,11 +33,17 @@ def index_member(task: Task, settings: Settings, report: Report) -> Outcome:
     seconds = limits.transcode_seconds(frames=task.size // _PACKET_BYTES, pixels=0)
     report("index", task.patience * _DECODES * seconds)
 
+    digest = ""
+
     def index() -> Outcome:
-        found = index_video(_read(task, limits.output_bytes), limits)
+        nonlocal digest
+        data = _read(task, limits.output_bytes)
+        digest = sha256(data)
+        refuse_blocked(digest, settings.blocked)
+        found = index_video(data, limits)
         return Outcome(task.index, (pack_found(task.key, found),), warnings=found.notes)
 
-    return attempt(task, index)
+    return replace(attempt(task, index), source_sha256=digest)
 
 
 def pack_found(key: str, found: IndexedVideo) -> EncodedSample:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fastvid.errors import FormatError
+from fastvid.errors import FormatError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.runtime.messages import pack, unpack
 from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.salvage import allowed_frames
 from fastvid.sharding.encode.streams import PICTURES, Streams
 
 
@@ -25,6 +26,12 @@ class Settings:
         limits: What one source may cost.
         max_seconds: Longer videos are split into parts of at most this length, in seconds.
         streams: What is written beside the picture.
+        blocked: SHA-256 of the sources that are refused, hex; see `fastvid.sharding.job.blocked`.
+        max_bad_frames: The most frames that may be left out of a damaged source, such as "100" or "5%" of its frames;
+            None rejects every damaged source. See `fastvid.sharding.encode.salvage`.
+
+    Raises:
+        UsageError: If `max_bad_frames` is no number, or the profile copies.
     """
 
     profile: Profile
@@ -32,6 +39,17 @@ class Settings:
     limits: Limits
     max_seconds: float
     streams: Streams = PICTURES
+    blocked: tuple[str, ...] = ()
+    max_bad_frames: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bad_frames is not None:
+            allowed_frames(self.max_bad_frames, 0)
+            if self.profile.copies:
+                raise UsageError(
+                    "profile 'copy' takes whole files over, so it cannot leave out damaged frames",
+                    hint="remove max_bad_frames, or use --profile compact",
+                )
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -48,6 +66,8 @@ class Settings:
             Limits(**record["limits"]),
             record["max_seconds"],
             Streams.from_json(record["streams"]),
+            tuple(record["blocked"]),
+            record["max_bad_frames"],
         )
 
 
@@ -65,6 +85,7 @@ class Task:
         end: Seconds where the clip ends, or None.
         patience: Factor on all time limits.
         member: First byte and bytes of the video when `path` is a tar.
+        sound: First byte and bytes of the M4A with its sound when that is another member of the tar.
         indexes: Index the video where it lies instead of encoding it.
         tag: The tag of the version that was found at the URL; None takes any.
         parent: Name of the file, as tables store it, if the source is a clip of it; None otherwise.
@@ -79,6 +100,7 @@ class Task:
     end: float | None = None
     patience: float = 1.0
     member: tuple[int, int] | None = None
+    sound: tuple[int, int] | None = None
     indexes: bool = False
     tag: str | None = None
     parent: str | None = None
@@ -121,6 +143,7 @@ class Outcome:
         seconds: Time spent.
         warnings: What was changed beyond scaling, such as "hdr" or "variable-rate".
         bytes_in: Bytes of the source as it was read; 0 where that is not known.
+        source_sha256: SHA-256 of those bytes, hex; empty where they were not hashed.
     """
 
     index: int
@@ -131,6 +154,7 @@ class Outcome:
     seconds: float = 0.0
     warnings: tuple[str, ...] = field(default=())
     bytes_in: int = 0
+    source_sha256: str = ""
 
     def to_bytes(self) -> bytes:
         """One self-checking piece of bytes."""
@@ -143,6 +167,7 @@ class Outcome:
             "seconds": self.seconds,
             "warnings": list(self.warnings),
             "bytes_in": self.bytes_in,
+            "source_sha256": self.source_sha256,
             "samples": [
                 {
                     "key": sample.key,
@@ -189,6 +214,7 @@ class Outcome:
                 seconds=float(header["seconds"]),
                 warnings=tuple(header["warnings"]),
                 bytes_in=int(header["bytes_in"]),
+                source_sha256=str(header["source_sha256"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"an outcome does not parse: {error!r}") from error

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.format.bitstream import nal_units
+from fastvid.format.codecs.bitstream import nal_units
 from fastvid.format.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range
