@@ -13,6 +13,7 @@ from typing import Any, Final
 import av
 import numpy as np
 import numpy.typing as npt
+from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace
 
@@ -23,6 +24,7 @@ from fastvid.media.reasons import Reason
 from fastvid.media.source_file import OpenSource
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import Geometry, source_matrix, upright_geometry
+from fastvid.sharding.encode.window import source_seconds
 
 Thumbnail = npt.NDArray[np.float64]
 
@@ -66,31 +68,29 @@ def part_ends(
         part: The part's frames at that rate, half-open.
         pictures: Its first and last decoded frame.
     """
-    rate, forced = written.timing.rate, info.timing.input_rate
+    rate = written.timing.rate
     for number, picture in zip((part[0], part[1] - 1), pictures, strict=True):
         if written.timing.input_rate is not None:
             source = number * int(written.timing.input_rate / rate)
             yield PartEnd(number, range(source, source + 1), picture)
             continue
-        ticks, step = info.times - info.times[:1], info.time_base
-        if forced is not None:
-            ticks, step = np.arange(info.timing.shown), 1 / forced
-        source = int(np.searchsorted(np.rint(ticks * float(step * rate)), number, side="right")) - 1
+        source = int(np.searchsorted(np.rint(source_seconds(info) * float(rate)), number, side="right")) - 1
         yield PartEnd(number, range(max(0, source - 1), source + 2), picture)
 
 
-def compare_parts(source: OpenSource, info: SourceInfo, profile: Profile, ends: Sequence[PartEnd]) -> None:
+def compare_parts(frames: SourceFrames, profile: Profile, ends: Sequence[PartEnd]) -> None:
     """Compare the ends of parts with the source.
 
     Raises:
         SourceError: If one shows another picture.
     """
+    info = frames.info
     size = upright_geometry(info, profile)
-    wrong = [end for end in ends if not any(_alike(end, frame, info, size) for frame in _at_times(source, info, end))]
+    wrong = [end for end in ends if not any(_alike(end, frame, info, size) for frame in frames.of(end.frames))]
     if wrong:
         # Times and key frames of some files mislead. Counting all frames from the first one does not.
         right = set()
-        for number, frame in enumerate(_decoded(source, max(end.frames[-1] for end in wrong) + 1)):
+        for number, frame in enumerate(frames.decoded(max(end.frames[-1] for end in wrong) + 1)):
             right |= {end.number for end in wrong if number in end.frames and _alike(end, frame, info, size)}
         wrong = [end for end in wrong if end.number not in right]
     if wrong:
@@ -100,34 +100,67 @@ def compare_parts(source: OpenSource, info: SourceInfo, profile: Profile, ends: 
         )
 
 
-def _at_times(source: OpenSource, info: SourceInfo, end: PartEnd) -> Iterator[VideoFrame]:
-    """Yield the source frames of a part's end by their times, decoding from the nearest key frame."""
-    if info.timing.kind == "counted" or end.frames.start >= len(info.times):
-        return
-    wanted = set(info.times[end.frames.start : end.frames.stop].tolist())
-    try:
-        with open_demuxer(source.url, source.container) as container:
-            stream = video_stream(container)
-            stream.codec_context.thread_count = 1
-            container.seek(min(wanted), stream=stream)
-            for frame in container.decode(stream):
+class SourceFrames:
+    """The frames of a source, decoded without filters and apart from the program that encodes.
+
+    Args:
+        source: The open source.
+        info: Its properties.
+    """
+
+    def __init__(self, source: OpenSource, info: SourceInfo) -> None:
+        self.source, self.info = source, info
+        self._container: InputContainer | None = None
+        self._frames: Iterator[VideoFrame] = iter(())
+        self._at: int | None = None
+
+    def close(self) -> None:
+        """Close the source's container."""
+        if self._container is not None:
+            self._container.close()
+            self._container = None
+
+    def of(self, numbers: range) -> Iterator[VideoFrame]:
+        """Yield source frames, found by their times; decode from the nearest key frame, or go on from the last call."""
+        times = self.info.times
+        if self.info.timing.kind == "counted" or numbers.start >= len(times):
+            return
+        wanted = set(times[numbers.start : numbers.stop].tolist())
+        try:
+            self._approach(min(wanted))
+            for frame in self._frames:
+                self._at = frame.pts
                 if frame.pts in wanted:
                     yield frame
                 if frame.pts is None or frame.pts >= max(wanted):
                     return
-    except av.FFmpegError:
-        return
-
-
-def _decoded(source: OpenSource, count: int) -> Iterator[VideoFrame]:
-    """Yield the first `count` frames of a source."""
-    with open_demuxer(source.url, source.container) as container:
-        stream = video_stream(container)
-        stream.codec_context.thread_count = 1
-        try:
-            yield from islice(container.decode(stream), count)
+            self._at = None
         except av.FFmpegError:
-            return
+            self._at = None
+
+    def decoded(self, count: int) -> Iterator[VideoFrame]:
+        """Yield the first `count` frames."""
+        with open_demuxer(self.source.url, self.source.container) as container:
+            stream = video_stream(container)
+            stream.codec_context.thread_count = 1
+            try:
+                yield from islice(container.decode(stream), count)
+            except av.FFmpegError:
+                return
+
+    def _approach(self, time: int) -> None:
+        """Continue after the last frame, unless that is later or a key frame lies between."""
+        keys = self.info.keys
+        if self._container is not None and self._at is not None and len(keys) and self._at < time:
+            key = keys[max(0, int(np.searchsorted(keys, time, side="right")) - 1)]
+            if key <= self._at:
+                return
+        if self._container is None:
+            self._container = open_demuxer(self.source.url, self.source.container)
+            video_stream(self._container).codec_context.thread_count = 1
+        stream = video_stream(self._container)
+        self._container.seek(time, stream=stream)
+        self._frames, self._at = iter(self._container.decode(stream)), None
 
 
 def _alike(end: PartEnd, frame: VideoFrame, info: SourceInfo, size: Geometry) -> bool:

@@ -31,6 +31,7 @@ from fastvid.media.temporary import no_space, temporary_file
 from fastvid.runtime.children import how_it_ended
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import build_check, build_command
+from fastvid.sharding.encode.window import DecodeWindow
 
 # Limits on the stored log: for damaged streams ffmpeg prints endlessly.
 _MAX_LOG_LINES: Final = 200
@@ -74,6 +75,7 @@ def transcode(
     parts: Sequence[tuple[int, int] | None],
     limits: Limits,
     *,
+    window: DecodeWindow | None = None,
     patience: float = 1.0,
 ) -> Transcoded:
     """Encode a source, or parts of it, in one pass.
@@ -85,6 +87,7 @@ def transcode(
         info: Result of `probe`.
         parts: Frames of each MP4, see `build_command`.
         limits: Resource limits of the source.
+        window: What to decode; by default as `plan_window` chooses.
         patience: Factor on the time limit.
 
     Raises:
@@ -94,7 +97,7 @@ def transcode(
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(temporary_file()) for _ in parts]
         targets = [(f"file:/dev/fd/{file.fileno()}", part) for file, part in zip(files, parts, strict=True)]
-        command = build_command(build, profile, info, source.url, targets, limits)
+        command = build_command(build, profile, info, source.url, targets, limits, window)
         started = time.monotonic()
         log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
         took = time.monotonic() - started
@@ -244,7 +247,9 @@ def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
     if not decoded:
         raise SourceError(f"no frame decodes from {packets} packets: {said}", reason=Reason.NO_FRAMES)
     if complaints:
-        raise SourceError(f"{decoded} frames decode from {packets} packets, with errors: {said}", reason=Reason.DAMAGED)
+        # Behind the end of a part, ffmpeg reads on by as many frames as its threads happen to.
+        what = f"{decoded} frames decode from {packets} packets, with errors" if whole else "frames decode with errors"
+        raise SourceError(f"{what}: {said}", reason=Reason.DAMAGED)
     slack = _MPEG4_SLACK if "mpeg4" in info.codec else 0
     if whole and decoded < info.timing.shown - slack:
         raise SourceError(f"only {decoded} of {info.timing.shown} frames decode", reason=Reason.DAMAGED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +13,8 @@ from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import profiles
 from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.window import plan_window
+from fastvid.sharding.work import encode_clip
 from fastvid.sharding.work.encode_source import encode_source
 from fastvid.sharding.work.messages import Settings, Task
 from tests.sharding.encode.test_transcode import numbers
@@ -114,6 +117,7 @@ def test_part_that_begins_at_another_frame_is_refused(videos, tmp_path, monkeypa
     path = tmp_path / "raw.h264"
     path.write_bytes(b"".join(part.read_bytes() for part in halved))
     monkeypatch.setattr(profiles, "_cut", count_frames)
+    monkeypatch.setattr(encode_clip, "plan_window", lambda *given: replace(plan_window(*given), trims=False))
     outcome = pack(path, 1.2, 2.0)
     assert outcome.reason is Reason.VERIFY_FAILED
     assert "another picture than the source" in outcome.message

@@ -1,0 +1,392 @@
+"""Salvaged videos consist of frames of the undamaged video, without a gap, and their rows say what is missing."""
+
+from __future__ import annotations
+
+import io
+import struct
+from contextlib import contextmanager
+from dataclasses import replace
+
+import av
+import numpy as np
+import pytest
+
+from fastvid.errors import UsageError
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode import salvage
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.salvage import allowed_frames, clean_cut, longest_run
+from fastvid.sharding.encode.streams import Streams
+from fastvid.sharding.work.encode_source import encode_clips
+from fastvid.sharding.work.messages import Settings, Task
+from tests.makers import encode as write
+from tests.makers import paint
+from tests.sharding.encode.test_transcode import numbers
+from tests.sharding.shardtools import ffmpeg
+
+SMALL = PROFILES["compact"].changed(short_side=96)
+FRAMES, GOP, RATE = 240, 24, 25
+X264 = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "12", "-g", "24", "-sc_threshold", "0", "-bf", "3"]
+X265 = ["-c:v", "libx265", "-x265-params", "log-level=none:open-gop=0:keyint=24:scenecut=0"]
+VP9 = ["-c:v", "libvpx-vp9", "-cpu-used", "8", "-b:v", "1M", "-g", "24", "-lag-in-frames", "16"]
+FRONT = ["-movflags", "+faststart"]
+FOOTAGE = {
+    "h264.mp4": [*X264, *FRONT],
+    "h264.mkv": X264,
+    "reordered.mp4": [*X264, "-x264-params", "b-adapt=0:b-pyramid=normal", *FRONT],
+    "hevc.mp4": [*X265, *FRONT],
+    "vp9.webm": VP9,
+    "open.mp4": [*X264, "-x264-params", "open-gop=1", *FRONT],
+    "refresh.mp4": [*X264, "-x264-params", "intra-refresh=1:bframes=0", *FRONT],
+    "variable.mp4": ["-vf", r"setpts='(N*N/400+N)/(25*TB)'", *X264, *FRONT],
+    "interlaced.mp4": ["-vf", "fieldorder=tff", "-flags", "+ildct+ilme", "-x264-params", "tff=1", *X264, *FRONT],
+}
+
+
+@pytest.fixture(scope="module")
+def footage(tmp_path_factory):
+    """Return a function that writes an undamaged video of painted numbers once."""
+    folder, planes = tmp_path_factory.mktemp("footage"), paint(FRAMES, (96, 160))
+
+    def painted(name):
+        path = folder / name
+        if not path.exists():
+            write(path, planes, FOOTAGE[name])
+        return path
+
+    return painted
+
+
+@pytest.fixture(scope="module")
+def sounding(footage, tmp_path_factory):
+    """A video with a tone that rises, so that each moment of it differs."""
+    path = tmp_path_factory.mktemp("sound") / "sound.mp4"
+    sweep = "aevalsrc='0.5*sin(2*PI*(200+150*t)*t)':s=16000:d=9.6"
+    ffmpeg(
+        "-i", str(footage("h264.mp4")), "-f", "lavfi", "-i", sweep,
+        "-map", "0:v", "-map", "1:a", "-c:v", "copy", "-c:a", "aac", *FRONT, str(path),
+    )  # fmt: skip
+    return path
+
+
+def settings(limit="100%", **options):
+    return Settings(SMALL, find_ffmpeg(), Limits(), 600.0, max_bad_frames=limit, **options)
+
+
+def outcome(path, how, start=None, end=None):
+    task = Task(0, "c", str(path), "c", path.stat().st_size, start, end)
+    (found,) = encode_clips([task], how, lambda *_: None, lambda _: None)
+    return found
+
+
+def truncated(path, part, folder):
+    """Write the first part of a file."""
+    cut = folder / path.name
+    data = path.read_bytes()
+    cut.write_bytes(data[: int(len(data) * part)])
+    return cut
+
+
+def zeroed(path, frames, folder):
+    """Write a file in which most bytes of some packets are zero, by their numbers in decode order."""
+    data = bytearray(path.read_bytes())
+    for packet in packets(path, frames):
+        at = data.find(bytes(packet))
+        assert at > 0
+        data[at + 10 : at + packet.size] = bytes(packet.size - 10)
+    cut = folder / path.name
+    cut.write_bytes(data)
+    return cut
+
+
+def packets(path, wanted):
+    with av.open(str(path)) as container:
+        found = [packet for packet in container.demux(container.streams.video[0]) if packet.size]
+        return [found[number] for number in wanted]
+
+
+def check_frames(found, original, first, last):
+    """Check that an outcome has frames `first` to `last` - 1, bit for bit as the undamaged video gives them."""
+    assert found.reason is None, found.message
+    (sample,) = found.samples
+    assert numbers(sample.streams["rgb"]) == list(range(first, last))
+    assert (sample.meta["start_seconds"], sample.meta["end_seconds"]) == (first / RATE, last / RATE)
+    (same,) = outcome(original, settings(None), first / RATE, last / RATE).samples
+    assert sample.streams["rgb"] == same.streams["rgb"]
+    assert sample.meta["bad_frames"] == FRAMES - (last - first)
+    assert "salvaged" in found.warnings
+    assert f"{last - first} of {FRAMES} frames" in found.message
+
+
+@pytest.mark.parametrize("part", [0.3, 0.7])
+@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "hevc.mp4", "vp9.webm"])
+def test_truncated_video_keeps_what_it_contains(name, part, footage, tmp_path):
+    path = truncated(footage(name), part, tmp_path)
+    assert outcome(path, settings(None)).reason is Reason.TRUNCATED
+    found = outcome(path, settings())
+    last = found.samples[0].meta["num_frames"]
+    assert FRAMES * part - 2 * GOP <= last <= FRAMES * (part + 0.2)
+    check_frames(found, footage(name), 0, last)
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
+def test_last_packet_of_a_file_that_ends_between_packets_is_left_out(name, footage, tmp_path):
+    """What is missing behind it might be shown before it."""
+    path, data = tmp_path / name, footage(name).read_bytes()
+    (packet,) = packets(footage(name), [100])
+    path.write_bytes(data[: data.find(bytes(packet))])
+    check_frames(outcome(path, settings()), footage(name), 0, 99)
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv"])
+@pytest.mark.parametrize(
+    ("hit", "first", "last"),
+    [([100], 120, 240), ([150], 0, 150), ([40, 200], 48, 200), ([5], 24, 240), ([120, 121], 0, 120), ([239], 0, 239)],
+)
+def test_damaged_h264_keeps_the_longest_run_without_damage(name, hit, first, last, footage, tmp_path):
+    path = zeroed(footage(name), hit, tmp_path)
+    assert outcome(path, settings(None)).reason is Reason.DAMAGED
+    check_frames(outcome(path, settings()), footage(name), first, last)
+
+
+def test_packet_without_a_picture_is_damage(footage, tmp_path):
+    """The decoder accepts a packet of filler, without a complaint, and returns no frame for it."""
+    path, data = tmp_path / "filler.mp4", bytearray(footage("h264.mp4").read_bytes())
+    (packet,) = packets(footage("h264.mp4"), [150])
+    at = data.find(bytes(packet))
+    # One unit of type 12, ITU-T H.264 7.3.2.7.
+    data[at : at + packet.size] = struct.pack(">IB", packet.size - 4, 12) + b"\xff" * (packet.size - 6) + b"\x80"
+    path.write_bytes(data)
+    assert outcome(path, settings(None)).reason is Reason.DAMAGED
+    check_frames(outcome(path, settings()), footage("h264.mp4"), 0, 150)
+
+
+@pytest.mark.parametrize("hit", [149, 150, 153, 154])
+def test_run_that_ends_among_reordered_frames_has_no_gap(hit, footage, tmp_path):
+    path = zeroed(footage("reordered.mp4"), [hit], tmp_path)
+    found = outcome(path, settings())
+    last = found.samples[0].meta["num_frames"]
+    assert hit - 6 <= last <= hit
+    check_frames(found, footage("reordered.mp4"), 0, last)
+
+
+@pytest.mark.parametrize("name", ["open.mp4", "refresh.mp4"])
+def test_key_frames_that_refer_to_earlier_frames_begin_no_run(name, footage, tmp_path):
+    found = outcome(zeroed(footage(name), [5], tmp_path), settings())
+    # The first group of all begins at an IDR picture.
+    check_frames(found, footage(name), 0, found.samples[0].meta["num_frames"])
+    assert found.samples[0].meta["num_frames"] <= 5
+
+
+def test_truncated_variable_rate_keeps_its_clock(footage, tmp_path):
+    path = truncated(footage("variable.mp4"), 0.7, tmp_path)
+    found = outcome(path, settings())
+    assert found.reason is None
+    (sample,) = found.samples
+    shown = numbers(sample.streams["rgb"])
+    assert shown[0] == 0
+    assert (np.diff(shown) >= 0).all()
+    assert sample.meta["start_seconds"] == 0
+    assert sample.meta["bad_frames"] == FRAMES - max(shown) - 1
+    assert "timing-gaps" in found.warnings
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "vp9.webm"])
+def test_option_changes_nothing_of_an_undamaged_video(name, footage):
+    plain, allowed = (outcome(footage(name), settings(limit)) for limit in (None, "100%"))
+    assert replace(plain, seconds=0.0) == replace(allowed, seconds=0.0)
+    assert plain.samples[0].meta.keys().isdisjoint({"bad_frames", "start_seconds"})
+
+
+def test_damaged_video_is_rejected_beyond_the_limit(footage, tmp_path):
+    path = zeroed(footage("h264.mp4"), [150], tmp_path)
+    for limit in ("89", "37.4%", "0"):
+        found = outcome(path, settings(limit))
+        assert (found.reason, found.samples) == (Reason.DAMAGED, ())
+        allowed = 0 if limit == "0" else 89
+        assert f"90 of {FRAMES} frames would be left out and max_bad_frames allows {allowed}" in found.message
+        assert "raise --max-bad-frames" in found.message
+    for limit in ("96", "40%"):
+        check_frames(outcome(path, settings(limit)), footage("h264.mp4"), 0, 150)
+
+
+def test_damage_inside_hevc_is_rejected_because_decoders_miss_it(footage, tmp_path):
+    path = zeroed(footage("hevc.mp4"), [150], tmp_path)
+    found = outcome(path, settings())
+    assert found.reason is Reason.DAMAGED
+    assert "decoders do not report all damage in hevc" in found.message
+
+
+def test_interlaced_video_is_rejected(footage, tmp_path):
+    found = outcome(truncated(footage("interlaced.mp4"), 0.7, tmp_path), settings())
+    assert found.reason is Reason.TRUNCATED
+    assert "interlaced" in found.message
+
+
+def test_lost_packet_in_matroska_is_no_jump_in_time(footage, tmp_path):
+    """A packet that is gone leaves no trace but a hole in time: nothing around it may be joined."""
+    path, source = tmp_path / "holes.mkv", footage("h264.mkv")
+    with av.open(str(source)) as old, av.open(str(path), "w") as new:
+        stream = old.streams.video[0]
+        made = new.add_stream_from_template(stream, opaque=True)
+        for number, packet in enumerate(one for one in old.demux(stream) if one.size):
+            if number == 143:  # the last of its group, which nothing refers to
+                continue
+            packet.stream = made
+            new.mux_one(packet)
+    path = zeroed(path, [20], tmp_path)
+    found = outcome(path, settings())
+    assert found.reason is Reason.DAMAGED
+    assert "frames may be missing" in found.message
+
+
+def test_clips_inside_the_salvaged_run_are_those_of_the_undamaged_video(footage, tmp_path):
+    original = footage("h264.mp4")
+    path = truncated(original, 0.7, tmp_path)
+    spans = [(0.5, 2.1), (None, 1.0), (3.0, 5.5), (5.0, 7.0), (8.0, 9.0), (1.0, None)]
+    tasks = [
+        Task(number, f"c{number}", str(path), f"c{number}", 0, start, end, parent="file")
+        for number, (start, end) in enumerate(spans)
+    ]
+    how = settings("1")  # none of their frames are left out
+    found = {one.index: one for one in encode_clips(tasks, how, lambda *_: None, lambda _: None)}
+    assert [found[number].reason for number in range(6)] == [None] * 3 + [Reason.TRUNCATED] * 3
+    assert "outside the frames that are free of damage" in found[3].message
+    for number, (start, end) in enumerate(spans[:3]):
+        (kept,) = found[number].samples
+        (same,) = outcome(original, settings(None), start, end).samples
+        assert kept.streams["rgb"] == same.streams["rgb"]
+        for name in ("start_seconds", "end_seconds"):
+            assert kept.meta[name] == same.meta[name]
+        assert "bad_frames" not in kept.meta
+        assert "salvaged" not in found[number].warnings
+
+
+def test_clips_behind_damage_are_those_of_the_undamaged_video(footage, tmp_path):
+    original = footage("h264.mp4")
+    path = zeroed(original, [0, 1, 2], tmp_path)
+    for start, end in ((2.5, 4.1), (0.98, 9.6)):
+        (kept,) = outcome(path, settings(), start, end).samples
+        (same,) = outcome(original, settings(None), start, end).samples
+        assert kept.streams["rgb"] == same.streams["rgb"]
+        assert kept.meta["start_seconds"] == same.meta["start_seconds"]
+
+
+def test_clip_that_begins_before_the_run_is_rejected(footage, tmp_path):
+    found = outcome(zeroed(footage("h264.mp4"), [5], tmp_path), settings(), 0.5, 4.0)
+    assert found.reason is Reason.DAMAGED
+    assert "outside the frames that are free of damage" in found.message
+
+
+def test_long_salvaged_video_is_divided(footage, tmp_path):
+    path = zeroed(footage("h264.mp4"), [5], tmp_path)
+    found = outcome(path, replace(settings(), max_seconds=3.0))
+    assert [sample.key for sample in found.samples] == ["c/0000", "c/0001", "c/0002"]
+    shown = [number for sample in found.samples for number in numbers(sample.streams["rgb"])]
+    assert shown == list(range(24, 240))
+    places = [(sample.meta["start_seconds"], sample.meta["end_seconds"]) for sample in found.samples]
+    assert places == [(0.96, 3.84), (3.84, 6.72), (6.72, 9.6)]
+    assert [sample.meta["bad_frames"] for sample in found.samples] == [24] * 3
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
+def test_hidden_frames_stay_hidden_and_pictures_rotated(name, footage, tmp_path):
+    """The edit list hides frames of the first group, so it is left out; the matrix turns by 90 degrees."""
+    original = tmp_path / "original.mp4"
+    ffmpeg("-ss", "1.3", "-i", str(footage(name)), "-c", "copy", *FRONT, str(original))
+    data = bytearray(original.read_bytes())
+    # Version, times, number, reserved fields, layer and volume precede the matrix: ISO/IEC 14496-12, 8.3.2.
+    struct.pack_into(">9i", data, data.find(b"tkhd") + 44, 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
+    original.write_bytes(data)
+    (tmp_path / "cut").mkdir()
+    (sample,) = outcome(truncated(original, 0.7, tmp_path / "cut"), settings()).samples
+    begins, ends = sample.meta["start_seconds"], sample.meta["end_seconds"]
+    (same,) = outcome(original, settings(None), begins, ends).samples
+    assert sample.streams["rgb"] == same.streams["rgb"]
+    assert begins > 0
+    assert (sample.meta["width"], sample.meta["height"]) == (96, 160)
+
+
+@pytest.mark.parametrize("choice", ["aac", "copy"])
+def test_sound_is_that_of_the_frames_that_are_kept(choice, sounding, tmp_path):
+    path = zeroed(sounding, [100], tmp_path)
+    how = settings(streams=Streams(choice))
+    found = outcome(path, how)
+    assert found.reason is None, found.message
+    same = outcome(sounding, how, 4.8, 9.6)
+    kept, right = (decoded(one.samples[0].streams["audio"]) for one in (found, same))
+    assert abs(len(kept) - len(right)) <= 2048
+    at = slice(8000, 60_000)
+    # Encoders differ in noise only; 10 ms of shift would make the difference as large as the tone.
+    lag = best_lag(kept[at], right)
+    assert abs(lag - 8000) <= 16
+    assert np.abs(kept[at] - right[lag : lag + 52_000]).mean() < 0.02
+
+
+def decoded(data):
+    with av.open(io.BytesIO(data)) as container:
+        return np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
+
+
+def best_lag(piece, whole):
+    """Return where in `whole` a piece begins, in samples."""
+    lags = range(8000 - 2000, 8000 + 2000)
+    return min(lags, key=lambda lag: np.abs(whole[lag : lag + 4000] - piece[:4000]).sum())
+
+
+def test_full_disk_rejects_nothing(footage, tmp_path, monkeypatch):
+    path = truncated(footage("h264.mp4"), 0.7, tmp_path)
+
+    @contextmanager
+    def full():
+        with open("/dev/full", "r+b", buffering=0) as file:
+            yield file
+
+    monkeypatch.setattr(salvage, "temporary_file", full)
+    found = outcome(path, settings())
+    assert (found.reason, found.transient) == (Reason.NO_SPACE, True)
+
+
+def test_longest_run_is_the_first_of_the_longest():
+    assert longest_run([]) == range(0)
+    assert longest_run([(5, 0)]) == range(0)
+    assert longest_run([(5, 3)]) == range(3)
+    assert longest_run([(5, 5), (3, 0), (2, 2), (3, 3), (4, 0)]) == range(5)
+    assert longest_run([(5, 5), (3, 0), (2, 2), (4, 4)]) == range(8, 14)
+    assert longest_run([(5, 5), (3, 2), (2, 2), (4, 4), (9, 2)]) == range(8, 16)
+
+
+@pytest.mark.parametrize(
+    ("times", "most", "count"),
+    [
+        ([0, 1, 2, 3], 2, 2),
+        ([0, 1, 2, 3], 0, 0),
+        ([0, 4, 2, 1, 3, 8, 6, 5, 7], 8, 5),
+        ([0, 4, 2, 1, 3, 8, 6, 5, 7], 4, 1),
+        ([5, 4, 3], 2, 0),
+        ([], 0, 0),
+    ],
+)
+def test_a_clean_cut_leaves_no_later_packet_to_show_earlier(times, most, count):
+    assert clean_cut(times, most) == count
+
+
+@pytest.mark.parametrize(
+    ("limit", "stated", "allowed"),
+    [("0", 50, 0), ("7", 50, 7), ("5%", 50, 2), ("2.5%", 1000, 25), ("100%", 50, 50), ("0%", 50, 0)],
+)
+def test_limit_is_a_number_or_a_percentage(limit, stated, allowed):
+    assert allowed_frames(limit, stated) == allowed
+
+
+@pytest.mark.parametrize("limit", ["", "%", "many", "-1", "1.5", "101%", "-1%", "nan%", "1/0%"])
+def test_other_limits_are_refused(limit):
+    with pytest.raises(UsageError, match="max_bad_frames"):
+        settings(limit)
+
+
+def test_profile_copy_refuses_the_option():
+    with pytest.raises(UsageError, match="copy"):
+        Settings(PROFILES["copy"], find_ffmpeg(), Limits(), 600.0, max_bad_frames="5%")
