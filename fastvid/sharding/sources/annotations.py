@@ -1,94 +1,111 @@
-"""Parse annotation files in common formats; pure functions from text to rows.
+"""Read annotation files in common formats. A row names a video, its class and any other columns.
 
-A row names a video, its class and any other columns. `fastvid.sharding.sources.sources` resolves names to files.
+`fastvid.sharding.sources.sources` resolves names to files. Any FILE may also be a URL in an object store or on the web.
 
-    csv:FILE       a table with a column ``path``, and ``label``, ``split``, ``start``, ``end`` or any other
-    json:FILE      the same as a list of objects
-    list:FILE      ``path label`` per line: SlowFast, VideoMAE, mmaction2; labels are integers or names
-    kinetics:FILE  label,youtube_id,time_start,time_end,split
-    ucf101:DIR     classInd.txt, trainlist01.txt, testlist01.txt ...; all splits at once
-    hmdb51:DIR     {class}_test_split1.txt ...; all splits at once
-    sthv2:DIR      labels.json, train.json, validation.json, test.json
-    diving48:PATH  a list of {vid_name, label} as JSON or CSV, or a folder with Diving48_V2_train.json and the others
+Tables, whose columns may be renamed, see `fastvid.sharding.sources.columns`:
+
+    csv:FILE       with the columns ``path``, and ``label``, ``labels``, ``split``, ``start``, ``end`` or any other
+    json:FILE      the same as a list of objects, or as an object of objects by path
+    jsonl:FILE     the same as one object per line
+    parquet:FILE   the same
+    hf:FILE        metadata.csv, .jsonl or .parquet of a Hugging Face dataset, with the column ``file_name``
+    list:FILE      ``path label`` per line: SlowFast, VideoMAE, mmaction2; labels are integers or names, one or several
+
+Data sets as published: `fastvid.sharding.sources.action_sets` and `CAPTION_SETS`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final
 
-from fastvid.errors import UsageError
-from fastvid.sharding.sources.rows import AnnotationRow, Annotations, check_rows, class_order
-from fastvid.sharding.sources.tables import FIRST_ROW, read_objects, read_rows, read_text_rows, seconds_of
+from fastvid.errors import StorageError, UsageError
+from fastvid.sharding.sources.action_sets import (
+    read_ava,
+    read_charades,
+    read_diving48,
+    read_hmdb51,
+    read_kinetics,
+    read_sthv2,
+    read_ucf101,
+)
+from fastvid.sharding.sources.annotation_file import AnnotationFile
+from fastvid.sharding.sources.columns import ENTRY, SEGMENTS, Columns, NumberedRecord, Record
+from fastvid.sharding.sources.rows import LABELS, AnnotationRow, Annotations, check_rows, class_order, label_list
+from fastvid.sharding.sources.tables import (
+    FIRST_ROW,
+    plain_value,
+    read_lines,
+    read_objects,
+    read_parquet,
+    read_rows,
+    seconds_of,
+)
+from fastvid.sharding.sources.video_names import SPLITS, VIDEO_SUFFIXES, split_of
 
-VIDEO_SUFFIXES: Final = frozenset(
-    {
-        ".3g2", ".3gp", ".264", ".265", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264", ".h265",
-        ".hevc", ".ivf", ".m1v", ".m2ts", ".m2v", ".m4s", ".m4v", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg",
-        ".mts", ".mxf", ".ogm", ".ogv", ".ts", ".vob", ".webm", ".wmv", ".y4m",
-    }
-)  # fmt: skip
-"""File name suffixes of videos, in lower case."""
-
-_WITH_HEADER: Final = frozenset({"csv", "kinetics"})
-_SPLITS: Final = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validate": "val",
-    "validation": "val",
-    "test": "test",
-}
-_TABLE_COLUMNS: Final = ("path", "label", "start", "end", "split")
+# Columns of tables that are text or lists even if they look like numbers.
+_TEXT_COLUMNS: Final = ("path", "label", LABELS, "start", "end", "split", SEGMENTS)
 _PATH_AND_LABEL: Final = re.compile(
     r"^(.*(?:" + "|".join(re.escape(suffix) for suffix in sorted(VIDEO_SUFFIXES)) + r"))(?:\s+(.*))?$", re.IGNORECASE
 )
 
+CAPTION_SETS: Final[Mapping[str, tuple[str, Columns]]] = {
+    # panda70m_training_full.csv and the others: videoID,url,timestamp,caption,matching_score and, since October 2024,
+    # desirable_filtering,shot_boundary_detection. Each but the first two is a list as Python prints it, with one item
+    # per clip; timestamp is [['0:00:08.475', '0:00:16.849'], ...].
+    "panda70m": (
+        "csv",
+        Columns(
+            {
+                "path": "videoID",
+                "segments": "timestamp",
+                "caption": "caption",
+                "matching_score": "matching_score",
+                "desirable_filtering": "desirable_filtering",
+                "shot_boundary_detection": "shot_boundary_detection",
+            },
+            frozenset({"matching_score", "desirable_filtering", "shot_boundary_detection"}),
+        ),
+    ),
+    # results_10M_train.csv: videoid,contentUrl,duration,page_dir,name. The file is page_dir/videoid.mp4.
+    "webvid": ("csv", Columns({"path": "videoid", "caption": "name"})),
+    # train.json, val_1.json, val_2.json: {"v_QOlSCBRmfWY": {"duration": 82.73, "timestamps": [[0.83, 19.86], ...],
+    # "sentences": ["A young woman is seen ...", ...]}, ...}.
+    "activitynet_captions": ("json", Columns({"path": ENTRY, "segments": "timestamps", "caption": "sentences"})),
+    # youcookii_annotations_trainval.json: {"database": {"GLd3aX16zBg": {"duration": 241.62, "subset": "training",
+    # "recipe_type": "113", "video_url": ..., "annotations": [{"segment": [90, 102], "id": 0, "sentence": ...}, ...]}}}.
+    "youcook2": (
+        "database",
+        Columns({"path": ENTRY, "split": "subset", "segments": "annotations", "caption": "sentence"}),
+    ),
+}
+"""Data sets with captions, as published: the form of the file, and its columns."""
 
-def split_of(name: str) -> str | None:
-    """Return the split that a name mentions, such as "train" for ``hmdb51_train_split_1.txt``."""
-    words = re.split(r"[^a-z]+", Path(name).stem.lower())
-    found = {_SPLITS[word] for word in words if word in _SPLITS}
-    return found.pop() if len(found) == 1 else None
 
-
-def read_annotations(specs: Sequence[str], class_names: Sequence[str] = ()) -> Annotations:
+def read_annotations(
+    specs: Sequence[str],
+    class_names: Sequence[str] = (),
+    *,
+    columns: str | Mapping[str, str] | None = None,
+) -> Annotations:
     """Read annotation files, given as on the command line.
 
     Args:
         specs: Each ``format:path``; several are concatenated, such as train and validation lists.
         class_names: Names for integer labels, in order.
+        columns: Names for the columns of tables, such as ``path=videoid,caption=text``, see `Columns`.
 
     Raises:
         UsageError: If a format is unknown, a file is missing or does not parse, or labels do not match class names.
+        StorageError: If a store does not deliver a file.
     """
+    mapping = Columns.parse(columns)
     rows: list[AnnotationRow] = []
     classes: list[str] = []
     for spec in specs:
-        kind, colon, path = spec.partition(":")
-        if not colon or kind not in _READERS:
-            raise UsageError(
-                f"unknown annotations {spec!r}",
-                hint=f"use FORMAT:PATH with one of the formats {', '.join(sorted(_READERS))}",
-            )
-        try:
-            part = _READERS[kind](Path(path))
-            check_rows(part.rows, FIRST_ROW if kind in _WITH_HEADER else 1)
-        except OSError as error:
-            raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or path) from error
-        except UsageError as error:
-            raise UsageError(error.message, hint=error.hint, **{"file": path, **error.where}) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(f"annotations do not parse as {kind}: {error!r}", file=path) from error
-        if not part.rows:
-            raise UsageError("annotations name no video", file=path)
-        unknown = {row.label for row in part.rows if row.label is not None} - set(part.classes)
-        if unknown:
-            raise UsageError(f"class {min(unknown)!r} is not in the list of classes", file=path)
+        part = _read(spec, mapping)
         rows += part.rows
         # If the class names of each file are sorted, sort those of all files together.
         ordered = classes == sorted(classes) and list(part.classes) == sorted(part.classes)
@@ -97,224 +114,162 @@ def read_annotations(specs: Sequence[str], class_names: Sequence[str] = ()) -> A
     return _named(rows, classes, class_names)
 
 
+def read_table(file: AnnotationFile, form: str, columns: Columns) -> list[NumberedRecord]:
+    """Return the rows of a table by column, with renamed columns and one row per segment.
+
+    Args:
+        file: The table.
+        form: "csv", "json", "jsonl" or "parquet"; "database" for a JSON object whose field ``database`` has the rows.
+        columns: Names for its columns.
+
+    Raises:
+        UsageError: If the table does not parse.
+    """
+    records: Sequence[NumberedRecord]
+    if form == "csv":
+        text_columns = {columns.source_of(name) for name in ("key", *_TEXT_COLUMNS)}
+        records = list(enumerate(read_rows(file.text(), text_columns=text_columns), FIRST_ROW))
+    elif form == "parquet":
+        records = read_parquet(file.read())
+    elif form == "jsonl":
+        records = read_lines(file.text())
+    else:
+        records = read_objects(file.text(), "database" if form == "database" else None)
+    return columns.rows(records)
+
+
 def parse_list(text: str, split: str | None = None) -> Annotations:
     """Parse ``path label`` lines.
 
     Paths may contain spaces; several integers are the labels of a multi-label dataset. The path ends at the first of
     these that applies: a tab or ``::`` if every line has one, a video suffix, the last space.
     """
-    lines = [line.strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("#")]
-    pairs = [_split_line(line, _separator(lines)) for line in lines]
+    numbered = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    numbered = [(number, line) for number, line in numbered if line and not line.startswith("#")]
+    separator = _separator([line for _, line in numbered])
     columns = {} if split is None else {"split": split}
     rows = []
-    for path, label in pairs:
+    for number, line in numbered:
+        path, label = _split_line(line, separator)
         numbers = label.split()
-        if len(numbers) > 1 and all(number.isdigit() for number in numbers):
-            rows.append(AnnotationRow(path, None, {**columns, "labels": " ".join(numbers)}))
+        if len(numbers) > 1 and all(part.isdigit() for part in numbers):
+            rows.append(AnnotationRow(path, None, {**columns, LABELS: label_list(numbers)}, number=number))
         else:
-            rows.append(AnnotationRow(path, label or None, columns))
+            rows.append(AnnotationRow(path, label or None, columns, number=number))
+    if any(LABELS in row.columns for row in rows):
+        # One integer on a line of a multi-label list is a list of one.
+        rows = [_several(row) for row in rows]
     return Annotations(tuple(rows), class_order(rows))
 
 
-def parse_csv(text: str) -> Annotations:
-    """Parse a table with ``path`` and optional ``label``, ``split``, ``start`` and ``end`` (seconds).
-
-    Other columns are kept, as numbers if all their values are numbers.
-    """
-    return _table(read_rows(text, text_columns=_TABLE_COLUMNS), first=FIRST_ROW)
+def _several(row: AnnotationRow) -> AnnotationRow:
+    if row.label is None:
+        return row
+    return AnnotationRow(row.name, None, {**row.columns, LABELS: [row.label]}, number=row.number)
 
 
-def parse_json(text: str, split: str | None = None) -> Annotations:
-    """Parse a list of objects whose fields are `parse_csv`'s columns; nested values stay JSON text."""
-    return _table(read_objects(text), split)
-
-
-def parse_diving48(text: str, vocabulary: str | None = None, split: str | None = None) -> Annotations:
-    """Parse Diving48's list of ``{vid_name, label, start_frame, end_frame}``, as JSON or CSV.
-
-    Args:
-        text: The list.
-        vocabulary: ``Diving48_vocab.json``: for each label its words, such as ``["Back", "15som", "05Twis", "FREE"]``.
-        split: Split of all rows; the file itself has none.
-    """
-    records = read_objects(text) if text.lstrip().startswith("[") else read_rows(text, text_columns=("vid_name",))
-    names = [] if vocabulary is None else ["_".join(words) for words in json.loads(vocabulary)]
-    rows = []
-    for record in records:
-        fields = dict(record)
-        name, label = str(fields.pop("vid_name")), fields.pop("label", None)
-        if label is not None and names:
-            if not 0 <= int(label) < len(names):
-                raise UsageError(f"label {label} of {name!r} is not in the vocabulary of {len(names)} labels")
-            label = names[int(label)]
-        columns = fields if split is None else fields | {"split": split}
-        rows.append(AnnotationRow(name, None if label is None else str(label), columns))
-    return Annotations(tuple(rows), tuple(names) or class_order(rows))
-
-
-def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
-    """Parse the official Kinetics CSVs. Test files may have no labels; other columns are kept.
-
-    Args:
-        text: The table.
-        split_name: Split of files without a column ``split``.
-    """
-    rows = []
-    for number, record in enumerate(read_text_rows(text), FIRST_ROW):
-        video = record.pop("youtube_id")
-        start, end = (seconds_of(record.pop(name), name, number) for name in ("time_start", "time_end"))
-        if start is None or end is None:
-            raise UsageError("time_start or time_end is empty", row=number, hint="give both in seconds")
-        label = record.pop("label", None)
-        split = record.pop("split", None) or split_name
-        columns = {**record, "split": _SPLITS.get(split or "", split)}
-        rows.append(
-            AnnotationRow(f"{video}_{int(start):06d}_{int(end):06d}", label or None, columns, start, end, video)
+def _read(spec: str, mapping: Columns) -> Annotations:
+    """Read one file."""
+    kind, colon, path = spec.partition(":")
+    if not colon or kind not in FORMATS:
+        raise UsageError(
+            f"unknown annotations {spec!r}", hint=f"use FORMAT:PATH with one of the formats {', '.join(FORMATS)}"
         )
-    return Annotations(tuple(rows), class_order(rows, FIRST_ROW))
-
-
-def parse_ucf101(class_index: str, lists: Mapping[str, str]) -> Annotations:
-    """Parse the split files of UCF101.
-
-    Args:
-        class_index: ``classInd.txt``: a number from 1 and a class name per line.
-        lists: Text of ``trainlist01.txt`` and the others by file name. Test lists have no label: the folder is the
-            class.
-    """
-    numbered = [line.split() for line in class_index.splitlines() if line.strip()]
-    classes = tuple(name for _, name in sorted((int(number), name) for number, name in numbered))
-    splits: dict[str, dict[str, str]] = {}
-    for name, text in sorted(lists.items()):
-        matched = re.fullmatch(r"(train|test)list0?(\d+)\.txt", name)
-        if matched is None:
-            continue
-        for line in text.splitlines():
-            if line.strip():
-                splits.setdefault(line.split()[0], {})[f"split{matched[2]}"] = matched[1]
-    rows = tuple(AnnotationRow(path, path.split("/")[0], columns) for path, columns in sorted(splits.items()))
-    return Annotations(rows, classes)
-
-
-def parse_hmdb51(lists: Mapping[str, str]) -> Annotations:
-    """Parse HMDB51's ``{class}_test_split{n}.txt`` by file name; 1 is train, 2 test, 0 neither."""
-    meaning = {"0": "unused", "1": "train", "2": "test"}
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for name, text in sorted(lists.items()):
-        matched = re.fullmatch(r"(.+)_test_split(\d+)\.txt", name)
-        if matched is None:
-            continue
-        for line in text.splitlines():
-            if line.strip():
-                video, use = line.strip().rsplit(None, 1)
-                found.setdefault((matched[1], video), {})[f"split{matched[2]}"] = meaning[use]
-    rows = tuple(AnnotationRow(f"{label}/{video}", label, columns) for (label, video), columns in sorted(found.items()))
-    return Annotations(rows, tuple(sorted({label for label, _ in found})))
-
-
-def parse_sthv2(labels: str, splits: Mapping[str, str]) -> Annotations:
-    """Parse Something-Something v2: ``labels.json``, and the text of each split's JSON by split name."""
-    index = {name: int(number) for name, number in json.loads(labels).items()}
-    rows = []
-    for split, text in sorted(splits.items()):
-        for record in json.loads(text):
-            template = record.get("template")
-            # Templates have brackets, the label list has none.
-            label = None if template is None else template.replace("[", "").replace("]", "")
-            if label is not None and label not in index:
-                raise UsageError(f"template {template!r} is not in labels.json", hint="use files of the same release")
-            columns = {"split": split, "caption": record.get("label"), "placeholders": record.get("placeholders")}
-            rows.append(AnnotationRow(str(record["id"]), label, columns))
-    return Annotations(tuple(rows), tuple(sorted(index, key=lambda name: index[name])))
-
-
-def _read_list(path: Path) -> Annotations:
-    return parse_list(_text(path), split_of(path.name))
-
-
-def _read_csv(path: Path) -> Annotations:
-    return parse_csv(_text(path))
-
-
-def _read_json(path: Path) -> Annotations:
-    return parse_json(_text(path), split_of(path.name))
-
-
-def _read_diving48(path: Path) -> Annotations:
-    # Prefer Diving48_V2_train.json, which has corrected labels, to Diving48_train.json.
-    files = [path]
-    if path.is_dir():
-        lists = sorted(file for file in path.iterdir() if file.suffix in (".json", ".csv") and split_of(file.name))
-        newest = [file for file in lists if "_v2_" in file.name.lower()]
-        files = newest or lists
-    folder = path if path.is_dir() else path.parent
-    vocabulary = next((file for file in sorted(folder.glob("*vocab*.json")) if file not in files), None)
-    words = None if vocabulary is None else _text(vocabulary)
-    parts = [parse_diving48(_text(file), words, split_of(file.name)) for file in files]
-    rows = tuple(row for part in parts for row in part.rows)
-    longest = max((part.classes for part in parts), key=len, default=())
-    return Annotations(rows, longest if words is not None else class_order(rows))
-
-
-def _read_kinetics(path: Path) -> Annotations:
-    return parse_kinetics(_text(path), split_of(path.name))
-
-
-def _read_ucf101(path: Path) -> Annotations:
-    return parse_ucf101(_text(path / "classInd.txt"), {file.name: _text(file) for file in path.glob("*list*.txt")})
-
-
-def _read_hmdb51(path: Path) -> Annotations:
-    return parse_hmdb51({file.name: _text(file) for file in path.glob("*_test_split*.txt")})
-
-
-def _read_sthv2(path: Path) -> Annotations:
-    # The files were published with and without the dataset's name as a prefix.
-    def find(name: str) -> Path | None:
-        return next(
-            (file for file in (path / f"{name}.json", path / f"something-something-v2-{name}.json") if file.exists()),
-            None,
+    if mapping.sources and kind not in _TABLES:
+        raise UsageError(
+            f"columns of {kind!r} cannot be renamed", file=path, hint=f"use one of the tables {', '.join(_TABLES)}"
         )
+    file = AnnotationFile(path)
+    try:
+        if kind in _READERS:
+            part = _READERS[kind](file)
+        elif kind in CAPTION_SETS:
+            part = _table(file, *CAPTION_SETS[kind])
+        elif kind == "hf":
+            table = _metadata(file)
+            part = _table(table, _form(table), Columns({"path": "file_name", **mapping.sources}))
+        else:
+            part = _table(file, kind, mapping)
+        check_rows(part.rows)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or path) from error
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint, **{"file": path, **error.where}) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"annotations do not parse as {kind}: {error!r}", file=path, hint="compare the file with the format"
+        ) from error
+    if not part.rows:
+        raise UsageError("annotations name no video", file=path)
+    known = set(part.classes)
+    for row in part.rows:
+        if unknown := next((name for name in row.class_names if name not in known), None):
+            raise UsageError(f"class {unknown!r} is not in the list of classes", file=path, **row.where)
+    return part
 
-    labels = find("labels")
-    if labels is None:
-        raise UsageError("no labels.json in the folder", file=path)
-    splits = {split: find(name) for split, name in (("train", "train"), ("val", "validation"), ("test", "test"))}
-    return parse_sthv2(_text(labels), {split: _text(file) for split, file in splits.items() if file is not None})
+
+def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
+    """Return the rows of a table; the split of rows without one is that of the file's name."""
+    records = read_table(file, form, columns)
+    if not any("path" in record for _, record in records):
+        records = [(number, {"path": record.pop(ENTRY, None), **record}) for number, record in records]
+    if records and not any(record["path"] is not None for _, record in records if "path" in record):
+        names = ", ".join(name for name in records[0][1] if name != "path")
+        raise UsageError(
+            "table has no column path", hint=f"name one of the columns {names} in --columns, such as path=COLUMN"
+        )
+    rows = [_row(number, record, split_of(file.name)) for number, record in records]
+    return Annotations(tuple(rows), class_order(rows))
 
 
-_READERS: Final[Mapping[str, Callable[[Path], Annotations]]] = {
-    "csv": _read_csv,
-    "diving48": _read_diving48,
-    "hmdb51": _read_hmdb51,
-    "json": _read_json,
-    "kinetics": _read_kinetics,
-    "list": _read_list,
-    "sthv2": _read_sthv2,
-    "ucf101": _read_ucf101,
-}
+def _row(number: int, record: Record, split: str | None) -> AnnotationRow:
+    path = record.get("path")
+    if not isinstance(path, str) or not path:
+        raise UsageError("row has no text in the column path", row=number, column="path", hint="name the video there")
+    columns: dict[str, Any] = {}
+    for name, value in record.items():
+        try:
+            if name == LABELS:
+                several = label_list(value)
+                columns |= {} if several is None else {LABELS: several}
+            elif name not in _TEXT_COLUMNS:
+                columns[name] = plain_value(value)
+        except UsageError as error:
+            raise UsageError(error.message, hint=error.hint, **{"row": number, "column": name, **error.where}) from None
+    named = record.get("split") or split
+    if named:
+        columns["split"] = SPLITS.get(named, named) if isinstance(named, str) else plain_value(named)
+    label = record.get("label")
+    if isinstance(label, list | dict):
+        raise UsageError(
+            f"label is {label!r}", row=number, column="label", hint="put several labels into a column labels"
+        )
+    start, end = (seconds_of(record.get(name), name, number) for name in ("start", "end"))
+    return AnnotationRow(path, None if label in (None, "") else str(label), columns, start, end, number=number)
 
 
-def _text(path: Path) -> str:
-    # File names in lists may contain any bytes; os.listdir decodes names in the same way.
-    return path.read_bytes().decode("utf-8-sig", "surrogateescape")
+def _metadata(file: AnnotationFile) -> AnnotationFile:
+    """Return the metadata file of a folder, or the file itself."""
+    if not file.is_folder:
+        return file
+    found = next((one for one in file.files() if one.name.startswith("metadata.") and one.suffix[1:] in _FORMS), None)
+    if found is None:
+        raise UsageError("folder has no metadata.csv, metadata.jsonl or metadata.parquet", file=file.place)
+    return found
 
 
-def _table(records: Sequence[Mapping[str, Any]], split: str | None = None, *, first: int = 1) -> Annotations:
-    rows = []
-    for number, record in enumerate(records, first):
-        if not isinstance(record.get("path"), str):
-            if "path" not in records[0]:
-                raise UsageError("table has no column path", hint=f"rename one of the columns {', '.join(records[0])}")
-            raise UsageError("row has no text in the column path", row=number, hint="name the video there")
-        columns = {name: value for name, value in record.items() if name not in _TABLE_COLUMNS}
-        if record.get("split") or split:
-            columns["split"] = record.get("split") or split
-        label = record.get("label")
-        start, end = (seconds_of(record.get(name), name, number) for name in ("start", "end"))
-        rows.append(AnnotationRow(record["path"], None if label in (None, "") else str(label), columns, start, end))
-    return Annotations(tuple(rows), class_order(rows, first))
+def _form(file: AnnotationFile) -> str:
+    """Return the form of a table by the ending of its name.
+
+    Raises:
+        UsageError: If the ending is another.
+    """
+    form = file.suffix[1:]
+    if form not in _FORMS:
+        raise UsageError(f"unknown ending of {file.name!r}", hint=f"use one of {', '.join(_FORMS)}")
+    return form
 
 
 def _separator(lines: Sequence[str]) -> str | None:
@@ -344,7 +299,7 @@ def _named(rows: Sequence[AnnotationRow], classes: Sequence[str], class_names: S
         if len(class_names) < len(classes):
             raise UsageError(f"label {len(classes) - 1} has no name: there are only {len(class_names)} class names")
         rows = [_relabelled(row, class_names) for row in rows]
-    unknown = sorted({row.label for row in rows if row.label is not None} - set(class_names))
+    unknown = sorted({name for row in rows for name in row.class_names} - set(class_names))
     if unknown:
         raise UsageError(f"class {unknown[0]!r} is not one of the {len(class_names)} class names")
     return Annotations(tuple(rows), tuple(class_names))
@@ -352,4 +307,21 @@ def _named(rows: Sequence[AnnotationRow], classes: Sequence[str], class_names: S
 
 def _relabelled(row: AnnotationRow, names: Sequence[str]) -> AnnotationRow:
     label = None if row.label is None else names[int(row.label)]
-    return AnnotationRow(row.name, label, row.columns, row.start, row.end, row.whole_name)
+    several = {LABELS: [names[int(number)] for number in row.columns[LABELS]]} if row.columns.get(LABELS) else {}
+    return replace(row, label=label, columns={**row.columns, **several})
+
+
+_FORMS: Final = ("csv", "json", "jsonl", "parquet")
+_TABLES: Final = (*_FORMS, "hf")
+_READERS: Final[Mapping[str, Callable[[AnnotationFile], Annotations]]] = {
+    "ava": read_ava,
+    "charades": read_charades,
+    "diving48": read_diving48,
+    "hmdb51": read_hmdb51,
+    "kinetics": read_kinetics,
+    "list": lambda file: parse_list(file.text(), split_of(file.name)),
+    "sthv2": read_sthv2,
+    "ucf101": read_ucf101,
+}
+FORMATS: Final = tuple(sorted({*_TABLES, *_READERS, *CAPTION_SETS}))
+"""The names of all formats."""

@@ -1,53 +1,78 @@
-"""Carry the annotations of a dataset along when its tars are sources of another job."""
+"""Take the samples of datasets as sources of another job, with their annotations: keys, labels, captions, splits."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS
-from fastvid.sharding.sources.tars import TarSample
+from fastvid.sharding.sources.listing import decode_name
+from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.storage import open_storage
+from fastvid.storage.urls import is_remote
 
 
-@dataclass(frozen=True, slots=True)
-class SourceDataset:
-    """A dataset that is re-encoded.
-
-    Attributes:
-        classes: Its class names, ordered by label.
-        tars: File names of its shards.
-        rows: Annotations of its samples by key; removed samples are left out.
-    """
-
-    classes: tuple[str, ...]
-    tars: frozenset[str]
-    rows: dict[str, dict[str, Any]]
-
-    def annotate(self, samples: Sequence[TarSample]) -> list[TarSample]:
-        """Return the samples of one of its tars with their annotations instead of the facts in their JSON."""
-        return [self._annotated(sample, self.rows[sample.name]) for sample in samples if sample.name in self.rows]
-
-    def _annotated(self, sample: TarSample, row: dict[str, Any]) -> TarSample:
-        columns = {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS | FACT_FIELDS}
-        # Samples of one video stay together, although each is now a source.
-        columns["parent"] = row.get("parent") or row["source_id"]
-        label = None if row["label"] is None else self.classes[row["label"]]
-        return replace(sample, columns=columns, label=label, notes=())
+def is_dataset(root: str) -> bool:
+    """Return whether a folder, local or in an object store, contains a dataset."""
+    if is_remote(root):
+        return root.startswith(("s3://", "gs://")) and open_storage(root).exists(DATASET_JSON)
+    return os.path.isfile(os.path.join(root, DATASET_JSON))
 
 
-def read_source_dataset(folder: str) -> SourceDataset | None:
-    """Return the dataset in a local folder; None if there is none.
+def dataset_sources(roots: Sequence[str]) -> SourceList:
+    """Return the samples of datasets as sources. Removed samples are left out; all classes are kept, in order.
+
+    The columns of a source are its annotations, except facts of the old video; ``parent`` names the file that the
+    sample was made from, so that samples of one file stay together. Its key is that of the sample.
 
     Raises:
-        FastvidError: If it is damaged.
+        UsageError: If two datasets have a sample of the same key.
+        FastvidError: If a dataset is damaged.
     """
-    storage = open_storage(folder)
-    if not storage.exists(DATASET_JSON):
-        return None
-    dataset = Dataset(folder)
-    tars = frozenset(f"{shard.name}.tar" for shard in dataset.generation.shards)
-    rows = {row["key"]: row for row in dataset.annotations.to_pylist() if not row["removed"]}
-    return SourceDataset(dataset.classes, tars, rows)
+    sources: dict[str, Source] = {}
+    classes: dict[str, None] = {}
+    for root in roots:
+        dataset = Dataset(root)
+        labels = [label for label in dataset.labels.tolist() if label >= 0]
+        names = dataset.classes or tuple(map(str, range(max(labels, default=-1) + 1)))
+        classes |= dict.fromkeys(names)
+        for source in _sources(dataset, names):
+            if sources.setdefault(source.id, source) is not source:
+                raise UsageError(
+                    f"key {source.key!r} is in two of the datasets",
+                    file=root,
+                    hint="make one dataset of them with `fastvid merge --prefix` first",
+                )
+    return SourceList(tuple(sources[name] for name in sorted(sources)), tuple(classes), {})
+
+
+def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
+    found = []
+    url = dataset.storage.url
+    rows = dataset.annotations.take(dataset.rows).to_pylist()
+    for row, index, at in zip(rows, *(part.tolist() for part in dataset.locate(range(len(rows)))), strict=True):
+        shard = dataset.shard(index)
+        path = f"{url}/{shard.tar}"
+        member = shard.member(at)
+        found.append(
+            Source(
+                decode_name(row["key"]),
+                path if is_remote(url) else os.path.abspath(path),
+                member[1],
+                None if row["label"] is None else names[row["label"]],
+                _columns(row),
+                member=member,
+                sound=shard.audio_member(at),
+                key=row["key"],
+            )
+        )
+    return found
+
+
+def _columns(row: dict[str, Any]) -> dict[str, Any]:
+    columns = {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS | FACT_FIELDS}
+    columns["parent"] = row.get("parent") or row["source_id"]
+    return columns

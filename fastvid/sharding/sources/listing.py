@@ -13,7 +13,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
+from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fastvid.errors import UsageError
+from fastvid.sharding.sources.columns import as_list
 
 MAX_LABEL: Final = 999_999
 """Largest integer label; all up to the largest one are classes."""
+LABELS: Final = "labels"
+"""The column with several class names per video; `MultiHot` reads it."""
 RESERVED: Final = "__"
 """How the columns begin that fastvid computes when it reads annotations."""
 
@@ -25,6 +28,9 @@ class AnnotationRow:
         start: Start of the clip in seconds; None for the start of the file.
         end: End of the clip in seconds; None for the end of the file.
         whole_name: Name of the uncut video that `start` and `end` refer to, if `name` is the name of a trimmed file.
+        number: Line or row of the file, from 1; 0 if unknown.
+
+    Several labels are a list of class names in the column ``labels``.
     """
 
     name: str
@@ -33,6 +39,17 @@ class AnnotationRow:
     start: float | None = None
     end: float | None = None
     whole_name: str | None = None
+    number: int = field(default=0, compare=False)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Its label and labels."""
+        return class_names(self.label, self.columns)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Where it is in its file, for errors."""
+        return {"row": self.number} if self.number else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +60,53 @@ class Annotations:
     classes: tuple[str, ...]
 
 
-def class_order(rows: Sequence[AnnotationRow], first: int = 1) -> tuple[str, ...]:
-    """Return classes in label order: integers up to the largest one, or sorted names.
+def class_names(label: str | None, columns: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes of a video: its label, and those in the column ``labels``."""
+    return (*(() if label is None else (label,)), *(columns.get(LABELS) or ()))
+
+
+def label_list(value: Any) -> list[str] | None:
+    """Return several labels as a list of class names, each once; None if there is no value.
 
     Args:
-        rows: The rows.
-        first: Line of the first row.
+        value: A list of names or numbers, the same as text in JSON or Python, or names separated by semicolons.
+
+    Raises:
+        UsageError: If it is anything else.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    found = as_list(value)
+    if found is None and isinstance(value, str):
+        found = [part.strip() for part in value.split(";") if part.strip()]
+    elif found is None and isinstance(value, int) and not isinstance(value, bool):
+        found = [value]
+    if found is None or not all(isinstance(part, str | int) and not isinstance(part, bool) for part in found):
+        raise UsageError(
+            f"labels are {value!r}", column=LABELS, hint='give a list of class names, or text such as "jump;run"'
+        )
+    return list(dict.fromkeys(map(str, found)))
+
+
+def class_order(rows: Sequence[AnnotationRow]) -> tuple[str, ...]:
+    """Return the classes of all rows in label order: integers up to the largest one, or sorted names.
 
     Raises:
         UsageError: If an integer is too large to be a label.
     """
-    found = {row.label for row in rows if row.label is not None}
-    if not found or not all(label.isdecimal() and label.isascii() for label in found):
+    found = {name for row in rows for name in row.class_names}
+    if not found or not all(name.isdecimal() and name.isascii() for name in found):
         return tuple(sorted(found))
-    for number, row in enumerate(rows, first):
-        if row.label is not None and (len(row.label) > len(str(MAX_LABEL)) or int(row.label) > MAX_LABEL):
-            raise UsageError(f"label {row.label} is larger than {MAX_LABEL}", row=number, hint="number classes from 0")
+    for row in rows:
+        for name in row.class_names:
+            if len(name) > len(str(MAX_LABEL)) or int(name) > MAX_LABEL:
+                raise UsageError(f"label {name} is larger than {MAX_LABEL}", hint="number classes from 0", **row.where)
     return tuple(str(number) for number in range(max(map(int, found)) + 1))
 
 
-def check_rows(rows: Sequence[AnnotationRow], first: int) -> None:
+def check_rows(rows: Sequence[AnnotationRow]) -> None:
     """Raise a UsageError for the first row with a value that cannot be stored."""
-    for number, row in enumerate(rows, first):
+    for row in rows:
         for name, value in (("label", row.label), *row.columns.items()):
             if name.startswith(RESERVED):
                 raise UsageError(
@@ -73,7 +115,7 @@ def check_rows(rows: Sequence[AnnotationRow], first: int) -> None:
             for text in (name, *(value if isinstance(value, list) else [value])):
                 if isinstance(text, str) and not _is_unicode(text):
                     raise UsageError(
-                        f"column {name!r} is not UTF-8: {text!r}", row=number, hint="save the file as UTF-8"
+                        f"column {name!r} is not UTF-8: {text!r}", hint="save the file as UTF-8", **row.where
                     )
 
 

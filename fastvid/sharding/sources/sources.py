@@ -13,9 +13,9 @@ from typing import Any, Final
 from fastvid.errors import UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES, split_of
 from fastvid.sharding.sources.listing import SourceFile, decode_name, encode_name, file_at, find_files, public_path
-from fastvid.sharding.sources.rows import AnnotationRow, Annotations
+from fastvid.sharding.sources.rows import AnnotationRow, Annotations, class_names
+from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES, split_of
 from fastvid.storage.urls import is_remote
 
 __all__ = ["Source", "SourceList", "assign_keys", "decode_name", "encode_name", "find_sources", "public_path"]
@@ -39,6 +39,7 @@ class Source:
         start: Start of the clip in seconds; None for the start of the file.
         end: End of the clip in seconds; None for the end of the file.
         member: Byte offset and size of the video if `path` is a tar.
+        sound: Byte offset and size of the M4A with its sound if that is another member of the tar.
         problem: Reason and message if it cannot be read; None otherwise.
         key: Name of its samples in the shards.
         tag: The store's tag of its version (ETag) when it was listed, if any; another version is another source.
@@ -53,10 +54,21 @@ class Source:
     start: float | None = None
     end: float | None = None
     member: tuple[int, int] | None = None
+    sound: tuple[int, int] | None = None
     problem: tuple[Reason, str] | None = None
     key: str = ""
     tag: str | None = None
     parent: str | None = None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Its label, and its classes in the column ``labels``."""
+        return class_names(self.label, self.columns)
+
+    def below(self, folder: str) -> Source:
+        """Return the same source with another name: in a folder, like the file that it is a clip of."""
+        parent = None if self.parent is None else f"{folder}/{self.parent}"
+        return replace(self, id=f"{folder}/{self.id}", parent=parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +124,11 @@ def find_sources(
 def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     """Assign every source a valid key that does not depend on the order of sources.
 
-    A key is the id without its suffix if that is valid, else the closest valid form plus a hash of the id. Keys are
-    unique, and no key is a folder of another, because the parts of a long video are named below its key.
+    A key is the id without its suffix, with an underscore for every character that a key cannot contain; that of a clip
+    ends with its bounds in milliseconds, such as ``film_00003200_00005700``: in a tar's listing the clips of a film
+    follow each other in time, and no dot is in the key, at which webdataset would split it. If two ids have one such
+    form, the one that needed no change keeps it, and the others get a hash of the id. Keys are unique, and no key is a
+    folder of another, because the parts of a long video are named below its key.
 
     Raises:
         UsageError: If there is a duplicate id.
@@ -122,25 +137,25 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     duplicate = next((name for name, count in counts.items() if count > 1), None)
     if duplicate is not None:
         raise UsageError(f"duplicate source {encode_name(duplicate)!r}")
-    plain = {source.id: _plain_key(source.id) for source in sources}
+    plain = {source.id: _plain_key(source) for source in sources}
     wanted = Counter(plain.values())
+    unchanged = Counter(key for name, key in plain.items() if key == _stem(name))
     folders = {key[:cut] for key in wanted for cut in range(len(key)) if key[cut] == "/"}
-    keys: dict[str, str] = {}
-    taken: set[str] = set()
-    for name in sorted(plain):
-        key = plain[name]
-        if wanted[key] == 1 and key not in folders and key == _stem(name) and len(key) <= MAX_SOURCE_KEY_BYTES:
-            keys[name] = key
-            taken.add(key)
-    for name in sorted(plain):
-        if name not in keys:
-            digits = _HASH_DIGITS
+
+    def is_free(name: str, key: str) -> bool:
+        alone = wanted[key] == 1 or (unchanged[key] == 1 and key == _stem(name))
+        return alone and key not in folders and len(key) <= MAX_SOURCE_KEY_BYTES
+
+    keys = {name: key for name, key in plain.items() if is_free(name, key)}
+    taken = set(keys.values())
+    for name in sorted(plain.keys() - keys.keys()):
+        digits = _HASH_DIGITS
+        key = _hashed(plain[name], name, digits)
+        while key in taken or key in folders:
+            digits += 1
             key = _hashed(plain[name], name, digits)
-            while key in taken or key in folders:
-                digits += 1
-                key = _hashed(plain[name], name, digits)
-            keys[name] = key
-            taken.add(key)
+        keys[name] = key
+        taken.add(key)
     return tuple(replace(source, key=keys[source.id]) for source in sources)
 
 
@@ -249,7 +264,7 @@ def _annotated(row: AnnotationRow, file: SourceFile | None, start: float | None,
     name, parent = file.id, None
     if start is not None or end is not None:
         parent = file.id
-        name = f"{name}#{_seconds(start)}-{_seconds(end)}"
+        name = f"{name}#{seconds_text(start)}-{seconds_text(end)}"
     return Source(
         name,
         file.path,
@@ -264,7 +279,7 @@ def _annotated(row: AnnotationRow, file: SourceFile | None, start: float | None,
     )
 
 
-def _seconds(time: float | None) -> str:
+def seconds_text(time: float | None) -> str:
     """Return a time as text from which exactly this time can be read."""
     if time is None:
         return ""
@@ -277,11 +292,19 @@ def _stem(name: str) -> str:
     return root if suffix.lower() in VIDEO_SUFFIXES else name
 
 
-def _plain_key(name: str) -> str:
+def _plain_key(source: Source) -> str:
     """Return the closest valid key; it may not be unique."""
-    key = re.sub(r"[^A-Za-z0-9_/-]", "_", _stem(name)).strip("/")
+    name = _stem(source.id)
+    if source.parent is not None and source.id.startswith(f"{source.parent}#"):
+        name = "_".join((_stem(source.parent), _milliseconds(source.start or 0), _milliseconds(source.end)))
+    key = re.sub(r"[^A-Za-z0-9_/-]", "_", name).strip("/")
     key = re.sub(r"/{2,}", "/", key) or "_"
     return key if KEY_PATTERN.match(key) else f"_{key[1:]}"
+
+
+def _milliseconds(time: float | None) -> str:
+    """Return a bound of a clip in milliseconds, eight digits (27 hours) so that clips sort by time; "end" for None."""
+    return "end" if time is None else f"{round(1000 * time):08d}"
 
 
 def _hashed(key: str, name: str, digits: int) -> str:

@@ -6,21 +6,23 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
-from fastvid.sharding.sources.rows import MAX_LABEL, RESERVED
+from fastvid.runtime.units import things
+from fastvid.sharding.sources.rows import LABELS, MAX_LABEL, RESERVED
 from fastvid.sharding.sources.sources import Source, assign_keys
 from fastvid.sharding.sources.tables import plain_value
+from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
 from fastvid.storage.urls import is_remote
 
 _TEXTS: Final = {"txt": "caption", "text": "caption", "caption": "caption"}
 _LABELS: Final = ("cls", "cls.txt", "label")
+_Tar = TypeVar("_Tar", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,12 @@ class TarSample:
     columns: Mapping[str, Any] = field(default_factory=dict)
     label: str | int | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str | int, ...]:
+        """Its classes, names or numbers: its label, and those in the column ``labels``."""
+        several = tuple(_several(self.columns))
+        return several if self.label is None else (self.label, *several)
 
 
 def find_tars(sources: Sequence[str]) -> list[str]:
@@ -118,7 +126,11 @@ def _sample(view: memoryview, name: str, members: Sequence[TarMember]) -> TarSam
             if suffix in _TEXTS:
                 columns[_TEXTS[suffix]] = text.strip()
             elif suffix in _LABELS:
-                label = _label(text.strip())
+                numbers = text.split()
+                if len(numbers) > 1 and all(isinstance(_label(number), int) for number in numbers):
+                    columns[LABELS] = numbers
+                else:
+                    label = _label(text.strip())
             else:
                 columns |= _fields(json.loads(text))
         except (ValueError, RecursionError) as error:
@@ -145,6 +157,9 @@ def _fields(record: Any) -> dict[str, Any]:
         raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
     for name, value in record.items():
+        if name == LABELS and isinstance(value, list) and all(type(part) in (str, int) for part in value):
+            columns[LABELS] = list(map(str, value))
+            continue
         plain = json.dumps(value) if isinstance(value, list) else plain_value(value)
         if isinstance(plain, float) and not math.isfinite(plain):
             plain = json.dumps(plain)
@@ -154,6 +169,49 @@ def _fields(record: Any) -> dict[str, Any]:
         )
         columns[f"source_{name}" if name.startswith(RESERVED) else name] = plain
     return columns
+
+
+def name_classes(
+    tars: Mapping[_Tar, Sequence[TarSample]], class_names: Sequence[str]
+) -> tuple[tuple[str, ...], dict[_Tar, list[TarSample]]]:
+    """Return the classes of all samples, and the samples of each tar with class names for label and ``labels``.
+
+    Without class names, classes are the numbers up to the largest one, or if there are names, all labels in order.
+
+    Raises:
+        UsageError: If a number has no class name, or a name is not among the class names.
+    """
+    found = [label for samples in tars.values() for sample in samples for label in sample.class_names]
+    numbers = [label for label in found if isinstance(label, int)]
+    by_number = bool(found) and len(numbers) == len(found)
+    if by_number and class_names and max(numbers) >= len(class_names):
+        raise UsageError(
+            f"label {max(numbers)} has no name: there are {things(len(class_names), 'class name')}",
+            hint="give a name per line, beginning with that of label 0",
+        )
+    names = {label: str(label) for label in found}
+    classes = tuple(class_names) or tuple(sorted(set(names.values())))
+    if by_number:
+        classes = tuple(class_names) or tuple(map(str, range(max(numbers) + 1)))
+        names = {number: classes[number] for number in numbers}
+    unknown = set(names.values()) - set(classes)
+    if unknown:
+        raise UsageError(
+            f"label {min(unknown)!r} is not one of the {things(len(classes), 'class name')}",
+            hint="add it to the class names",
+        )
+    return classes, {tar: [_named(sample, names) for sample in samples] for tar, samples in tars.items()}
+
+
+def _named(sample: TarSample, names: Mapping[str | int, str]) -> TarSample:
+    columns = dict(sample.columns)
+    if columns.get(LABELS):
+        columns[LABELS] = list(dict.fromkeys(names[label] for label in _several(columns)))
+    return replace(sample, label=None if sample.label is None else names[sample.label], columns=columns)
+
+
+def _several(columns: Mapping[str, Any]) -> Iterable[str | int]:
+    return map(_label, columns.get(LABELS) or ())
 
 
 def missing_video(sample: TarSample) -> tuple[Reason, str] | None:

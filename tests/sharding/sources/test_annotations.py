@@ -7,18 +7,27 @@ import json
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.sharding.sources.annotations import (
-    parse_csv,
+from fastvid.sharding.sources.action_sets import (
     parse_diving48,
     parse_hmdb51,
-    parse_json,
     parse_kinetics,
-    parse_list,
     parse_sthv2,
     parse_ucf101,
-    read_annotations,
-    split_of,
 )
+from fastvid.sharding.sources.annotations import parse_list, read_annotations
+from fastvid.sharding.sources.video_names import split_of
+
+
+@pytest.fixture
+def parse(tmp_path):
+    """Write a file and read it as annotations."""
+
+    def parse(kind, text, name="rows", **options):
+        path = tmp_path / f"{name}.{kind}"
+        path.write_text(text)
+        return read_annotations([f"{kind}:{path}"], **options)
+
+    return parse
 
 
 @pytest.mark.parametrize(
@@ -46,19 +55,19 @@ def test_integer_labels_are_positions_and_names_are_sorted():
 
 def test_several_integers_become_a_multi_label_column():
     (row,) = parse_list("a b.mp4 1 5 9\n").rows
-    assert (row.name, row.label, row.columns) == ("a b.mp4", None, {"labels": "1 5 9"})
+    assert (row.name, row.label, row.columns) == ("a b.mp4", None, {"labels": ["1", "5", "9"]})
 
 
-def test_csv_keeps_every_column_with_its_type():
+def test_csv_keeps_every_column_with_its_type(parse):
     text = "path,label,split,texture,score,who,start,end\na.mp4,left,train,3,0.5,me,,\nb.mp4,,test,4,1,,1.5,2\n"
-    parsed = parse_csv(text)
+    parsed = parse("csv", text)
     first, second = parsed.rows
     assert first.columns == {"texture": 3, "score": 0.5, "who": "me", "split": "train"}
     assert second.columns == {"texture": 4, "score": 1.0, "who": None, "split": "test"}
     assert (second.label, second.start, second.end) == (None, 1.5, 2.0)
     assert parsed.classes == ("left",)
     with pytest.raises(UsageError, match="no column path"):
-        parse_csv("file,label\na.mp4,1\n")
+        parse("csv", "file,label\na.mp4,1\n")
 
 
 def test_kinetics_names_files_and_keeps_the_clip_for_uncut_videos():
@@ -148,21 +157,21 @@ def test_several_files_are_concatenated_with_splits_and_class_names(tmp_path):
         read_annotations(specs, ["only one"])
 
 
-def test_json_is_read_like_csv():
+def test_json_is_read_like_csv(parse):
     records = [
         {"path": "a.mp4", "label": 3, "start": 1, "end": 2.5, "tags": ["x", "y"], "box": [1, 2], "score": 0.5},
         {"path": "b.mp4", "label": 0, "split": "test", "score": None},
     ]
-    parsed = parse_json(json.dumps(records), "train")
+    parsed = parse("json", json.dumps(records), "train")
     first, second = parsed.rows
     assert (first.label, first.start, first.end) == ("3", 1.0, 2.5)
     assert first.columns == {"tags": ["x", "y"], "box": "[1, 2]", "score": 0.5, "split": "train"}
     assert second.columns == {"score": None, "split": "test"}
     assert parsed.classes == ("0", "1", "2", "3")
     with pytest.raises(UsageError, match="not a list of objects"):
-        parse_json('{"a.mp4": 1}')
+        parse("json", '{"a.mp4": 1}')
     with pytest.raises(UsageError, match="no column path"):
-        parse_json('[{"file": "a.mp4"}]')
+        parse("json", '[{"file": "a.mp4"}]')
 
 
 VOCABULARY = [
@@ -228,9 +237,9 @@ def test_kinetics_split_comes_from_the_file_name_without_a_split_column(tmp_path
     assert (row.name, row.columns) == ("-a_000003_000013", {"split": "test"})
 
 
-def test_row_longer_than_the_header_raises():
+def test_row_longer_than_the_header_raises(parse):
     with pytest.raises(UsageError, match="more fields") as caught:
-        parse_csv("path,label\na.mp4,1\nb,c.mp4,2\n")
+        parse("csv", "path,label\na.mp4,1\nb,c.mp4,2\n")
     assert caught.value.where["row"] == 3
 
 
@@ -238,7 +247,7 @@ def test_row_longer_than_the_header_raises():
     ("spec", "message"),
     [
         ("list.txt", "unknown annotations"),
-        ("nonsense:list.txt", "formats csv, diving48, hmdb51"),
+        ("nonsense:list.txt", "formats activitynet_captions, ava, charades, csv"),
         ("list:absent.txt", "No such file"),
         ("list:empty.txt", "name no video"),
         ("kinetics:wrong.csv", "do not parse as kinetics"),

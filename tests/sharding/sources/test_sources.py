@@ -50,15 +50,39 @@ def test_keys_do_not_depend_on_listing_order(ids, random):
     assert {s.id: s.key for s in assign_keys(sources)} == {s.id: s.key for s in assign_keys(shuffled)}
 
 
-def test_valid_names_are_kept_and_changed_ones_get_a_hash():
-    ids = ["run/v_01.avi", "-dash.mp4", "a b.mp4", "twin.mp4", "twin.avi", "v1.2.mp4"]
+def test_names_stay_readable_and_get_a_hash_only_if_two_would_be_one():
+    ids = ["run/v_01.avi", "-dash.mp4", "a b.mp4", "twin.mp4", "twin.avi", "v1.2.mp4", "c d.mp4", "c_d.mp4"]
     keys = {source.id: source.key for source in assign_keys([Source(name, name) for name in ids])}
     assert keys["run/v_01.avi"] == "run/v_01"
-    assert keys["-dash.mp4"].startswith("_dash-")
-    assert keys["a b.mp4"].startswith("a_b-")
-    assert keys["v1.2.mp4"].startswith("v1_2-")
+    assert (keys["-dash.mp4"], keys["a b.mp4"], keys["v1.2.mp4"]) == ("_dash", "a_b", "v1_2")
+    # A name that needs no change keeps its key, whatever other sources come.
+    assert keys["c_d.mp4"] == "c_d"
+    assert keys["c d.mp4"].startswith("c_d-")
     assert keys["twin.mp4"] != keys["twin.avi"]
     assert all(key.startswith("twin-") for key in (keys["twin.mp4"], keys["twin.avi"]))
+
+
+def test_keys_of_clips_say_where_the_clip_is(tmp_path):
+    touch(tmp_path, "my films/vidA.avi")
+    places = [(3.2, 5.7), (5.7, 3600.25), (None, 1.5), (10, None), (1.0001, 2), (1.0002, 2)]
+    clips = rows(*(AnnotationRow("my films/vidA.avi", "run", {}, *place) for place in places))
+    found = find_sources([str(tmp_path)], clips).sources
+    keys = [source.key for place in places for source in found if (source.start, source.end) == place]
+    assert keys[:4] == [
+        "my_films/vidA_00003200_00005700",
+        "my_films/vidA_00005700_03600250",
+        "my_films/vidA_00000000_00001500",
+        "my_films/vidA_00010000_end",
+    ]
+    # Two clips within a millisecond would have one key.
+    assert all(key.startswith("my_films/vidA_00001000_00002000-") for key in keys[4:])
+    assert len(set(keys)) == len(keys)
+
+
+def test_clips_that_are_added_below_a_folder_remain_clips_of_one_file():
+    clip = Source("vidA.avi#1-2", "vidA.avi", start=1, end=2, parent="vidA.avi")
+    (moved,) = assign_keys([clip.below("late")])
+    assert (moved.id, moved.parent, moved.key) == ("late/vidA.avi#1-2", "late/vidA.avi", "late/vidA_00001000_00002000")
 
 
 @given(st.binary(min_size=1, max_size=40))

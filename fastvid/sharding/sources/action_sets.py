@@ -1,0 +1,291 @@
+"""Annotations of action recognition data sets, in the form in which each was published.
+
+kinetics:FILE  label,youtube_id,time_start,time_end,split; test files have no label
+ucf101:DIR     classInd.txt, trainlist01.txt, testlist01.txt ...; all splits at once
+hmdb51:DIR     {class}_test_split1.txt ...; all splits at once
+sthv2:DIR      labels.json, train.json, validation.json, test.json
+diving48:PATH  a list of {vid_name, label} as JSON or CSV, or a folder with Diving48_V2_train.json and the others
+charades:FILE  id,subject,scene,...,actions,length with actions "c092 11.90 21.20;c147 0.00 12.60"; multi-label
+ava:FILE       video_id,timestamp,x1,y1,x2,y2,action_id,person_id without a header; multi-label
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastvid.errors import UsageError
+from fastvid.sharding.sources.annotation_file import AnnotationFile
+from fastvid.sharding.sources.columns import NumberedRecord
+from fastvid.sharding.sources.rows import LABELS, AnnotationRow, Annotations, class_order
+from fastvid.sharding.sources.tables import (
+    FIRST_ROW,
+    plain_value,
+    read_objects,
+    read_rows,
+    read_text_rows,
+    seconds_of,
+)
+from fastvid.sharding.sources.video_names import SPLITS, split_of
+
+AVA_SECONDS: Final = 3.0
+"""Length of a clip of AVA: people judged the middle frame of 3 seconds (Gu et al., CVPR 2018, section 3.4)."""
+_AVA_FIELDS: Final = 8
+_AVA_ITEM: Final = re.compile(r'\{[^{}]*?name:\s*"([^"]*)"[^{}]*?id:\s*(\d+)[^{}]*?\}')
+
+
+def parse_diving48(text: str, vocabulary: str | None = None, split: str | None = None) -> Annotations:
+    """Parse Diving48's list of ``{vid_name, label, start_frame, end_frame}``, as JSON or CSV.
+
+    Args:
+        text: The list.
+        vocabulary: ``Diving48_vocab.json``: for each label its words, such as ``["Back", "15som", "05Twis", "FREE"]``.
+        split: Split of all rows; the file itself has none.
+    """
+    records: list[NumberedRecord]
+    if text.lstrip().startswith("["):
+        records = read_objects(text)
+    else:
+        records = list(enumerate(read_rows(text, text_columns=("vid_name",)), FIRST_ROW))
+    names = [] if vocabulary is None else ["_".join(words) for words in json.loads(vocabulary)]
+    rows = []
+    for number, record in records:
+        fields = {name: plain_value(value) for name, value in record.items()}
+        name, label = str(fields.pop("vid_name")), fields.pop("label", None)
+        if label is not None and names:
+            if not 0 <= int(label) < len(names):
+                raise UsageError(
+                    f"label {label} of {name!r} is not in the vocabulary of {len(names)} labels", row=number
+                )
+            label = names[int(label)]
+        columns = fields if split is None else fields | {"split": split}
+        rows.append(AnnotationRow(name, None if label is None else str(label), columns, number=number))
+    return Annotations(tuple(rows), tuple(names) or class_order(rows))
+
+
+def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
+    """Parse the official Kinetics CSVs. Test files may have no labels; other columns are kept.
+
+    Args:
+        text: The table.
+        split_name: Split of files without a column ``split``.
+    """
+    rows = []
+    for number, record in enumerate(read_text_rows(text), FIRST_ROW):
+        video = record.pop("youtube_id")
+        start, end = (seconds_of(record.pop(name), name, number) for name in ("time_start", "time_end"))
+        if start is None or end is None:
+            raise UsageError("time_start or time_end is empty", row=number, hint="give both in seconds")
+        label = record.pop("label", None)
+        split = record.pop("split", None) or split_name
+        columns = {**record, "split": SPLITS.get(split or "", split)}
+        name = f"{video}_{int(start):06d}_{int(end):06d}"
+        rows.append(AnnotationRow(name, label or None, columns, start, end, video, number))
+    return Annotations(tuple(rows), class_order(rows))
+
+
+def parse_ucf101(class_index: str, lists: Mapping[str, str]) -> Annotations:
+    """Parse the split files of UCF101.
+
+    Args:
+        class_index: ``classInd.txt``: a number from 1 and a class name per line.
+        lists: Text of ``trainlist01.txt`` and the others by file name. Test lists have no label: the folder is the
+            class.
+    """
+    numbered = [line.split() for line in class_index.splitlines() if line.strip()]
+    classes = tuple(name for _, name in sorted((int(number), name) for number, name in numbered))
+    splits: dict[str, dict[str, str]] = {}
+    for name, text in sorted(lists.items()):
+        matched = re.fullmatch(r"(train|test)list0?(\d+)\.txt", name)
+        if matched is None:
+            continue
+        for line in text.splitlines():
+            if line.strip():
+                splits.setdefault(line.split()[0], {})[f"split{matched[2]}"] = matched[1]
+    rows = tuple(AnnotationRow(path, path.split("/")[0], columns) for path, columns in sorted(splits.items()))
+    return Annotations(rows, classes)
+
+
+def parse_hmdb51(lists: Mapping[str, str]) -> Annotations:
+    """Parse HMDB51's ``{class}_test_split{n}.txt`` by file name; 1 is train, 2 test, 0 neither."""
+    meaning = {"0": "unused", "1": "train", "2": "test"}
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for name, text in sorted(lists.items()):
+        matched = re.fullmatch(r"(.+)_test_split(\d+)\.txt", name)
+        if matched is None:
+            continue
+        for line in text.splitlines():
+            if line.strip():
+                video, use = line.strip().rsplit(None, 1)
+                found.setdefault((matched[1], video), {})[f"split{matched[2]}"] = meaning[use]
+    rows = tuple(AnnotationRow(f"{label}/{video}", label, columns) for (label, video), columns in sorted(found.items()))
+    return Annotations(rows, tuple(sorted({label for label, _ in found})))
+
+
+def parse_sthv2(labels: str, splits: Mapping[str, str]) -> Annotations:
+    """Parse Something-Something v2: ``labels.json``, and the text of each split's JSON by split name."""
+    index = {name: int(number) for name, number in json.loads(labels).items()}
+    rows = []
+    for split, text in sorted(splits.items()):
+        for record in json.loads(text):
+            template = record.get("template")
+            # Templates have brackets, the label list has none.
+            label = None if template is None else template.replace("[", "").replace("]", "")
+            if label is not None and label not in index:
+                raise UsageError(f"template {template!r} is not in labels.json", hint="use files of the same release")
+            columns = {"split": split, "caption": record.get("label"), "placeholders": record.get("placeholders")}
+            rows.append(AnnotationRow(str(record["id"]), label, columns))
+    return Annotations(tuple(rows), tuple(sorted(index, key=lambda name: index[name])))
+
+
+def parse_charades(text: str, classes: str | None = None, split: str | None = None) -> Annotations:
+    """Parse Charades_v1_train.csv: whole videos with the classes of all their actions.
+
+    Other columns are kept, also ``actions`` with the times of each.
+
+    Args:
+        text: The table.
+        classes: Charades_v1_classes.txt, with a line such as "c000 Holding some clothes" for each class; None to use
+            the codes.
+        split: Split of all rows; the file itself has none.
+    """
+    lines = [line.partition(" ") for line in (classes or "").splitlines() if line.strip()]
+    names = {code: name.strip() for code, _, name in lines}
+    rows = []
+    for number, record in enumerate(read_rows(text, text_columns=("id", "actions")), FIRST_ROW):
+        codes = [action.split()[0] for action in record["actions"].split(";") if action.strip()]
+        unknown = next((code for code in codes if names and code not in names), None)
+        if unknown is not None:
+            raise UsageError(
+                f"action {unknown!r} is not in the list of classes",
+                row=number,
+                column="actions",
+                hint="use the files of one release",
+            )
+        columns = {name: value for name, value in record.items() if name != "id"}
+        columns[LABELS] = list(dict.fromkeys(names.get(code, code) for code in codes))
+        if split is not None:
+            columns["split"] = split
+        rows.append(AnnotationRow(record["id"], None, columns, number=number))
+    return Annotations(tuple(rows), tuple(dict.fromkeys(names.values())) or class_order(rows))
+
+
+def parse_ava(text: str, action_list: str | None = None, split: str | None = None) -> Annotations:
+    """Parse ava_train_v2.2.csv: a clip of 3 seconds around each annotated second of a video.
+
+    ``labels`` has the actions of all people in the clip. The columns ``boxes``, ``box_actions`` and ``person_ids`` are
+    JSON lists with one entry per line of the file: [x1, y1, x2, y2] from 0 to 1, action and person. ``timestamp`` is
+    the second that people judged, in the video.
+
+    Args:
+        text: The table; it has no header. Lines of test files end after the timestamp.
+        action_list: ava_action_list_v2.2.pbtxt, with name and id of each action; None to use the ids.
+        split: Split of all rows; the file itself has none.
+    """
+    names = {int(number): name for name, number in _AVA_ITEM.findall(action_list or "")}
+    places: dict[tuple[str, str], list[tuple[int, list[str]]]] = {}
+    for number, fields in enumerate(csv.reader(io.StringIO(text)), 1):
+        if not fields:
+            continue
+        if len(fields) not in (2, _AVA_FIELDS):
+            raise UsageError(
+                f"line has {len(fields)} fields", row=number, hint="give video,second,x1,y1,x2,y2,action,person"
+            )
+        places.setdefault((fields[0], fields[1]), []).append((number, fields[2:]))
+    rows = []
+    for (video, second), lines in places.items():
+        first = lines[0][0]
+        time = seconds_of(second, "timestamp", first)
+        if time is None:
+            raise UsageError("timestamp is empty", row=first, column="timestamp", hint="give the second of the video")
+        people = [_ava_person(number, fields, names) for number, fields in lines if fields]
+        columns: dict[str, Any] = {
+            "timestamp": time,
+            LABELS: list(dict.fromkeys(action for _, action, _ in people)),
+            "boxes": json.dumps([box for box, _, _ in people]),
+            "box_actions": json.dumps([action for _, action, _ in people]),
+            "person_ids": json.dumps([person for _, _, person in people]),
+        }
+        if split is not None:
+            columns["split"] = split
+        start, end = max(0.0, time - AVA_SECONDS / 2), time + AVA_SECONDS / 2
+        rows.append(AnnotationRow(video, None, columns, start, end, number=first))
+    return Annotations(tuple(rows), tuple(names[number] for number in sorted(names)) or class_order(rows))
+
+
+def _ava_person(number: int, fields: list[str], names: Mapping[int, str]) -> tuple[list[float], str, int]:
+    """Return box, action and person of a line."""
+    try:
+        box, action, person = [float(field) for field in fields[:4]], int(fields[4]), int(fields[5])
+    except ValueError as error:
+        raise UsageError(f"line does not parse: {error}", row=number, hint="give numbers after the video") from error
+    if names and action not in names:
+        raise UsageError(f"action {action} is not in the action list", row=number, hint="use the files of one release")
+    return box, names.get(action, str(action)), person
+
+
+def read_kinetics(file: AnnotationFile) -> Annotations:
+    """Read one list of Kinetics."""
+    return parse_kinetics(file.text(), split_of(file.name))
+
+
+def read_charades(file: AnnotationFile) -> Annotations:
+    """Read one list of Charades; class names from Charades_v1_classes.txt beside it."""
+    classes = file.beside("_classes.txt")
+    return parse_charades(file.text(), None if classes is None else classes.text(), split_of(file.name))
+
+
+def read_ava(file: AnnotationFile) -> Annotations:
+    """Read one list of AVA; action names from the .pbtxt beside it."""
+    actions = file.beside(".pbtxt")
+    return parse_ava(file.text(), None if actions is None else actions.text(), split_of(file.name))
+
+
+def read_ucf101(folder: AnnotationFile) -> Annotations:
+    """Read the folder of UCF101's lists."""
+    texts = {file.name: file for file in folder.files()}
+    if "classInd.txt" not in texts:
+        raise UsageError("no classInd.txt in the folder", file=folder.place, hint="name the folder ucfTrainTestlist")
+    lists = {name: file.text() for name, file in texts.items() if "list" in name and file.suffix == ".txt"}
+    return parse_ucf101(texts["classInd.txt"].text(), lists)
+
+
+def read_hmdb51(folder: AnnotationFile) -> Annotations:
+    """Read the folder of HMDB51's lists."""
+    return parse_hmdb51({file.name: file.text() for file in folder.files() if "_test_split" in file.name})
+
+
+def read_sthv2(folder: AnnotationFile) -> Annotations:
+    """Read the folder of Something-Something v2's lists."""
+    files = {file.name: file for file in folder.files()}
+
+    # The files were published with and without the dataset's name as a prefix.
+    def find(name: str) -> AnnotationFile | None:
+        return files.get(f"{name}.json") or files.get(f"something-something-v2-{name}.json")
+
+    labels = find("labels")
+    if labels is None:
+        raise UsageError("no labels.json in the folder", file=folder.place)
+    splits = {split: find(name) for split, name in (("train", "train"), ("val", "validation"), ("test", "test"))}
+    return parse_sthv2(labels.text(), {split: file.text() for split, file in splits.items() if file is not None})
+
+
+def read_diving48(place: AnnotationFile) -> Annotations:
+    """Read a list of Diving48, or the folder of its lists."""
+    # Prefer Diving48_V2_train.json, which has corrected labels, to Diving48_train.json.
+    files = [place]
+    if place.is_folder:
+        lists = [file for file in place.files() if file.suffix in (".json", ".csv") and split_of(file.name)]
+        newest = [file for file in lists if "_v2_" in file.name.lower()]
+        files = newest or lists
+    others = place.files() if place.is_folder else place.folder().files()
+    vocabulary = next((file for file in others if "vocab" in file.name and file.suffix == ".json"), None)
+    words = None if vocabulary is None or vocabulary in files else vocabulary.text()
+    parts = [parse_diving48(file.text(), words, split_of(file.name)) for file in files]
+    rows = tuple(row for part in parts for row in part.rows)
+    longest = max((part.classes for part in parts), key=len, default=())
+    return Annotations(rows, longest if words is not None else class_order(rows))
