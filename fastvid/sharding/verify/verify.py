@@ -90,7 +90,7 @@ class VerifyReport:
 def verify_dataset(
     url: str,
     *,
-    generation: int | None = None,
+    generation: int | str | None = None,
     sample: int | None = None,
     seed: int = 0,
     workers: int | None = None,
@@ -101,7 +101,7 @@ def verify_dataset(
 
     Args:
         url: The dataset's folder.
-        generation: Number of the generation; the current one by default.
+        generation: Number or tag of the generation; the current one by default.
         sample: Check only this many samples, drawn with `seed`, and do not hash the tars.
         seed: Seed for `sample`.
         workers: Worker processes; by default one per core. With 1, everything runs in this process.

@@ -1,0 +1,540 @@
+"""Takedowns: nothing of a source is left, it cannot return, and a receipt proves both; duplicates by hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from fastvid.cli.main import main
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.generations import read_generation
+from fastvid.format.tar import read_members, write_tar
+from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.limits import Limits
+from fastvid.sharding.change import add as addition
+from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.takedown import SourceSelection, take_down
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.blocked import block, read_blocked
+from fastvid.sharding.job.index import index_tars
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.ledger import read_ledger
+from fastvid.sharding.job.receipts import read_receipts, receipt_file
+from fastvid.sharding.page.page import render_page
+from fastvid.sharding.page.summary import summarize
+from fastvid.sharding.verify.audit import audit_removals
+from fastvid.sharding.work.encode_source import encode_source
+from fastvid.sharding.work.messages import Settings, Task
+from fastvid.storage import LocalStorage, open_storage
+from tests.sharding.shardtools import REPOSITORY, ffmpeg, ledger, make
+
+SMALL = PROFILES["compact"].changed(short_side=64)
+SECRET, COPY = "walk/secret_person.mp4", "jump/hidden_twin.mp4"
+CAPTION = "the mayor juggles, très vite"
+# What must not be left: names, keys and caption of the source and of its copy.
+TOLD = ("secret_person", "hidden_twin", CAPTION)
+REASON = "ticket 4711"
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """Five videos, one of them long and with a copy under another name, one cut into clips, and a text."""
+    folder = tmp_path_factory.mktemp("raw")
+    (folder / "walk").mkdir()
+    sound = ["-f", "lavfi", "-i", "sine=frequency=440:duration=3", "-f", "lavfi", "-i", "testsrc2=size=96x64:rate=10"]
+    ffmpeg(*sound, "-t", "3", "-pix_fmt", "yuv420p", "-preset", "ultrafast", "-c:a", "aac", str(folder / SECRET))
+    for number, name in enumerate(("walk/other.mp4", "jump/third.mp4", "jump/film.mp4")):
+        make(folder / name, "-preset", "ultrafast", frames=15 + number, rate="10")
+    shutil.copy(folder / SECRET, folder / COPY)
+    (folder / "jump/text.mp4").write_text("no video")
+    rows = [
+        ["path", "start", "end", "label", "caption"],
+        [SECRET, "", "", "walk", f'"{CAPTION}"'],
+        [COPY, "", "", "jump", "someone"],
+        ["walk/other.mp4", "", "", "walk", "a street"],
+        ["jump/third.mp4", "", "", "jump", "a field"],
+        ["jump/film.mp4", "0", "0.5", "jump", "first"],
+        ["jump/film.mp4", "0.5", "1", "jump", "second"],
+        ["jump/text.mp4", "", "", "jump", "none"],
+    ]
+    (folder / "rows.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arguments(raw):
+    return {
+        "annotations": f"csv:{raw / 'rows.csv'}", "profile": SMALL, "samples_per_shard": 3, "max_seconds": 1.0,
+        "workers": 2, "streams": "rgb,flow", "audio": "aac",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(raw, arguments, tmp_path_factory):
+    """A dataset of them with segments, clips, flow, sound and captions."""
+    folder = tmp_path_factory.mktemp("made") / "set"
+    run_job(str(raw), folder, **arguments)
+    return folder
+
+
+@pytest.fixture
+def store(made, tmp_path):
+    shutil.copytree(made, tmp_path / "set")
+    return LocalStorage(tmp_path / "set")
+
+
+@pytest.fixture(params=["disk", "s3"])
+def place(request, made, tmp_path, monkeypatch):
+    """The dataset on a disk, and in an object store whose files this machine caches."""
+    if request.param == "disk":
+        return str(shutil.copytree(made, tmp_path / "set"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("FASTVID_CACHE", str(tmp_path / "cache"))
+    url = f"s3://{request.getfixturevalue('s3').bucket()}/set"
+    source, target = LocalStorage(made), open_storage(url)
+    for name in source.list():
+        target.write(name, source.read(name))
+    return url
+
+
+def pieces(store, words):
+    """64 bytes from the middle of each stored video and sound track whose name contains a word."""
+    found = []
+    for name in store.list():
+        if name.endswith(".tar"):
+            view = store.map(name)
+            for member in read_members(view):
+                if member.suffix not in ("json", "cls", "txt") and any(word in member.name for word in words):
+                    middle = member.offset + member.size // 2
+                    found.append(bytes(view[middle : middle + 64]))
+    return found
+
+
+def told(folder, terms):
+    """Search a folder without the code under test: names of files, raw bytes, and tables as JSON."""
+    found = set()
+    for path in filter(Path.is_file, Path(folder).rglob("*")):
+        content = str(path.relative_to(folder)).encode() + b"\n" + path.read_bytes()
+        if path.suffix == ".parquet":
+            table = pq.read_table(path)
+            content += json.dumps(table.to_pylist(), default=str, ensure_ascii=False).encode()
+            content += repr(table.schema.metadata).encode()
+        forms = {term: (term, json.dumps(term.decode())[1:-1].encode() if len(term) != 64 else term) for term in terms}
+        found |= {(path.name, term) for term, both in forms.items() if any(form in content for form in both)}
+    return found
+
+
+def copied(url, folder):
+    """All files of a dataset, as a folder."""
+    source, target = open_storage(url), LocalStorage(folder)
+    for name in source.list():
+        target.write(name, source.read(name))
+    return folder
+
+
+def fastvid(*arguments, fault=""):
+    """The command in a process of its own."""
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "SOURCE_DATE_EPOCH": "1700000000", "FASTVID_FAULT": fault}
+    command = [sys.executable, "-m", "fastvid", *map(str, arguments)]
+    return subprocess.run(command, env=variables, capture_output=True, text=True)
+
+
+def clean(url):
+    compact_shards(open_storage(url))
+    collect_garbage(open_storage(url))
+
+
+def remove(store, *names, **options):
+    return take_down(store, SourceSelection(sources=names, **options), reason=REASON)
+
+
+class TestTakedown:
+    def test_leaves_nothing_of_a_source_and_its_copies(self, place, tmp_path, capsys):
+        store = open_storage(place)
+        terms = [text.encode() for text in TOLD] + pieces(store, ("secret_person", "hidden_twin"))
+        assert len(terms) == len(TOLD) + 2 * 3 * 3  # two files, three segments, three streams
+        assert {term for _, term in told(copied(place, tmp_path / "before"), terms)} == set(terms)
+        before = len(Dataset(place))
+        assert main(["remove", place, "--source", SECRET, "--reason", REASON]) == 0
+        assert "6 samples removed" in capsys.readouterr().out
+        assert len(Dataset(place)) == before - 6
+        receipt = ["--receipt", f"{place}/{receipt_file(1)}"]
+        names = [word for text in TOLD for word in ("--name", text)]
+        assert main(["verify", place, *receipt, *names]) == 1
+        assert main(["compact", place]) == 0
+        assert main(["gc", place, "--yes"]) == 0
+        assert told(copied(place, tmp_path / "after"), terms) == set()
+        if (tmp_path / "cache").exists():
+            assert told(tmp_path / "cache", terms) == set()
+        assert main(["verify", place, *receipt, *names]) == 0
+        assert "nothing is found" in capsys.readouterr().out
+        assert main(["verify", place]) == 0
+        assert len(Dataset(place)) == before - 6
+
+    def test_receipt_says_what_was_removed_by_hash(self, store, raw):
+        digest = hashlib.sha256((raw / SECRET).read_bytes()).hexdigest()
+        old = {shard.name: shard.sha256 for shard in read_generation(store)[1].shards}
+        done = remove(store, SECRET)
+        assert (done.named, done.copies, done.generation) == (1, 1, 2)
+        clean(store.url)
+        (receipt,) = read_receipts(store)
+        now = {shard.name: shard.sha256 for shard in read_generation(store)[1].shards}
+        assert (receipt.state, receipt.reason, receipt.samples) == ("deleted", REASON, 6)
+        assert receipt.generations == {"before": 1, "hidden": 2, "compacted": 3}
+        assert [(source.sha256, source.samples) for source in receipt.sources] == [(digest, 6)]
+        assert receipt.stored_bytes == receipt.sources[0].bytes > 0
+        assert all(old[shard.name] == shard.sha256 for shard in receipt.shards)
+        assert {(s.successor, s.successor_sha256) for s in receipt.shards if s.successor} <= set(now.items())
+        (row,) = [row for row in ledger(store.root) if row["status"] == "removed"]
+        assert row["source_id"] == f"removed:{digest[:16]}"
+        assert (row["path"], row["key"], row["source_sha256"]) == ("", None, digest)
+        assert row["message"] == f"{receipt.time}: {REASON}"
+
+    @pytest.mark.parametrize(
+        "selection",
+        [
+            {"keys": ["jump/hidden_twin/0001"]},
+            {"where": f"caption = '{CAPTION}'"},
+            {"sources": [COPY]},
+            {"hashes": "sha"},
+        ],
+        ids=lambda selection: next(iter(selection)),
+    )
+    def test_every_way_to_select_a_part_removes_all_of_the_file(self, store, raw, selection):
+        if "hashes" in selection:
+            selection = {"hashes": [hashlib.sha256((raw / SECRET).read_bytes()).hexdigest()]}
+        done = take_down(store, SourceSelection(**selection), reason=REASON)
+        assert done.receipt.samples == 6
+        assert not [key for key in Dataset(store.url).keys.to_pylist() if "secret" in key or "twin" in key]
+
+    def test_a_clip_stands_for_its_file(self, store):
+        clip = next(s for s in Dataset(store.url).column("source_id").to_pylist() if "#0-0.5" in s)
+        assert remove(store, clip).receipt.samples == 2
+        assert not [s for s in Dataset(store.url).column("source_id").to_pylist() if "film" in s]
+
+    def test_a_rejected_source_loses_its_name(self, store):
+        done = remove(store, "jump/text.mp4")
+        assert done.receipt.unknown == 1
+        assert told(store.root, [b"jump/text"]) == set()
+        (row,) = [row for row in ledger(store.root) if row["status"] == "removed"]
+        assert row["source_id"] == "removed:unknown-0"
+
+    def test_again_it_changes_nothing(self, store):
+        first = remove(store, SECRET)
+        before = {name: store.read(name) for name in store.list()}
+        assert remove(store, SECRET).receipt == first.receipt
+        assert {name: store.read(name) for name in store.list()} == before
+
+    def test_wrong_requests_change_nothing(self, store):
+        before = {name: store.read(name) for name in store.list()}
+        for selection, reason, message in (
+            (SourceSelection(sources=["walk/secret_perso"]), REASON, r"no source is called.*\n.*secret_person"),
+            (SourceSelection(sources=[SECRET]), "of secret_person", "a name of what is removed"),
+            (SourceSelection(sources=[SECRET]), " ", "the reason is empty"),
+            (SourceSelection(hashes=["12"]), REASON, "not a SHA-256"),
+            (SourceSelection(keys=["walk/none"]), REASON, "not in the dataset"),
+            (SourceSelection(), REASON, "nothing is selected"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                take_down(store, selection, reason=reason)
+        assert {name: store.read(name) for name in store.list()} == before
+
+    def test_without_a_reason_samples_are_only_hidden(self, store, capsys):
+        assert main(["remove", store.url, "--source", SECRET]) == 0
+        assert "3 samples removed" in capsys.readouterr().out
+        assert not store.exists("blocked.json")
+        assert not read_receipts(store)
+        assert SECRET in [row["source_id"] for row in ledger(store.root)]
+
+    @pytest.mark.parametrize("command", ["remove", "compact", "gc"])
+    def test_killed_anywhere_it_is_completed_by_the_next_commands(self, made, tmp_path, command):
+        faults = {
+            "remove": ["receipt", "blocked", "manifest", "hidden", "forgotten"],
+            "compact": ["compact", "committed"],
+            "gc": ["gc:1", "gc:7"],
+        }
+        steps = {
+            "remove": ["remove", "DIR", "--source", SECRET, "--reason", REASON],
+            "compact": ["compact", "DIR"],
+            "gc": ["gc", "DIR", "--yes"],
+        }
+
+        def run(folder, name, fault=""):
+            return fastvid(*(folder if word == "DIR" else word for word in steps[name]), fault=fault)
+
+        def state(folder):
+            tables = {path.name: pq.read_table(path).to_pylist() for path in folder.glob("*.parquet")}
+            tables = {name: rows for name, rows in tables.items() if not name.startswith("annotations")}
+            hidden = Dataset(str(folder)).annotations.to_pylist()
+            receipt = json.loads((folder / receipt_file(1)).read_text())
+            return tables, hidden, (folder / "blocked.json").read_bytes(), {**receipt, "generations": None}
+
+        whole = shutil.copytree(made, tmp_path / "whole")
+        assert [run(whole, name).returncode for name in steps] == [0, 0, 0]
+        expected = state(whole)
+        for fault in faults[command]:
+            folder = shutil.copytree(made, tmp_path / fault.replace(":", "-"))
+            for name in steps:
+                if name == command:
+                    assert run(folder, name, fault).returncode == -9, fault
+                    # A killed removal is completed by what comes next, without the name of the source.
+                    if name == "remove":
+                        continue
+                assert run(folder, name).returncode == 0, (fault, name)
+            found = state(folder)
+            assert found[3]["state"] == "deleted", fault
+            if fault not in ("manifest", "committed"):  # they use up a number, which is part of the names of shards
+                assert found == expected, fault
+            assert audit_removals(str(folder), read_receipts(LocalStorage(folder)), names=TOLD).ok, fault
+
+    def test_two_takedowns_at_once_both_happen(self, store):
+        with ThreadPoolExecutor(3) as pool:
+            names = (SECRET, "walk/other.mp4", "jump/third.mp4")
+            done = list(pool.map(lambda name: remove(LocalStorage(store.root), name), names))
+        assert [result.receipt.samples for result in done] == [6, 2, 2]
+        assert len(read_blocked(store)) == len(read_receipts(store)) == 3
+        clean(store.url)
+        assert audit_removals(store.url, read_receipts(store), names=(*TOLD, "walk/other", "jump/third")).ok
+        assert [row["status"] for row in ledger(store.root)].count("removed") == 3
+
+
+class TestReturn:
+    def test_same_bytes_under_another_name_are_refused(self, store, raw, tmp_path):
+        remove(store, SECRET)
+        clean(store.url)
+        (tmp_path / "new").mkdir()
+        shutil.copy(raw / SECRET, tmp_path / "new/innocent.mp4")
+        make(tmp_path / "new/fresh.mp4", "-preset", "ultrafast", frames=11, rate="10")
+        done = add_sources(store.url, str(tmp_path / "new"), workers=1)
+        assert (done.report.packed, dict(done.report.rejected)) == (1, {"blocked": 1})
+        assert told(store.root, [b"innocent", b"secret_person"]) == set()
+        assert told(store.root, [b"fresh"])
+        # The row of the takedown still says when and why.
+        assert [row["message"] for row in ledger(store.root) if row["status"] == "removed"] == [
+            read_receipts(store)[0].message
+        ]
+
+    def test_a_blocked_file_is_refused_before_anything_is_encoded(self, raw):
+        path, phases = raw / SECRET, []
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        settings = Settings(SMALL, find_ffmpeg(), Limits(), 600.0, blocked=("0" * 64, digest))
+        task = Task(0, "x.mp4", str(path), "x", size=path.stat().st_size)
+        done = encode_source(task, settings, lambda phase, _: phases.append(phase))
+        assert (done.reason, done.samples, done.source_sha256) == ("blocked", (), digest)
+        assert phases == ["probe"]  # the phase in which the file is hashed
+        assert encode_source(task, replace(settings, blocked=()), lambda *_: None).reason is None
+
+    def test_a_list_that_two_extend_at_once_has_both_entries(self, store, monkeypatch):
+        swap, others = LocalStorage.swap, ["b" * 64]
+
+        def after_another(self, name, data, expected):
+            if others:
+                block(LocalStorage(store.root), [others.pop()])
+            return swap(self, name, data, expected)
+
+        monkeypatch.setattr(LocalStorage, "swap", after_another)
+        assert block(store, ["a" * 64]) == read_blocked(store) == ("a" * 64, "b" * 64)
+
+    def test_sharding_the_original_folder_again_brings_nothing_back(self, store, raw, arguments):
+        remove(store, SECRET)
+        clean(store.url)
+        report = run_job(str(raw), store.root, **arguments)
+        assert report.packed == 4
+        assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
+        add_sources(store.url, str(raw), annotations=arguments["annotations"], workers=2, max_seconds=1.0)
+        assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
+
+    def test_a_list_that_is_carried_along_holds_for_a_new_dataset(self, raw, arguments, tmp_path):
+        target = LocalStorage(tmp_path / "new")
+        block(target, [hashlib.sha256((raw / SECRET).read_bytes()).hexdigest()])
+        report = run_job(str(raw), target.root, **arguments)
+        assert report.rejected["blocked"] == 1  # one row for all files with these bytes
+        assert told(target.root, [text.encode() for text in TOLD]) == set()
+
+    def test_a_file_blocked_while_it_is_added_stays_hidden_and_goes(self, store, raw, tmp_path, monkeypatch):
+        make(tmp_path / "new/late_guest.mp4", "-preset", "ultrafast", frames=11, rate="10")
+        digest = hashlib.sha256((tmp_path / "new/late_guest.mp4").read_bytes()).hexdigest()
+        merge = addition.merge_parts
+
+        def meanwhile(*arguments, **options):
+            take_down(store, SourceSelection(hashes=[digest]), reason=REASON)
+            return merge(*arguments, **options)
+
+        monkeypatch.setattr(addition, "merge_parts", meanwhile)
+        add_sources(store.url, str(tmp_path / "new"), workers=1)
+        assert not [key for key in Dataset(store.url).keys.to_pylist() if "guest" in key]
+        assert "late_guest.mp4" not in [row["source_id"] for row in ledger(store.root)]
+        clean(store.url)
+        assert audit_removals(store.url, read_receipts(store), names=["late_guest"]).ok
+
+    def test_a_damaged_block_list_stops_jobs(self, store, raw, arguments):
+        remove(store, SECRET)
+        (store.root / "blocked.json").write_text("{}")
+        for work in (
+            lambda: add_sources(store.url, str(raw), workers=1),
+            lambda: run_job(str(raw), store.root, **arguments),
+        ):
+            with pytest.raises(FormatError, match="block list is damaged"):
+                work()
+
+
+class TestAudit:
+    def test_finds_what_is_left(self, store, tmp_path):
+        tars = [name for name in store.list() if name.endswith(".tar")]
+        tar = next(name for name in tars if b"secret_person" in bytes(store.map(name)))
+        shutil.copy(store.path(tar), tmp_path / "old.tar")
+        view = store.map(tar)
+        stolen = next(m for m in read_members(view) if "secret_person" in m.name and m.suffix == "mp4")
+        video = bytes(view[stolen.offset : stolen.offset + stolen.size])
+        remove(store, SECRET)
+        clean(store.url)
+        receipts = read_receipts(store)
+        assert audit_removals(store.url, receipts, names=TOLD).ok
+        # A forgotten copy of a shard; a table of the user's, compressed; a list without its hash.
+        shutil.copy(tmp_path / "old.tar", store.root / "old.tar")
+        (found,) = {trace.file for trace in audit_removals(store.url, receipts).traces}
+        assert found == "old.tar"
+        store.delete("old.tar")
+        # One of its videos under another name, without a word of where it comes from.
+        with (store.root / "innocent.tar").open("wb") as file:
+            write_tar(file, [("harmless", {"mp4": video})])
+        assert [trace.what for trace in audit_removals(store.url, receipts).traces] == [
+            "the bytes of a removed sample, as member 'harmless.mp4'"
+        ]
+        store.delete("innocent.tar")
+        table = Dataset(store.url).annotations.slice(0, 1).select(["key"])
+        table = table.append_column("who", [[["x", CAPTION]]])
+        pq.write_table(table, store.root / "mine.parquet", compression="zstd", write_statistics=False)
+        traces = audit_removals(store.url, receipts, names=[CAPTION]).traces
+        assert {trace.file for trace in traces} == {"mine.parquet"}
+        assert any("column 'who'" in trace.what for trace in traces)
+        store.delete("mine.parquet")
+        store.delete("blocked.json")
+        (trace,) = audit_removals(store.url, receipts).traces
+        assert trace.file == "blocked.json"
+
+    def test_says_which_step_is_missing(self, store):
+        remove(store, SECRET)
+        for step, hint in ((None, "fastvid compact"), (compact_shards, "fastvid gc"), (collect_garbage, None)):
+            if step is not None:
+                step(store)
+            said = [t.what for t in audit_removals(store.url, read_receipts(store)).traces if t.file == "receipt 1"]
+            assert (hint is None and not said) or hint in said[0]
+
+    def test_nothing_to_search_for_is_no_success(self, store):
+        for names in ([], ["ab"]):
+            with pytest.raises(UsageError):
+                audit_removals(store.url, [], names=names)
+
+
+class TestDuplicates:
+    def test_are_reported_with_their_original(self, made):
+        rows = {row["source_id"]: row for row in ledger(made)}
+        assert {name for name, row in rows.items() if "duplicate" in row["warnings"]} == {SECRET}
+        assert rows[SECRET]["message"] == f"the same bytes as {COPY}"
+        assert rows[SECRET]["status"] == "packed"
+
+    def test_summary_and_inspect_count_them(self, store, raw, tmp_path, capsys):
+        (tmp_path / "more").mkdir()
+        shutil.copy(raw / "walk/other.mp4", tmp_path / "more/again.mp4")
+        assert main(["add", store.url, str(tmp_path / "more"), "--workers", "1"]) == 0
+        assert "1 source is a copy of another, by SHA-256\nduplicate again.mp4: the same bytes as walk/other.mp4" in (
+            capsys.readouterr().out
+        )
+        assert main(["inspect", store.url]) == 0
+        assert "2 duplicate: the same bytes as an earlier source" in capsys.readouterr().out
+
+    def test_dropped_ones_are_hidden_the_same_by_parts_and_after_kills(self, raw, arguments, tmp_path):
+        words = [
+            "shard", raw, "--annotations", arguments["annotations"], "--short-side", "64", "--samples-per-shard", "3",
+            "--max-seconds", "1", "--workers", "2", "--drop-duplicates", "--allow-rejected",
+        ]  # fmt: skip
+
+        def contents(folder):
+            rows = [row for row in ledger(folder) if row.pop("seconds", None) is None]
+            return rows, Dataset(str(folder)).annotations, {p.name: p.read_bytes() for p in folder.glob("*.tar")}
+
+        assert fastvid(*words, "--out", tmp_path / "whole").returncode == 0
+        whole = contents(tmp_path / "whole")
+        assert {row["source_id"] for row in whole[0] if row["status"] == "removed"} == {SECRET}
+        keys = Dataset(str(tmp_path / "whole")).keys.to_pylist()
+        assert len([key for key in keys if "twin" in key]) == 3
+        assert not [key for key in keys if "secret" in key]
+        for part in (1, 0):
+            assert fastvid(*words, "--out", tmp_path / "parts", "--part", f"{part}/2").returncode == 0
+        assert fastvid(*words, "--out", tmp_path / "parts").returncode == 0
+        for fault in ("encode:3", "manifest"):
+            assert fastvid(*words, "--out", tmp_path / "killed", fault=fault).returncode == -9
+        assert fastvid(*words, "--out", tmp_path / "killed").returncode == 0
+        for name in ("parts", "killed"):
+            rows, annotations, tars = contents(tmp_path / name)
+            assert (rows, tars) == (whole[0], whole[2]), name
+            assert annotations.equals(whole[1]), name
+
+    def test_added_copies_can_be_dropped(self, store, raw, tmp_path):
+        (tmp_path / "more").mkdir()
+        shutil.copy(raw / "walk/other.mp4", tmp_path / "more/a.mp4")
+        make(tmp_path / "more/b.mp4", "-preset", "ultrafast", frames=12, rate="10")
+        shutil.copy(tmp_path / "more/b.mp4", tmp_path / "more/c.mp4")
+        done = add_sources(store.url, str(tmp_path / "more"), workers=1, drop_duplicates=True)
+        assert {row["source_id"]: row["status"] for row in done.report.ledger.to_pylist()} == {
+            "a.mp4": "removed", "b.mp4": "packed", "c.mp4": "removed",
+        }  # fmt: skip
+        assert [key for key in Dataset(store.url).keys.to_pylist() if "/" not in key] == ["b"]
+
+    def test_indexed_tars_report_copies_and_refuse_blocked_videos(self, raw, tmp_path):
+        import tarfile
+
+        (tmp_path / "tars").mkdir()
+        with tarfile.open(tmp_path / "tars/00000.tar", "w") as tar:
+            for number, name in enumerate(("walk/other.mp4", "jump/third.mp4", "walk/other.mp4")):
+                tar.add(raw / name, f"{number:05d}.mp4")
+        report = index_tars([str(tmp_path / "tars")], str(tmp_path / "one"), workers=1)
+        assert (report.packed, report.duplicates) == (3, 1)
+        block(LocalStorage(tmp_path / "two"), [hashlib.sha256((raw / "walk/other.mp4").read_bytes()).hexdigest()])
+        report = index_tars([str(tmp_path / "tars")], str(tmp_path / "two"), workers=1)
+        assert (report.packed, dict(report.rejected)) == (1, {"blocked": 1})
+        assert Dataset(str(tmp_path / "two")).annotations.num_rows == 1  # not indexed and hidden afterwards
+        store = LocalStorage(tmp_path / "one")
+        assert take_down(store, SourceSelection(keys=["00000"]), reason=REASON).receipt.samples == 2
+        with pytest.raises(UsageError, match="tars of another tool, which are never rewritten"):
+            compact_shards(store)
+
+
+def test_pages_show_removed_sources_without_their_names(store, capsys):
+    remove(store, SECRET)
+    clean(store.url)
+    page = render_page(summarize(store.url)).decode()
+    assert "removed:" in page
+    assert REASON in page
+    assert "secret_person" not in page
+    assert main(["inspect", store.url]) == 0
+    assert "1 removed" in capsys.readouterr().out
+
+
+def test_hidden_samples_of_a_plain_removal_are_taken_down_too(store):
+    remove_samples(store, ["walk/secret_person/0000"])
+    assert remove(store, SECRET).receipt.samples == 6
+    clean(store.url)
+    assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
+
+
+def test_a_ledger_without_hashes_gets_them(store):
+    path = store.root / "ledger.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["source_sha256"]), path)
+    assert remove(store, SECRET).receipt.samples == 6
+    rows = read_ledger(store)[0].to_pylist()
+    assert not [row for row in rows if "secret" in row["source_id"] or "twin" in row["source_id"]]
