@@ -7,21 +7,32 @@ generation that contains the samples is not committed twice, and ledger rows rep
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
-from fastvid.format.dataset import annotation_table, change
+from fastvid.format.annotations.build_table import annotation_table
+from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.schema import LEDGER, LEDGER_SCHEMA, shard_stem
 from fastvid.runtime import faults
 from fastvid.runtime.units import things
 from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.job.commit import annotation_rows, shard_records
-from fastvid.sharding.job.ledger import Part, Row, problem_row, read_ledger, write_ledger
+from fastvid.sharding.job.blocked import read_blocked
+from fastvid.sharding.job.commit import annotation_rows, hide_sources, shard_records
+from fastvid.sharding.job.ledger import (
+    Part,
+    Row,
+    edit_ledger,
+    is_nameless,
+    problem_row,
+    read_ledger,
+    settle_rows,
+    write_ledger,
+)
 from fastvid.sharding.sources.sources import SourceList
 from fastvid.storage import Storage
 from fastvid.storage.transfer import copy_file, sha256_of
@@ -59,7 +70,13 @@ def known_sources(storage: Storage, generation: Generation) -> dict[str, KnownSo
 
 
 def merge_parts(
-    storage: Storage, scratch: Storage, parts: Sequence[Part], found: SourceList, profile: Profile
+    storage: Storage,
+    scratch: Storage,
+    parts: Sequence[Part],
+    found: SourceList,
+    profile: Profile,
+    *,
+    drop_duplicates: bool = False,
 ) -> tuple[int, pa.Table]:
     """Add the shards of a finished job to a dataset.
 
@@ -69,18 +86,28 @@ def merge_parts(
         parts: Records of the shards.
         found: The job's sources.
         profile: How they were encoded.
+        drop_duplicates: Whether to hide samples of sources with the same bytes as an earlier one.
 
     Returns:
         The number of the current generation, and the ledger rows of the job's sources.
     """
     _, generation = read_generation(storage)
     samples = [sample for part in parts for sample in part.samples]
+    new = [row for part in parts for row in part.rows]
+    known = {row["source_id"] for row in new}
+    before = [row for row in read_ledger(storage)[0].to_pylist() if row["source_id"] not in known]
     present = set(read_annotations(storage, generation)["key"].to_pylist())
     if any(sample.key not in present for sample in samples):
         records = _copy_all(storage, scratch, parts, generation, profile)
         faults.reach("copied")
-        generation = change(storage, lambda old, table: _extended(old, table, records, parts, found))
-    return generation.number, _extend_ledger(storage, parts, found, generation)
+
+        def edit(old: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
+            # Read again for every attempt: a takedown blocks a source before it hides the samples that it finds.
+            _, hidden = settle_rows(new, read_blocked(storage), before=before, drop_duplicates=drop_duplicates)
+            return _extended(old, table, records, parts, found, hidden)
+
+        generation = change(storage, edit)
+    return generation.number, _extend_ledger(storage, parts, found, generation, drop_duplicates=drop_duplicates)
 
 
 def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
@@ -131,22 +158,33 @@ def _copy(storage: Storage, scratch: Storage, part: Part, stem: str) -> None:
         storage.write(f"{stem}.{suffix}", scratch.read(f"{part.stem}.{suffix}"))
 
 
-def _extended(
-    old: Generation, table: pa.Table, records: Sequence[ShardRecord], parts: Sequence[Part], found: SourceList
-) -> tuple[Generation, pa.Table]:
-    """Return a generation with the new shards after the old ones."""
-    samples = [sample for part in parts for sample in part.samples]
-    used = {source.label for source in found.sources if source.label is not None}
+def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the classes of a generation with those of new sources, and the number of each label of the sources."""
+    used = {name for source in found.sources for name in source.class_names}
     ordered = [name for name in found.classes if name in used]
     classes = ClassNames(old.classes, ordered, grow=not all(name.isdecimal() for name in ordered))
     labels = {name: label for name in ordered if (label := classes.index(name, "")) is not None}
+    return tuple(classes.names), labels
+
+
+def _extended(
+    old: Generation,
+    table: pa.Table,
+    records: Sequence[ShardRecord],
+    parts: Sequence[Part],
+    found: SourceList,
+    hidden: Collection[str],
+) -> tuple[Generation, pa.Table]:
+    """Return a generation with the new shards after the old ones."""
+    samples = [sample for part in parts for sample in part.samples]
+    classes, labels = number_labels(old, found)
     made = replace(
         old,
         shards=(*old.shards, *records),
-        classes=tuple(classes.names),
+        classes=classes,
         note=f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}",
     )
-    return made, _joined(table, annotation_table(annotation_rows(parts, found, labels)))
+    return made, _joined(table, hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden))
 
 
 def _joined(old: pa.Table, new: pa.Table) -> pa.Table:
@@ -163,16 +201,28 @@ def _as_text(table: pa.Table, name: str) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
 
 
-def _extend_ledger(storage: Storage, parts: Sequence[Part], found: SourceList, generation: Generation) -> pa.Table:
+def _extend_ledger(
+    storage: Storage, parts: Sequence[Part], found: SourceList, generation: Generation, *, drop_duplicates: bool
+) -> pa.Table:
     """Write the ledger, extended by the rows of the job's sources, and return these rows."""
     names = {shard.sha256: shard.name for shard in generation.shards}
-    rows: list[Row] = []
+    made: list[Row] = []
     for part in parts:
         stem = None if part.digest is None else names.get(part.digest.sha256)
-        rows += [row | {"shard": None if row["shard"] is None else stem} for row in part.rows]
-    rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
-    before, identity = read_ledger(storage)
-    new = {row["source_id"] for row in rows}
-    write_ledger(storage, [*(row for row in before.to_pylist() if row["source_id"] not in new), *rows], identity)
+        made += [row | {"shard": None if row["shard"] is None else stem} for row in part.rows]
+    made += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
+    known, blocked = {row["source_id"] for row in made}, read_blocked(storage)
+    rows: list[Row] = []
+
+    def edit(before: list[Row]) -> list[Row]:
+        nonlocal rows
+        others = [row for row in before if row["source_id"] not in known]
+        rows, _ = settle_rows(made, blocked, before=others, drop_duplicates=drop_duplicates)
+        # The row of a takedown says when and why, so a refused copy does not replace it.
+        gone = {row["source_id"] for row in before if is_nameless(row)}
+        others += [row for row in before if row["source_id"] in known & gone]
+        return [*others, *(row for row in rows if row["source_id"] not in gone)]
+
+    edit_ledger(storage, edit)
     faults.reach("merged")
     return pa.Table.from_pylist(sorted(rows, key=lambda row: row["source_id"]), schema=LEDGER_SCHEMA)

@@ -1,0 +1,1 @@
+"""Commands that make datasets from datasets: split, subset, merge, transcode."""

@@ -1,0 +1,1 @@
+"""Make datasets from datasets without encoding: split columns, subsets, merges."""

@@ -1,0 +1,250 @@
+"""Make one dataset of several, without encoding: shards are linked or copied, classes are united by name."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastvid.errors import UsageError
+from fastvid.format.generations import Generation, read_annotations, read_generation
+from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, check_key
+from fastvid.runtime.units import things
+from fastvid.sharding.encode.streams import Streams
+from fastvid.sharding.job.ledger import Row
+from fastvid.sharding.sets.repack import Made, Piece, Recipe, Renaming, arrange, folder_name, make_dataset, old_ledger
+from fastvid.storage import Storage, open_storage
+
+_SHOWN: Final = 10  # keys that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the datasets."""
+
+    storage: Storage
+    dataset_id: str
+    generation: Generation
+    renaming: Renaming
+    pieces: tuple[Piece, ...]
+    table: pa.Table
+    ledger: tuple[Row, ...]
+
+
+def merge_datasets(
+    datasets: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    prefixes: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Made:
+    """Make one dataset of the current generations of several, as ``fastvid merge`` does.
+
+    Samples come in the order of the datasets. Classes are those of the first dataset, then the new names of the others.
+    A shard whose samples keep keys and labels is hard-linked on a local disk and copied otherwise. The tars of others
+    are packed again, because they contain keys and labels; their videos keep their bytes. Removed samples are dropped,
+    except from tars of another tool, where they stay hidden. Shards may have different profiles. Columns are united: a
+    sample has null in those of other datasets. Run again, it resumes.
+
+    Args:
+        datasets: Folders of the datasets, at least two.
+        out: Folder of the new one.
+        prefixes: One for each dataset, prepended with a slash to its keys and the names of its sources; an empty one
+            changes nothing. By default no prefix.
+        progress: Called before each shard with the number of finished shards and the total number.
+
+    Raises:
+        UsageError: If keys or sources of two datasets are equal, their streams or the types of a column differ, a tar
+            of another tool would have to be rewritten, or another dataset is in the folder.
+        JobError: If another job is running or unfinished in the folder.
+        FormatError: If a shard is damaged.
+        StorageError: If a file cannot be read or written.
+    """
+    if len(datasets) < 2:
+        raise UsageError(f"{things(len(datasets), 'dataset')} to merge", hint="name at least two")
+    if prefixes and len(prefixes) != len(datasets):
+        raise UsageError(
+            f"{len(prefixes)} prefixes for {len(datasets)} datasets", hint="give one for each, such as --prefix a,b"
+        )
+    found = [(storage, *read_generation(storage)) for storage in map(open_storage, datasets)]
+    generations = [generation for _, _, generation in found]
+    _check_streams([storage.url for storage, _, _ in found], generations)
+    classes = _classes([storage.url for storage, _, _ in found], generations)
+    numbers = {name: number for number, name in enumerate(classes)}
+    parts = []
+    for (storage, dataset_id, generation), prefix in zip(found, prefixes or [""] * len(found), strict=True):
+        labels = {old: numbers[name] for old, name in enumerate(generation.classes) if numbers[name] != old}
+        parts.append(_part(storage, dataset_id, generation, Renaming(f"{prefix}/" if prefix else "", labels)))
+    _check_names(parts)
+    table = _united(parts)
+    pieces = [piece for part in parts for piece in part.pieces]
+    shards = [shard for generation in generations for shard in generation.shards]
+    recipe = Recipe(
+        identity={
+            "merge": [{"dataset": part.dataset_id, "generation": part.generation.number} for part in parts],
+            "prefixes": [part.renaming.prefix for part in parts],
+        },
+        shards=arrange(
+            pieces, samples=max(shard.samples for shard in shards), size=max(shard.bytes for shard in shards)
+        ),
+        table=table,
+        ledger=_ledger(parts),
+        streams=generations[0].streams,
+        classes=classes,
+        extras=_extras(generations),
+        note="merge of " + ", ".join(f"{part.dataset_id} generation {part.generation.number}" for part in parts),
+    )
+    return make_dataset(os.fspath(out), recipe, progress=progress)
+
+
+def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: Renaming) -> _Part:
+    every = read_annotations(storage, generation)
+    removed = every["removed"].to_numpy()
+    masks = np.split(removed, np.cumsum([shard.samples for shard in generation.shards])[:-1])
+    # Hidden samples of another tool's tar stay where they are.
+    keeps = [
+        np.ones(shard.samples, dtype=bool) if shard.profile.get("name") == FOREIGN else ~mask
+        for shard, mask in zip(generation.shards, masks, strict=True)
+    ]
+    pieces = tuple(Piece(storage, shard, keep, renaming) for shard, keep in zip(generation.shards, keeps, strict=True))
+    table = every.filter(pa.array(np.concatenate(keeps)))
+    table = _renamed(table, renaming)
+    return _Part(storage, dataset_id, generation, renaming, pieces, table, _renamed_ledger(storage, renaming))
+
+
+def _renamed(table: pa.Table, renaming: Renaming) -> pa.Table:
+    def replaced(name: str, values: Any) -> pa.Table:
+        return table.set_column(table.column_names.index(name), table.schema.field(name), values)
+
+    if renaming.prefix:
+        for name in ("key", "source_id", "parent"):
+            if name in table.column_names and not pa.types.is_null(table.schema.field(name).type):
+                table = replaced(name, pc.binary_join_element_wise(renaming.prefix, table[name], ""))
+        for key in table["key"].to_pylist():
+            check_key(key)
+    if renaming.labels:
+        numbers = [None if old is None else renaming.labels.get(old, old) for old in table["label"].to_pylist()]
+        table = replaced("label", pa.array(numbers, ANNOTATION_FIELDS["label"]))
+    return table
+
+
+def _renamed_ledger(storage: Storage, renaming: Renaming) -> tuple[Row, ...]:
+    rows = []
+    for row in old_ledger(storage):
+        key = None if row["key"] is None else f"{renaming.prefix}{row['key']}"
+        rows.append({**row, "source_id": f"{renaming.prefix}{row['source_id']}", "key": key})
+    return tuple(rows)
+
+
+def _ledger(parts: Sequence[_Part]) -> dict[str, Row]:
+    """Return one row for each source; of two rows for one name, that of a packed source."""
+    rows: dict[str, Row] = {}
+    for row in (row for part in parts for row in part.ledger):
+        before = rows.get(row["source_id"])
+        if before is None or (before["status"] == "rejected" and row["status"] != "rejected"):
+            rows[row["source_id"]] = row
+    return rows
+
+
+def _check_names(parts: Sequence[_Part]) -> None:
+    """Raise a UsageError if two datasets have samples or sources of the same name."""
+    for column, kind in (("key", "key"), ("source_id", "source")):
+        counts: Counter[str] = Counter()
+        for part in parts:
+            counts.update(pc.unique(part.table[column]).to_pylist())
+        doubles = [name for name, number in counts.items() if number > 1]
+        if doubles:
+            more = f" and {len(doubles) - _SHOWN} more" if len(doubles) > _SHOWN else ""
+            raise UsageError(
+                f"{things(len(doubles), kind)} in more than one dataset: "
+                + ", ".join(map(repr, sorted(doubles)[:_SHOWN]))
+                + more,
+                hint="give each dataset a prefix, such as --prefix a,b, or remove the samples from one of them",
+            )
+
+
+def _check_streams(urls: Sequence[str], generations: Sequence[Generation]) -> None:
+    first = generations[0]
+    for url, generation in zip(urls, generations, strict=True):
+        if not generation.shards:
+            raise UsageError("dataset has no shards", file=url, hint="leave it out")
+        if generation.streams != first.streams:
+            raise UsageError(
+                f"{folder_name(urls[0])} has the streams {','.join(first.streams)}, {folder_name(url)} has"
+                f" {','.join(generation.streams)}",
+                file=url,
+                hint="encode one of them with the streams of the other by `fastvid transcode --streams`",
+            )
+        flows = [Streams.from_json(one.extras).flow for one in (first, generation)]
+        if flows[0] != flows[1]:
+            raise UsageError(
+                f"flow was computed as {flows[0]} in {folder_name(urls[0])} and as {flows[1]} in {folder_name(url)}",
+                file=url,
+                hint="encode one of them as the other by `fastvid transcode --streams rgb,flow`",
+            )
+
+
+def _extras(generations: Sequence[Generation]) -> Mapping[str, Any]:
+    extras: dict[str, Any] = {}
+    for generation in generations:
+        extras = {**generation.extras, **extras}
+    return extras
+
+
+def _classes(urls: Sequence[str], generations: Sequence[Generation]) -> tuple[str, ...]:
+    named = [bool(generation.classes) for generation in generations]
+    if any(named) and not all(named):
+        url = urls[named.index(False)]
+        raise UsageError(
+            f"{folder_name(url)} has no class names, others have",
+            file=url,
+            hint="give its labels names with `fastvid relabel --new-classes`",
+        )
+    for url, generation in zip(urls, generations, strict=True):
+        if len(set(generation.classes)) < len(generation.classes):
+            raise UsageError("two classes have the same name", file=url, hint="rename one of them")
+    return tuple(dict.fromkeys(name for generation in generations for name in generation.classes))
+
+
+def _united(parts: Sequence[_Part]) -> pa.Table:
+    """Concatenate annotations with the columns of all; whole numbers become decimals where another dataset has them.
+
+    Raises:
+        UsageError: If a column has types that do not fit.
+    """
+    kinds: dict[str, tuple[pa.Field, str]] = {}
+    for part in parts:
+        for field in part.table.schema:
+            field = field.remove_metadata()
+            known = kinds.get(field.name)
+            if known is None or pa.types.is_null(known[0].type):
+                kinds[field.name] = (field, part.storage.url)
+                continue
+            try:
+                joint = pa.unify_schemas(
+                    [pa.schema([known[0]]), pa.schema([field])], promote_options="permissive"
+                ).field(0)
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise UsageError(
+                    f"column {field.name!r} has type {known[0].type} in {folder_name(known[1])} and {field.type} in"
+                    f" {folder_name(part.storage.url)}",
+                    file=part.storage.url,
+                    hint="store it under another name in one of them with `fastvid relabel`",
+                ) from error
+            kinds[field.name] = (joint, known[1])
+    schema = pa.schema([field for field, _ in kinds.values()])
+    tables = []
+    for part in parts:
+        table, rows = part.table, part.table.num_rows
+        columns = [
+            table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(rows, field.type)
+            for field in schema
+        ]
+        tables.append(pa.table(columns, schema=schema))
+    return pa.concat_tables(tables).combine_chunks()

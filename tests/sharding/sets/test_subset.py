@@ -1,0 +1,289 @@
+"""Subsets and merges: the same bytes, annotations and classes in a new dataset; a killed run resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from fastvid.cli.main import main
+from fastvid.errors import FastvidError, FormatError, JobError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.tar import read_members
+from fastvid.runtime import faults
+from fastvid.sharding.change.edit import relabel_samples, remove_samples
+from fastvid.sharding.job.ledger import write_ledger
+from fastvid.sharding.sets.merge import merge_datasets
+from fastvid.sharding.sets.repack import Renaming
+from fastvid.sharding.sets.subset import Selection, make_subset
+from fastvid.sharding.verify.verify import verify_dataset
+from fastvid.storage import LocalStorage
+from tests.datasets import make_clip, pack, recommit
+from tests.sharding.shardtools import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+    return [make_clip(folder / f"{number}.mp4", frames=3 + number) for number in range(3)]
+
+
+@pytest.fixture
+def store(clips, tmp_path):
+    """Twelve samples of six files and two classes, in three shards, with a ledger."""
+    samples = [(f"f{n // 2}/{n % 2}", clips[n % 3], n % 2) for n in range(12)]
+    columns = {"parent": [f"f{n // 2}.mp4" for n in range(12)], "caption": [f"text {n}" for n in range(12)],
+               "split": ["train"] * 8 + ["val"] * 4}  # fmt: skip
+    store = pack(tmp_path / "d", [samples[:4], samples[4:8], samples[8:]], columns=columns)
+    rows = [row_of(f"f{n // 2}/{n % 2}.avi", f"f{n // 2}/{n % 2}", f"data-{n // 4:06d}", 3 + n % 3) for n in range(12)]
+    bad = {**row_of("bad.avi", None, None, None), "status": "rejected", "reason": "damaged"}
+    write_ledger(store, [*rows, bad], {})
+    return store
+
+
+def row_of(source, key, shard, frames):
+    return {
+        "source_id": source, "path": f"/raw/{source}", "status": "packed", "reason": None, "message": None, "key": key,
+        "shard": shard, "bytes_in": 100, "bytes_out": 50, "num_frames": frames, "seconds": 0.1, "warnings": [],
+    }  # fmt: skip
+
+
+def videos(url):
+    """The MP4 of each sample by key, from the tars alone."""
+    found = {}
+    for shard in Dataset(url).generation.shards:
+        view = LocalStorage(url).map(f"{shard.name}.tar")
+        found |= {m.key: bytes(view[m.offset : m.offset + m.size]) for m in read_members(view) if m.suffix == "mp4"}
+    return found
+
+
+def rows(url):
+    return {row["key"]: row for row in Dataset(url).annotations.to_pylist()}
+
+
+def check(url):
+    assert not verify_dataset(str(url)).problems
+
+
+def test_subset_contains_the_selected_samples_with_their_bytes_and_annotations(store, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["subset", store.url, "--out", str(out), "--split", "train", "--where", "class = 'right'"]) == 0
+    assert rows(out) == {key: row for key, row in rows(store.url).items() if row["split"] == "train" and row["label"]}
+    assert videos(out) == {key: data for key, data in videos(store.url).items() if key in rows(out)}
+    dataset = Dataset(str(out))
+    assert dataset.classes == ("left", "right")
+    # The samples of two shards are in one, because they fit.
+    assert [shard.samples for shard in dataset.generation.shards] == [4]
+    assert "subset of made generation 1: split train; where class = 'right'" in dataset.generation.note
+    ledger = pq.read_table(out / "ledger.parquet").to_pylist()
+    assert {row["source_id"]: row["shard"] for row in ledger} == {f"{key}.avi": "data-000000" for key in rows(out)}
+    check(out)
+    assert "4 samples in 1 shard" in capsys.readouterr().out
+    assert not (out / "ledger-parts").exists()
+
+
+def test_whole_shards_are_linked(store, tmp_path):
+    made = make_subset(store.url, tmp_path / "out", Selection(keys=[f"f{n // 2}/{n % 2}" for n in range(9)]))
+    assert made.linked == 2
+    shards = made.generation.shards
+    assert [shard.samples for shard in shards] == [4, 4, 1]
+    assert os.path.samefile(store.root / "data-000001.tar", tmp_path / "out" / "data-000001.tar")
+    check(tmp_path / "out")
+
+
+def test_share_takes_whole_files_and_is_nested_in_seed_not_in_order(store, tmp_path):
+    made = make_subset(store.url, tmp_path / "a", Selection(share=0.5, seed=3))
+    parents = [row["parent"] for row in rows(tmp_path / "a").values()]
+    assert made.generation.num_samples == 6
+    assert all(parents.count(parent) == 2 for parent in parents)
+    drawn = set()
+    for seed in range(6):
+        make_subset(store.url, tmp_path / f"s{seed}", Selection(share=0.5, seed=seed))
+        drawn.add(frozenset(rows(tmp_path / f"s{seed}")))
+    assert len(drawn) > 1
+
+
+def test_per_class_takes_as_many_of_each_and_more_contain_fewer(store, tmp_path):
+    for number in (2, 4):
+        make_subset(store.url, tmp_path / str(number), Selection(per_class=number))
+        assert np.bincount(Dataset(str(tmp_path / str(number))).labels).tolist() == [number, number]
+    assert rows(tmp_path / "2").keys() < rows(tmp_path / "4").keys()
+
+
+def test_removed_samples_are_not_in_a_subset(store, tmp_path):
+    remove_samples(store, ["f0/0"])
+    make_subset(store.url, tmp_path / "out", Selection(where="num_frames > 0"))
+    assert "f0/0" not in rows(tmp_path / "out")
+    assert b"f0/0" not in (tmp_path / "out" / "data-000000.tar").read_bytes()
+    with pytest.raises(FastvidError, match="f0/0"):
+        make_subset(store.url, tmp_path / "other", Selection(keys=["f0/0"]))
+
+
+def test_damaged_shard_is_not_copied(store, tmp_path):
+    path = store.root / "data-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[3000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="differs from its checksum"):
+        make_subset(store.url, tmp_path / "out", Selection(share=0.3))
+    assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(), "nothing says which"),
+        (Selection(share=1.5), "not between 0 and 1"),
+        (Selection(per_class=0), "0 samples of each class"),
+        (Selection(keys=[]), "no keys given"),
+        (Selection(share=0.1, by="who"), "no column 'who'"),
+        (Selection(share=0.1, stratify="who"), "no column 'who'"),
+        (Selection(share=0.01), "no sample is selected"),
+    ],
+)
+def test_wrong_selections_make_nothing(selection, message, store, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        make_subset(store.url, tmp_path / "out", selection)
+    assert not (tmp_path / "out").exists()
+
+
+def fastvid(*arguments, fault=""):
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)} | ({faults.VARIABLE: fault} if fault else {})
+    command = [sys.executable, "-m", "fastvid", *map(str, arguments)]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("fault", ["rename", "shard:2", "ledger", "manifest", "committed"])
+@pytest.mark.parametrize("command", ["subset", "merge"])
+def test_killed_command_resumes(command, fault, store, clips, tmp_path):
+    other = pack(tmp_path / "e", [[("e/0", clips[0], 0)], [("e/1", clips[1], 1)]], classes=("right", "up"))
+    arguments = {
+        "subset": ["subset", store.url, "--where", "key not in ('f0/1', 'f3/0')"],
+        "merge": ["merge", store.url, other.url],
+    }[command]
+    assert fastvid(*arguments, "--out", tmp_path / "whole").returncode == 0
+    killed = fastvid(*arguments, "--out", tmp_path / "out", fault=fault)
+    assert killed.returncode == -9, killed.stderr
+    if fault != "committed":
+        with pytest.raises(FastvidError, match="there is no dataset"):
+            Dataset(str(tmp_path / "out"))
+        # Another command may not use the folder in the meantime.
+        with pytest.raises(JobError, match="unfinished job"):
+            make_subset(store.url, tmp_path / "out", Selection(per_class=1))
+    done = fastvid(*arguments, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    names = LocalStorage(tmp_path / "whole").list()
+    assert LocalStorage(tmp_path / "out").list() == names
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    check(tmp_path / "out")
+
+
+def test_another_dataset_in_the_folder_is_refused(store, tmp_path):
+    make_subset(store.url, tmp_path / "out", Selection(per_class=1))
+    make_subset(store.url, tmp_path / "out", Selection(per_class=1))
+    with pytest.raises(UsageError, match="contains another dataset"):
+        make_subset(store.url, tmp_path / "out", Selection(per_class=2))
+
+
+@pytest.fixture
+def other(clips, tmp_path):
+    samples = [(f"g{n}", clips[n], n % 2) for n in range(3)]
+    return pack(tmp_path / "e", [samples], classes=("right", "up"), meta={"label": 0},
+                columns={"caption": ["a", None, "c"], "score": [1, 2, None]})  # fmt: skip
+
+
+def test_merge_unites_samples_classes_and_columns(store, other, tmp_path, capsys):
+    assert main(["merge", store.url, other.url, "--out", str(tmp_path / "out")]) == 0
+    dataset = Dataset(str(tmp_path / "out"))
+    assert dataset.classes == ("left", "right", "up")
+    found = rows(tmp_path / "out")
+    assert [found[f"g{n}"]["label"] for n in range(3)] == [1, 2, 1]
+    assert videos(tmp_path / "out") == videos(store.url) | videos(other.url)
+    assert found["g0"]["split"] is None
+    assert found["f0/0"]["score"] is None
+    assert (found["g1"]["score"], found["f5/1"]["caption"]) == (2, "text 11")
+    assert "3 of the shards are linked" in capsys.readouterr().out
+    ledger = {row["source_id"]: row for row in pq.read_table(tmp_path / "out" / "ledger.parquet").to_pylist()}
+    assert (ledger["bad.avi"]["status"], ledger["g0.avi"]["shard"]) == ("rejected", "data-000003")
+    # A label in the tar follows the new classes, because other tools read it.
+    with LocalStorage(tmp_path / "out").map("data-000003.tar") as view:
+        texts = [bytes(view[m.offset : m.offset + m.size]) for m in read_members(view) if m.suffix == "json"]
+    assert [json.loads(text)["label"] for text in texts] == [1, 2, 1]
+    check(tmp_path / "out")
+
+
+def test_members_for_other_tools_are_renamed():
+    renaming = Renaming("lab/", {0: 4})
+    record = {
+        "key": "a",
+        "source_id": "a.mp4",
+        "label": 0,
+        "class": "x",
+        "annotations": {"label": 0, "parent": "p.mp4"},
+    }
+    key, members = renaming.apply("a", {"json": json.dumps(record).encode(), "mp4": b"video", "cls": b"0", "txt": b"0"})
+    changed = {"key": "lab/a", "source_id": "lab/a.mp4", "label": 4, "class": "x"}
+    assert json.loads(members["json"]) == {**changed, "annotations": {"label": 4, "parent": "lab/p.mp4"}}
+    assert (key, members["mp4"], members["cls"], members["txt"]) == ("lab/a", b"video", b"4", b"0")
+
+
+def test_equal_keys_are_refused_unless_there_is_a_prefix(store, tmp_path):
+    with pytest.raises(UsageError, match=r"12 keys in more than one dataset: 'f0/0', .* and 2 more"):
+        merge_datasets([store.url, store.url], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    merge_datasets([store.url, store.url], tmp_path / "out", prefixes=["", "lab"])
+    before = rows(store.url)
+    assert rows(tmp_path / "out").keys() == before.keys() | {f"lab/{key}" for key in before}
+    assert rows(tmp_path / "out")["lab/f0/1"]["parent"] == "lab/f0.mp4"
+    assert videos(tmp_path / "out")["lab/f0/1"] == videos(store.url)["f0/1"]
+    check(tmp_path / "out")
+
+
+def test_numbers_become_decimals_and_other_types_are_refused(store, other, tmp_path):
+    relabel_samples(store, {"f0/0": {"score": 0.5}})
+    merge_datasets([store.url, other.url], tmp_path / "out")
+    assert [rows(tmp_path / "out")[key]["score"] for key in ("f0/0", "g1")] == [0.5, 2.0]
+    relabel_samples(store, {"f0/0": {"tag": 1}})
+    relabel_samples(other, {"g0": {"tag": "x"}})
+    with pytest.raises(UsageError, match="column 'tag' has type int64 in d and string in e"):
+        merge_datasets([store.url, other.url], tmp_path / "more")
+
+
+def test_removed_samples_are_not_merged(store, other, tmp_path):
+    remove_samples(other, ["g1"])
+    merge_datasets([store.url, other.url], tmp_path / "out")
+    assert "g1" not in rows(tmp_path / "out")
+    assert all(b"g1.mp4" not in path.read_bytes() for path in (tmp_path / "out").glob("*.tar"))
+
+
+def test_datasets_that_do_not_fit_are_refused(store, other, clips, tmp_path):
+    with pytest.raises(UsageError, match="1 dataset to merge"):
+        merge_datasets([store.url], tmp_path / "out")
+    with pytest.raises(UsageError, match="1 prefixes for 2 datasets"):
+        merge_datasets([store.url, other.url], tmp_path / "out", prefixes=["a"])
+    plain = pack(tmp_path / "p", [[("p", clips[0], 0)]], classes=())
+    with pytest.raises(UsageError, match="p has no class names"):
+        merge_datasets([store.url, plain.url], tmp_path / "out")
+    recommit(other, streams=("rgb", "flow"))
+    with pytest.raises(UsageError, match="d has the streams rgb, e has rgb,flow"):
+        merge_datasets([store.url, other.url], tmp_path / "out")
+
+
+def test_subset_and_merge_on_an_object_store(s3, store, other, tmp_path):
+    bucket = s3.bucket()
+    url = f"s3://{bucket}/sub"
+    make_subset(store.url, url, Selection(where="key not in ('f0/1')"))
+    merge_datasets([url, other.url], f"s3://{bucket}/both")
+    dataset = Dataset(f"s3://{bucket}/both")
+    assert len(dataset) == 14
+    assert not verify_dataset(f"s3://{bucket}/both").problems
+    merge_datasets(
+        [f"s3://{bucket}/both", pack(tmp_path / "n", [[("n", videos(other.url)["g0"], 0)]]).url], tmp_path / "h"
+    )
+    assert len(Dataset(str(tmp_path / "h"))) == 15

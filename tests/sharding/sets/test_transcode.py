@@ -1,0 +1,160 @@
+"""Encoding a dataset again keeps its keys, annotations, classes and sound, on disks and object stores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fastvid.cli.main import main
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.generations import read_annotations, read_generation
+from fastvid.runtime import faults
+from fastvid.sharding.change.edit import relabel_samples, remove_samples
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.job import run_job, transcode_dataset
+from fastvid.sharding.job.status import read_status
+from fastvid.sharding.verify.verify import verify_dataset
+from fastvid.storage import LocalStorage, open_storage
+from tests.sharding.shardtools import REPOSITORY, ffmpeg, ledger, make, tars
+
+SMALL = PROFILES["intra"].changed(short_side=64)
+TINY = PROFILES["intra"].changed(short_side=32)
+ROWS = """path,label,start,end,split,caption
+a b.mp4,walk,0,0.4,train,a dog
+a b.mp4,run,0.4,9,val,"a cat, running"
+b.mp4,jump,,,train,
+c.mp4,rest,,,val,nothing
+"""
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    """Four samples with sound of four classes, of which one has no sample, in two shards."""
+    folder = tmp_path_factory.mktemp("old")
+    for name in ("a b", "b", "c"):
+        video = make(folder / "plain" / f"{name}.mp4", frames=20)
+        (folder / "raw").mkdir(exist_ok=True)
+        sound = ["-f", "lavfi", "-i", "sine=frequency=440:sample_rate=16000:duration=0.8"]
+        ffmpeg("-i", str(video), *sound, "-c:v", "copy", "-c:a", "aac", str(folder / "raw" / f"{name}.mp4"))
+    (folder / "rows.csv").write_text(ROWS)
+    out = folder / "out"
+    run_job(
+        str(folder / "raw"), out, annotations=f"csv:{folder / 'rows.csv'}", profile=SMALL, audio="copy",
+        samples_per_shard=2, workers=2,
+    )  # fmt: skip
+    return out
+
+
+def copied(old, folder):
+    for name in LocalStorage(old).list():
+        LocalStorage(folder).write(name, LocalStorage(old).read(name))
+    return folder
+
+
+def rows(url):
+    return {row["key"]: row for row in Dataset(str(url)).annotations.to_pylist() if not row["removed"]}
+
+
+def sounds(url):
+    dataset = Dataset(str(url))
+    found = {}
+    for sample in range(len(dataset)):
+        (index, at) = (int(part[0]) for part in dataset.locate([sample]))
+        reader = dataset.shard(index).audio(at)
+        found[dataset.key(sample)] = None if reader is None else bytes(reader.bytes(0, reader.size))
+    return found
+
+
+KEPT = ("label", "split", "caption", "start_seconds", "end_seconds", "asked_end_seconds", "num_frames")
+
+
+def check(before, url):
+    after = rows(url)
+    assert after.keys() == before.keys()
+    for key, row in before.items():
+        assert [after[key].get(name) for name in KEPT] == [row.get(name) for name in KEPT]
+        assert after[key]["parent"] == (row["parent"] or row["source_id"])
+        assert after[key]["height"] == 32
+    assert not verify_dataset(str(url)).problems
+
+
+def test_annotations_classes_keys_and_sound_are_kept(old, tmp_path, caplog):
+    assert len({row["split"] for row in rows(old).values()}) == 2
+    assert (
+        main(["transcode", str(old), "--out", str(tmp_path / "new"), "--profile", "intra", "--short-side", "32"]) == 0
+    )
+    check(rows(old), tmp_path / "new")
+    assert Dataset(str(tmp_path / "new")).classes == Dataset(str(old)).classes
+    assert sounds(tmp_path / "new") == sounds(old)
+    assert None not in sounds(old).values()
+    assert len(tars(tmp_path / "new")) == 2
+    assert "if the originals still exist" in caplog.text
+
+
+def test_removed_samples_stay_out_and_classes_without_samples_stay(old, tmp_path):
+    store = LocalStorage(copied(old, tmp_path / "d"))
+    gone = next(key for key, row in rows(old).items() if row["caption"] == "nothing")
+    relabel_samples(store, {gone: {"caption": "gone"}})
+    remove_samples(store, [gone])
+    transcode_dataset(store.url, tmp_path / "new", profile=TINY, audio="drop")
+    check({key: row for key, row in rows(old).items() if key != gone}, tmp_path / "new")
+    assert Dataset(str(tmp_path / "new")).classes == Dataset(str(old)).classes
+    assert set(sounds(tmp_path / "new").values()) == {None}
+
+
+def test_parts_and_a_kill_make_the_same_dataset(old, tmp_path):
+    transcode_dataset(old, tmp_path / "whole", profile=TINY)
+    arguments = [sys.executable, "-m", "fastvid", "transcode", str(old), "--out", str(tmp_path / "new")]
+    arguments += ["--profile", "intra", "--short-side", "32", "--workers", "1"]
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    killed = subprocess.run(arguments, env=variables | {faults.VARIABLE: "ledger:1"}, check=False, capture_output=True)
+    assert killed.returncode == -9, killed.stderr
+    assert not (tmp_path / "new" / "dataset.json").exists()
+    assert read_status(str(tmp_path / "new")).job.command == "transcode"
+    for part in (["--part", "0/2"], ["--part", "1/2"], []):
+        done = subprocess.run([*arguments, *part], env=variables, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert tars(tmp_path / "new") == tars(tmp_path / "whole")
+    assert ledger(tmp_path / "new") == ledger(tmp_path / "whole")
+    assert Dataset(str(tmp_path / "new")).generation.note == "fastvid transcode"
+
+
+def test_dataset_in_an_object_store_is_encoded_into_another(s3, old, tmp_path):
+    bucket = s3.bucket()
+    url = f"s3://{bucket}/old"
+    for name in LocalStorage(old).list():
+        open_storage(url).write(name, LocalStorage(old).read(name))
+    transcode_dataset(url, f"s3://{bucket}/new", profile=TINY, workers=1)
+    check(rows(old), f"s3://{bucket}/new")
+    assert sounds(f"s3://{bucket}/new") == sounds(old)
+    # Samples are fetched by range, not as whole tars.
+    requests = [(path, status) for method, path, status in s3.requests(bucket) if method == "GET"]
+    fetched = [status for path, status in requests if path.startswith("old/") and ".tar" in path]
+    assert set(fetched) == {206}
+
+
+def test_labels_without_class_names_are_kept(old, tmp_path):
+    store = LocalStorage(copied(old, tmp_path / "d"))
+    from tests.datasets import recommit
+
+    recommit(store, classes=())
+    transcode_dataset(store.url, tmp_path / "new", profile=TINY)
+    generation = read_generation(LocalStorage(tmp_path / "new"))[1]
+    table = read_annotations(LocalStorage(tmp_path / "new"), generation)
+    found = dict(zip(table["key"].to_pylist(), table["label"].to_pylist(), strict=True))
+    assert found == {key: row["label"] for key, row in rows(old).items()}
+
+
+def test_what_cannot_be_encoded_is_refused(old, tmp_path, capsys):
+    assert main(["transcode", str(old), "--out", str(tmp_path / "new"), "--profile", "copy"]) == 2
+    assert "encodes nothing" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="encoded as 'aac'"):
+        transcode_dataset(old, tmp_path / "new", audio="aac")
+    with pytest.raises(UsageError, match="datasets and other sources cannot be in one job"):
+        run_job([str(old), str(tmp_path)], tmp_path / "new", profile=TINY)
+    with pytest.raises(UsageError, match="is in two of the datasets"):
+        run_job([str(old), str(copied(old, tmp_path / "d"))], tmp_path / "new", profile=TINY)
