@@ -1,6 +1,7 @@
 """Change labels, splits or captions of samples, without rewriting a shard.
 
---from reads a CSV with a column key, and label (a class name or index) or any other columns; --annotations reads the
+--from reads a table, CSV, JSON Lines, JSON or Parquet, with a column key, and label (a class name or index), labels (a
+list of them) or any other columns; --annotations reads the
 same formats as `fastvid shard` and finds samples by the names of their sources. Other samples keep their values. If a
 key or class is unknown, nothing is changed and the command fails.
 """
@@ -10,15 +11,16 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from fastvid.cli.shard import add_columns
 from fastvid.errors import UsageError
 from fastvid.format.generations import read_annotations as read_table
 from fastvid.format.generations import read_generation
+from fastvid.runtime.command_line import add_reason
 from fastvid.runtime.units import things
 from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.change.labels import match_annotations, read_label_csv
+from fastvid.sharding.change.labels import match_annotations, read_labels
 from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.storage import open_storage
 
@@ -30,14 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid relabel``."""
     parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--from", dest="table", metavar="CSV", help="key, and label or other columns")
+    source.add_argument("--from", dest="table", metavar="TABLE", help="a table: key, and label or other columns")
     source.add_argument(
         "--annotations",
         action="append",
         metavar="FORMAT:FILE",
         help="as for `fastvid shard`; may be repeated",
     )
+    add_columns(parser)
     parser.add_argument("--new-classes", action="store_true", help="add class names that are not in the dataset")
+    add_reason(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,14 +49,10 @@ def run(args: argparse.Namespace) -> int:
     storage = open_storage(args.dataset)
     rows: Mapping[str, Mapping[str, Any]]
     if args.table is not None:
-        try:
-            rows = read_label_csv(Path(args.table).read_bytes(), file=args.table)
-        except OSError as error:
-            raise UsageError(f"CSV cannot be read: {error.strerror}", file=args.table) from error
-        note = "relabel from CSV"
+        rows, note = read_labels(args.table, args.columns), "relabel from a table"
     else:
         matched = match_annotations(
-            read_table(storage, read_generation(storage)[1]), read_annotations(args.annotations)
+            read_table(storage, read_generation(storage)[1]), read_annotations(args.annotations, columns=args.columns)
         )
         for names, why in (
             (matched.unmatched, "match no sample"),

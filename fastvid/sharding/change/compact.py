@@ -10,34 +10,30 @@ one that begins after it uses file names that are not listed, because they conta
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fastvid.errors import FormatError, JobError, UsageError
-from fastvid.format.generations import (
-    Head,
-    ShardRecord,
-    commit_generation,
-    history,
-    read_annotations,
-    read_head,
-    swap_head,
-)
+from fastvid.errors import FormatError, JobError, StorageError, UsageError
+from fastvid.format.commit_record import Head, read_head, swap_head
+from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations
 from fastvid.format.schema import FOREIGN, GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
 from fastvid.format.shard import write_shard
 from fastvid.format.tar import read_members
 from fastvid.runtime import faults
 from fastvid.runtime.hashing import sha256
 from fastvid.runtime.units import things
+from fastvid.sharding.change.takedown import complete_takedowns
 from fastvid.sharding.job.scratch import short_scratch
+from fastvid.sharding.job.tar_annotations import annotate_members, dataset_record, is_current, with_record
 from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
@@ -85,11 +81,17 @@ class Garbage:
         return sum(self.files.values())
 
 
-def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | None = None) -> Compacted:
-    """Rewrite the shards that contain removed samples without them. Kept samples keep their bytes and order.
+def compact_shards(
+    storage: Storage, *, annotations: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Compacted:
+    """Rewrite the shards that contain removed samples without them. Kept samples keep their streams and order.
+
+    The annotations in rewritten tars are the current ones.
 
     Args:
         storage: The dataset's folder.
+        annotations: Whether to rewrite also shards whose tars contain other annotations than the current ones, as after
+            a relabel. Every tar is read to find them; those of other tools stay as they are.
         progress: Called before each shard with the number of finished shards and the total number.
 
     Raises:
@@ -99,25 +101,33 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
         StorageError: If there is no dataset, or a file cannot be read or written.
     """
     _sweep(storage)
+    complete_takedowns(storage)
     head = read_head(storage)
     generation = next(history(storage, head))
     table = read_annotations(storage, generation)
     removed = table["removed"].to_numpy()
     ends = np.cumsum([shard.samples for shard in generation.shards])
     parts = np.split(removed, ends[:-1]) if len(ends) else []
-    todo = sum(bool(part.any()) for part in parts)
+    _check_ours(generation.shards, parts)
+    tables = [
+        table.slice(end - shard.samples, shard.samples) for shard, end in zip(generation.shards, ends, strict=True)
+    ]
+    chosen = [
+        bool(part.any()) or (annotations and _is_outdated(storage, shard, rows, generation))
+        for shard, part, rows in zip(generation.shards, parts, tables, strict=True)
+    ]
+    todo = sum(chosen)
     if not todo:
         return Compacted(generation.number, {}, 0, 0)
-    _check_ours(generation.shards, parts)
     shards: list[ShardRecord] = []
     rewritten: dict[str, str | None] = {}
-    for shard, part in zip(generation.shards, parts, strict=True):
-        if not part.any():
+    for shard, part, rows, is_chosen in zip(generation.shards, parts, tables, chosen, strict=True):
+        if not is_chosen:
             shards.append(shard)
             continue
         if progress is not None:
             progress(len(rewritten), todo)
-        new = _rewrite(storage, shard, ~part, head, generation.streams)
+        new = _rewrite(storage, shard, ~part, head, generation, rows)
         rewritten[shard.name] = new.name if new else None
         shards += [new] if new else []
         faults.reach("compact")
@@ -128,8 +138,20 @@ def compact_shards(storage: Storage, *, progress: Callable[[int, int], None] | N
         note=f"compact {things(todo, 'shard')}, {things(int(removed.sum()), 'removed sample')}",
     )
     committed = commit_generation(storage, head.dataset_id, made, table.filter(pa.array(~removed)), head=head)
+    complete_takedowns(storage)
     saved = sum(shard.bytes for shard in generation.shards) - sum(shard.bytes for shard in shards)
     return Compacted(committed.number, rewritten, int(removed.sum()), saved)
+
+
+def _is_outdated(storage: Storage, shard: ShardRecord, rows: pa.Table, generation: Generation) -> bool:
+    """Return whether the tar of a shard contains other annotations than the current ones."""
+    if shard.profile.get("name") == FOREIGN:
+        return False
+    samples = kept_samples(map_checked(storage, shard), np.ones(shard.samples, np.bool_), shard)
+    return not all(
+        is_current(members, row, generation.classes)
+        for (_, members), row in zip(samples, rows.to_pylist(), strict=True)
+    )
 
 
 def _sweep(storage: Storage) -> None:
@@ -166,7 +188,7 @@ def find_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
 
 
 def collect_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
-    """Delete all but the newest generations, and every file that only they refer to.
+    """Delete all generations but the newest and those with a tag, and every file that only they refer to.
 
     Raises:
         UsageError: If `keep_generations` is below one.
@@ -181,14 +203,17 @@ def collect_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
             hint="run the job again until it is complete",
         )
     _sweep(storage)
+    complete_takedowns(storage)
     head = read_head(storage)
     garbage = _find(storage, head, keep_generations)
-    if not garbage.files:
-        return garbage
-    swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
+    if garbage.files:
+        swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
     for name in sorted(garbage.files, key=_deletion_order):
+        with contextlib.suppress(StorageError):
+            storage.discard(name)  # also this machine's cached copy, which is found by the version of the file
         storage.delete(name)
         faults.reach("gc")
+    complete_takedowns(storage)
     return garbage
 
 
@@ -204,7 +229,12 @@ def _find(storage: Storage, head: Head, keep_generations: int) -> Garbage:
             f"keep_generations is {keep_generations}, expected at least 1", hint="keep at least the current generation"
         )
     names = storage.list()
-    kept = list(islice(history(storage, head), keep_generations))
+    tagged = set(head.tags.values())
+    kept = [
+        generation
+        for place, generation in enumerate(history(storage, head))
+        if place < keep_generations or generation.number in tagged
+    ]
     needed = {file for g in kept for file in (generation_file(g.number), annotations_file(g.number))}
     stems = {shard.name for generation in kept for shard in generation.shards}
     files, dropped = {}, set()
@@ -218,11 +248,43 @@ def _find(storage: Storage, head: Head, keep_generations: int) -> Garbage:
 
 
 def _rewrite(
-    storage: Storage, shard: ShardRecord, keep: npt.NDArray[np.bool_], head: Head, streams: tuple[str, ...]
+    storage: Storage,
+    shard: ShardRecord,
+    keep: npt.NDArray[np.bool_],
+    head: Head,
+    generation: Generation,
+    table: pa.Table,
 ) -> ShardRecord | None:
     """Write the kept samples of a shard under a new name; None if there are none."""
     if not keep.any():
         return None
+    view = map_checked(storage, shard)
+    # The revision makes the name unique for each state of the dataset; two runs from one state write equal bytes.
+    name = f"{re.sub('-[0-9]+$', '', shard.name) if shard.name.count('-') > 1 else shard.name}-{head.revision}"
+    _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, int(keep.sum()), shard.samples, name)
+    # Labels and captions may have changed since the shard was written.
+    kept = zip(kept_samples(view, keep, shard), table.filter(pa.array(keep)).to_pylist(), strict=True)
+    samples = ((key, annotate_members(members, row, generation.classes)) for (key, members), row in kept)
+    record = dataset_record(
+        generation.number + 1,
+        streams=generation.streams,
+        classes=generation.classes,
+        extras=generation.extras,
+        profile=shard.profile,
+        encoder=shard.encoder,
+        table=table,
+    )
+    with short_scratch(storage) as scratch:
+        digest = write_shard(storage, name, with_record(samples, record), streams=generation.streams, scratch=scratch)
+    return replace(shard, name=name, bytes=digest.bytes, sha256=digest.sha256, samples=digest.samples)
+
+
+def map_checked(storage: Storage, shard: ShardRecord) -> memoryview:
+    """Return a shard's tar after checking its checksum.
+
+    Raises:
+        FormatError: If the tar is damaged.
+    """
     view = storage.map(f"{shard.name}.tar")
     if sha256(view) != shard.sha256:
         raise FormatError(
@@ -230,17 +292,13 @@ def _rewrite(
             shard=shard.name,
             hint="run `fastvid verify` to see what is damaged",
         )
-    # The revision makes the name unique for each state of the dataset; two runs from one state write equal bytes.
-    name = f"{re.sub('-[0-9]+$', '', shard.name) if shard.name.count('-') > 1 else shard.name}-{head.revision}"
-    _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, int(keep.sum()), shard.samples, name)
-    with short_scratch(storage) as scratch:
-        digest = write_shard(storage, name, _kept(view, keep, shard), streams=streams, scratch=scratch)
-    return replace(shard, name=name, bytes=digest.bytes, sha256=digest.sha256, samples=digest.samples)
+    return view
 
 
-def _kept(
+def kept_samples(
     view: memoryview, keep: npt.NDArray[np.bool_], shard: ShardRecord
 ) -> Iterator[tuple[str, Mapping[str, bytes]]]:
+    """Yield key and members, by suffix, of the samples of a tar for which `keep`, bool [samples], is true."""
     groups = [(key, list(members)) for key, members in groupby(read_members(view), key=lambda member: member.key)]
     if len(groups) != len(keep):
         raise FormatError(f"tar contains {len(groups)} samples, the generation says {len(keep)}", shard=shard.name)

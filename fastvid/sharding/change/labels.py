@@ -1,20 +1,24 @@
-"""Reads new labels and columns for a dataset's samples, from a CSV with keys or from the usual annotation files."""
+"""Reads new labels and columns for a dataset's samples, from a table with keys or from the usual annotation files."""
 
 from __future__ import annotations
 
 import csv
 import io
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from fastvid.errors import UsageError
-from fastvid.sharding.sources.annotations import VIDEO_SUFFIXES
-from fastvid.sharding.sources.rows import AnnotationRow, Annotations
-from fastvid.sharding.sources.sources import encode_name
+from fastvid.errors import StorageError, UsageError
+from fastvid.sharding.sources.annotation_file import AnnotationFile
+from fastvid.sharding.sources.annotations import read_table
+from fastvid.sharding.sources.columns import Columns, NumberedRecord
+from fastvid.sharding.sources.rows import LABELS, AnnotationRow, Annotations, label_list
+from fastvid.sharding.sources.sources import encode_name, seconds_text
+from fastvid.sharding.sources.tables import plain_value
+from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,53 @@ class Matched:
     ambiguous: tuple[str, ...]
 
 
-def read_label_csv(data: bytes, *, file: str) -> dict[str, dict[str, Any]]:
+def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change.
+
+    Args:
+        place: A file, or its URL, that ends with .csv, .json, .jsonl or .parquet; any other ending is read as CSV.
+        columns: Names for its columns, such as ``key=clip,caption=text``, see `Columns`.
+
+    Raises:
+        UsageError: If the table does not parse, has no column key, or a duplicate key.
+        StorageError: If a store does not deliver it.
+    """
+    file, names = AnnotationFile(place), Columns.parse(columns)
+    form = file.suffix[1:]
+    try:
+        if form not in ("json", "jsonl", "parquet"):
+            rows = read_label_csv(file.read(), file=place, columns=names)
+        else:
+            rows = _by_key(read_table(file, form, names))
+        for row in rows.values():
+            if LABELS in row:
+                row[LABELS] = label_list(row[LABELS])
+    except StorageError:
+        raise
+    except OSError as error:
+        raise UsageError(f"table cannot be read: {error.strerror}", file=place) from error
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"table does not parse as {form}: {error}", file=place) from error
+    return rows
+
+
+def _by_key(records: Sequence[NumberedRecord]) -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for number, record in records:
+        key = record.get("key")
+        if not isinstance(key, str):
+            raise UsageError("row has no key", row=number, column="key", hint="name the column, such as key=COLUMN")
+        if key in rows:
+            raise UsageError(f"duplicate key {key!r}", row=number)
+        rows[key] = {
+            name: value if name == LABELS else plain_value(value) for name, value in record.items() if name != "key"
+        }
+    return rows
+
+
+def read_label_csv(data: bytes, *, file: str, columns: Columns | None = None) -> dict[str, dict[str, Any]]:
     """Return rows for `relabel_samples` from a CSV with the columns ``key`` and those to change.
 
     An empty field is None. Columns of whole or decimal numbers become numbers, except ``label``, whose text is first
@@ -46,7 +96,10 @@ def read_label_csv(data: bytes, *, file: str) -> dict[str, dict[str, Any]]:
         lines = [(reader.line_num, line) for line in reader if line]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"cannot parse CSV: {error}", file=file) from error
-    header = [name.strip() for name in lines[0][1]] if lines else []
+    renamed = {source: name for name, source in columns.sources.items()} if columns is not None else {}
+    header = [renamed.get(name.strip(), name.strip()) for name in lines[0][1]] if lines else []
+    if missing := next((name for name in renamed.values() if name not in header), None):
+        raise UsageError(f"table has no column for {missing!r}", file=file, hint=f"its columns are {', '.join(header)}")
     if "key" not in header or len(header) < 2 or len(set(header)) < len(header):
         raise UsageError(
             f"CSV header is {','.join(header)!r}", file=file, hint="name the column key, and label or other columns"
@@ -60,7 +113,7 @@ def read_label_csv(data: bytes, *, file: str) -> dict[str, dict[str, Any]]:
             raise UsageError(f"duplicate key {line[at]!r}", file=file, line=number)
         rows[line[at]] = {name: value or None for name, value in zip(header, line, strict=True) if name != "key"}
     for name in header:
-        if name not in ("key", "label"):
+        if name not in ("key", "label", LABELS):
             numbers = _numbers([row[name] for row in rows.values()])
             if numbers is not None:
                 for row, value in zip(rows.values(), numbers, strict=True):
@@ -122,7 +175,7 @@ def _wanted(row: AnnotationRow) -> list[str]:
     path = encode_name(posixpath.normpath(row.name))
     if row.start is None and row.end is None:
         return [path]
-    ends = "-".join("" if second is None else f"{second:g}" for second in (row.start, row.end))
+    ends = f"{seconds_text(row.start)}-{seconds_text(row.end)}"
     if row.whole_name is None:
         return [f"{path}#{ends}"]
     return [path, f"{encode_name(row.whole_name)}#{ends}"]

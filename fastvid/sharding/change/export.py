@@ -1,0 +1,225 @@
+"""Exports samples of a dataset, with the current annotations, as files that tools without fastvid train from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.parquet import to_parquet
+from fastvid.format.tar import read_members, sample_groups, write_tar
+from fastvid.runtime import faults
+from fastvid.sharding.change.compact import map_checked
+from fastvid.sharding.job.tar_annotations import annotate_members
+from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
+from fastvid.storage import Storage, open_storage
+
+EXPORT_RECORD: Final = "export.json"
+"""Name of the file that an export writes last: dataset, generation, and the size and samples of each tar or video."""
+
+_UNFINISHED: Final = "export-unfinished.json"  # what the export is of, until it is complete
+
+LAYOUTS: Final = ("wds", "energon", "hf")
+"""What `export_samples` can write."""
+
+_ENERGON: Final = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"  # samples as plain dicts, for cookers
+_FILE_NAME: Final = "file_name"  # column in which HF datasets expects the video's name
+_VIDEO: Final = "video"  # column that HF datasets adds
+_SPLIT: Final = "split"
+_ALL: Final = "data"  # folder of samples without a split
+
+Members = tuple[str, Mapping[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The result of `export_samples`.
+
+    Attributes:
+        samples: Number of samples by folder.
+        files: Names of the tars or videos, in order.
+        bytes: Size of all of them.
+    """
+
+    samples: Mapping[str, int]
+    files: tuple[str, ...]
+    bytes: int
+
+
+def export_samples(
+    dataset: str, out: str, *, to: str = "wds", split: str | None = None, where: str | None = None
+) -> Exported:
+    """Write the selected samples, one folder per split, without re-encoding.
+
+    As "wds", each shard gives a tar per split. A sample has its streams, ``cls``, ``txt`` and JSON as
+    `fastvid.sharding.job.tar_annotations.annotate_members` describes, from the dataset's current annotations. "energon"
+    adds ``.nv-meta``, with the folders as split parts, for ``energon prepare OUT --tar-index-only``. As "hf", each
+    sample is a video file, with its annotations and ``class`` in the ``metadata.parquet`` of its folder.
+    ``classes.txt`` has a class name per line; ``export.json`` is written last, so a folder without it is incomplete,
+    and the same call completes it. The same dataset gives the same bytes.
+
+    Args:
+        dataset: Folder of the dataset, local or in an object store.
+        out: An empty or new folder, local or in an object store, or one in which the same export was interrupted.
+        to: One of LAYOUTS.
+        split: As for `fastvid.open`.
+        where: As for `fastvid.open`.
+
+    Raises:
+        UsageError: If the layout is unknown, `out` is not empty, a split cannot name a folder, or no sample matches.
+        FormatError: If a tar is damaged; copying it would hide the damage.
+        StorageError: If a file cannot be read or written.
+    """
+    if to not in LAYOUTS:
+        raise UsageError(f"unknown layout {to!r}", hint=f"use one of {', '.join(LAYOUTS)}")
+    source, target = Dataset(dataset, split=split, where=where), open_storage(out)
+    record = {"dataset_id": source.dataset_id, "generation": source.generation.number, "split": split, "where": where}
+    record |= {"to": to}
+    _begin(target, json.dumps(record, indent=1).encode())
+    shards, rows = source.locate(np.arange(len(source)))
+    files: dict[str, dict[str, Any]] = {}
+    writer = _Videos(source, target) if to == "hf" else _Tars(target)
+    for shard in np.unique(shards).tolist():
+        chosen = np.flatnonzero(shards == shard)
+        view = map_checked(source.storage, source.generation.shards[shard])
+        groups = {member.offset: group for _, group in sample_groups(read_members(view)) for member in group}
+        by_folder: dict[str, list[tuple[dict[str, Any], int, int]]] = {}
+        annotations = source.annotations.take(source.rows[chosen]).to_pylist()
+        numbers = source.rows[chosen].tolist()
+        for row, annotation, number in zip(rows[chosen].tolist(), annotations, numbers, strict=True):
+            by_folder.setdefault(_folder(annotation), []).append((annotation, row, number))
+        for folder, samples in sorted(by_folder.items()):
+            files |= writer.write(folder, _samples(source, shard, view, groups, samples), samples)
+            faults.reach("export")
+    writer.end(files)
+    if to == "energon":
+        _write_energon(target, files)
+    target.write("classes.txt", "".join(f"{name}\n" for name in source.classes).encode())
+    target.write(EXPORT_RECORD, json.dumps(record | {"files": files}, indent=1).encode())
+    target.delete(_UNFINISHED)
+    counts: dict[str, int] = {}
+    for name, file in files.items():
+        folder = name.partition("/")[0]
+        counts[folder] = counts.get(folder, 0) + file["samples"]
+    return Exported(counts, tuple(files), sum(file["bytes"] for file in files.values()))
+
+
+def _begin(target: Storage, record: bytes) -> None:
+    """Note which export the folder is for; one that was interrupted is written again, with the same bytes.
+
+    Raises:
+        UsageError: If the folder contains anything else.
+    """
+    names = target.list()
+    if names and not (_UNFINISHED in names and target.read(_UNFINISHED) == record):
+        raise UsageError(
+            f"the folder of the export contains {names[0]!r}", file=target.url, hint="choose an empty folder"
+        )
+    target.write(_UNFINISHED, record)
+
+
+class _Tars:
+    """Writes samples as tars."""
+
+    def __init__(self, target: Storage) -> None:
+        self._target, self._count = target, Counter[str]()
+
+    def write(self, folder: str, samples: Iterator[Members], _rows: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Write the samples of one shard; return the files."""
+        name = f"{folder}/{self._count[folder]:06d}.tar"
+        self._count[folder] += 1
+        with self._target.create(name) as file:
+            digest = write_tar(file, samples)
+        return {name: {"bytes": digest.bytes, "sha256": digest.sha256, "samples": digest.samples}}
+
+    def end(self, files: Mapping[str, Any]) -> None:
+        """Write what comes after all samples."""
+
+
+class _Videos:
+    """Writes samples as video files, numbered: HF datasets takes a word such as "test" in a path for a split."""
+
+    def __init__(self, source: Dataset, target: Storage) -> None:
+        self._source, self._target = source, target
+        self._rows: dict[str, list[int]] = {}
+
+    def write(
+        self, folder: str, samples: Iterator[Members], rows: Sequence[tuple[dict[str, Any], int, int]]
+    ) -> dict[str, dict[str, Any]]:
+        """Write the samples of one shard; return the files."""
+        files = {}
+        for (_, members), (_, _, row) in zip(samples, rows, strict=True):
+            suffix = _video_suffix(members)
+            mine = self._rows.setdefault(folder, [])
+            name = f"{folder}/{len(mine):06d}.{suffix}"
+            mine.append(row)
+            self._target.write(name, members[suffix])
+            files[name] = {"bytes": len(members[suffix]), "samples": 1}
+        return files
+
+    def end(self, files: Mapping[str, Any]) -> None:
+        """Write the annotations of each folder."""
+        for folder, rows in self._rows.items():
+            names = [name.partition("/")[2] for name in files if name.startswith(f"{folder}/")]
+            table = self._source.annotations.take(rows).drop_columns("removed")
+            known = [f"source_{name}" if name in (_FILE_NAME, _VIDEO) else name for name in table.column_names]
+            table = table.rename_columns(known).add_column(0, _FILE_NAME, pa.array(names))
+            if "class" not in known and self._source.classes:
+                classes = pa.array(self._source.classes)
+                table = table.append_column("class", classes.take(table["label"].combine_chunks()))
+            self._target.write(f"{folder}/metadata.parquet", to_parquet(table))
+
+
+def _video_suffix(members: Mapping[str, bytes]) -> str:
+    """Return the suffix of a sample's main video; that of another tool's tar may be any."""
+    videos = [suffix for suffix in members if f".{suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
+    return min(videos, key=lambda suffix: suffix.count("."))
+
+
+def _write_energon(target: Storage, tars: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the records of `energon prepare`, except for the index that it computes from them."""
+    parts: dict[str, list[str]] = {}
+    for name in tars:
+        parts.setdefault(name.partition("/")[0], []).append(name)
+    # YAML contains JSON.
+    target.write(".nv-meta/split.yaml", json.dumps({"exclude": [], "split_parts": parts}, indent=1).encode())
+    target.write(".nv-meta/dataset.yaml", _ENERGON.encode())
+    counts = {name: tar["samples"] for name, tar in tars.items()}
+    target.write(".nv-meta/.info.json", json.dumps({"shard_counts": counts}, indent=1).encode())
+
+
+def _folder(annotation: Mapping[str, Any]) -> str:
+    """Return the folder of a sample: its split."""
+    value = annotation.get(_SPLIT)
+    if value is None:
+        return _ALL
+    name = str(value)
+    if not name.replace("-", "_").isidentifier() or not name.isascii():
+        raise UsageError(
+            f"split {name!r} cannot name a folder",
+            key=annotation["key"],
+            hint="rename it with `fastvid relabel`: letters, digits, - and _",
+        )
+    return name
+
+
+def _samples(
+    source: Dataset,
+    shard: int,
+    view: memoryview,
+    groups: Mapping[int, Sequence[Any]],
+    samples: Sequence[tuple[dict[str, Any], int, int]],
+) -> Iterator[Members]:
+    """Yield keys and members of samples, given by their annotations and rows in the shard and in the dataset."""
+    opened = source.shard(shard)
+    for annotation, row, _ in samples:
+        group = groups[opened.member(row, source.streams[0])[0]]
+        members = {member.suffix: bytes(view[member.offset : member.offset + member.size]) for member in group}
+        yield annotation["key"], annotate_members(members, annotation, source.classes)

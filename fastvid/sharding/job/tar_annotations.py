@@ -1,0 +1,235 @@
+"""Annotations of a sample as members of its tar, so that other tools need no other file of the dataset."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+import pyarrow as pa
+
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
+from fastvid.format.tar import to_json
+from fastvid.sharding.job.ledger import PackedSample
+from fastvid.sharding.sources.sources import Source
+
+LABEL_MEMBER: Final = "cls"
+"""Suffix of the member with the label as decimal text, as webdataset's decoders and DALI read it."""
+
+CAPTION_MEMBER: Final = "txt"
+"""Suffix of the member with the caption, UTF-8."""
+
+_CAPTIONS: Final = ("caption", "text")  # columns that are the caption, the first that a sample has
+_PLAIN: Final = ("class", "label", "labels", "caption")  # top-level fields; also columns whose names begin with _SPLIT
+_SPLIT: Final = "split"
+_NESTED: Final = "annotations"
+_TYPES: Final = "annotation_types"
+_RECORD: Final = "dataset"
+_COPY: Final = "copy"  # codec of profiles that do not encode
+_MARK: Final = {"format": "fastvid"}  # tells our record from a field of the same name
+_SEGMENT: Final = ("parent", "start_seconds", "end_seconds", "bad_frames")  # the JSON of a segment has them anyway
+_FROM_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
+    "bytes": bytes.fromhex,
+    "datetime": datetime.datetime.fromisoformat,
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "decimal": Decimal,
+}
+# Facts, which the JSON has anyway, and what is only true of one generation.
+_LEFT_OUT: Final = (*ANNOTATION_FIELDS, *FACT_FIELDS)
+
+
+def annotation_row(sample: PackedSample, source: Source, labels: Mapping[str, int]) -> dict[str, Any]:
+    """Return the annotations of one sample."""
+    rate = Fraction(sample.fps)
+    row: dict[str, Any] = {
+        "key": sample.key,
+        "source_id": sample.source_id,
+        "label": None if source.label is None else labels[source.label],
+        "num_frames": sample.num_frames,
+        "removed": False,
+        "fps": float(rate),
+        "width": sample.width,
+        "height": sample.height,
+        "duration": float(sample.num_frames / rate),
+    }
+    # A table may have a column of our names for something else, such as its own count of frames.
+    row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}
+    if sample.parent is not None:
+        row |= {"parent": sample.parent, "start_seconds": sample.start_seconds, "end_seconds": sample.end_seconds}
+    if sample.bad_frames is not None:
+        row["bad_frames"] = sample.bad_frames
+    asked = {"asked_start_seconds": source.start, "asked_end_seconds": source.end}
+    row |= {name: seconds for name, seconds in asked.items() if seconds is not None}
+    return row
+
+
+def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> dict[str, bytes]:
+    """Return a sample's members with its annotations in them, and without any that they had before.
+
+    The JSON gets ``class``, ``label``, ``labels``, ``caption`` and the split columns as far as they are not null, and
+    all other columns under ``annotations``. A member ``cls`` is added for a label and ``txt`` for a caption. What JSON
+    lacks is stored as text: dates in ISO 8601, bytes in hex; numbers that are not finite become null. What such a value
+    was is in ``annotation_types``, so that `stored_row` returns it.
+
+    Args:
+        members: Members by suffix. A JSON that is no object, in a tar of another tool, becomes its field ``json``.
+        row: The sample's row of annotations.
+        classes: Class names; a label is an index into them. A label without a name has no ``class``.
+    """
+    found = json.loads(members.get("json", b"{}"))
+    fields = found if isinstance(found, dict) else {"json": found}
+    meta = {name: value for name, value in fields.items() if not _is_ours(name) and not _is_record(name, value)}
+    label, caption = row.get("label"), next((row[name] for name in _CAPTIONS if row.get(name) is not None), None)
+    plain = {name: value for name, value in row.items() if _is_ours(name) and name not in (_NESTED, _TYPES)}
+    plain["caption"] = caption
+    if plain.get("class") is None and label is not None and label < len(classes):
+        plain["class"] = classes[label]
+    others = {
+        name: _json_value(value)
+        for name, value in row.items()
+        if name not in _LEFT_OUT
+        and not (name in plain and _is_told(name, row))
+        and not (name in _SEGMENT and meta.get(name) == value)
+    }
+    types = {name: kind for name, value in row.items() if name not in _LEFT_OUT and (kind := _lost_type(value))}
+    meta |= {name: _json_value(value) for name, value in plain.items() if value is not None}
+    if others:
+        meta[_NESTED] = others
+    if types:
+        meta[_TYPES] = types
+    made = {"json": to_json(meta)}
+    if label is not None:
+        made[LABEL_MEMBER] = str(label).encode()
+    if caption is not None:
+        made[CAPTION_MEMBER] = str(caption).encode()
+    return made | {
+        suffix: data for suffix, data in members.items() if suffix not in ("json", LABEL_MEMBER, CAPTION_MEMBER)
+    }
+
+
+def is_current(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> bool:
+    """Return whether a sample's members tell its annotations, as `annotate_members` would write them."""
+    made = annotate_members(members, row, classes)
+    told, current = (_told(one.get("json", b"{}")) for one in (members, made))
+    return told == current and {**members, "json": b""} == {**made, "json": b""}
+
+
+def _told(content: bytes) -> Any:
+    """Return what a JSON tells of its sample alone. A column that the tar lacks is null, as new columns are."""
+    meta = json.loads(content)
+    if not isinstance(meta, dict):
+        return meta
+    nested = {name: value for name, value in meta.get(_NESTED, {}).items() if value is not None}
+    return {name: value for name, value in meta.items() if not _is_record(name, value)} | {_NESTED: nested}
+
+
+def stored_row(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a sample's JSON says of its annotations: the inverse of `annotate_members`, except for facts."""
+    nested, types = meta.get(_NESTED, {}), meta.get(_TYPES, {})
+    told = {name: meta[name] for name in meta if _is_ours(name) and name not in ("class", _NESTED, _TYPES)}
+    if nested.get("text") is not None and nested["text"] == told.get("caption"):
+        del told["caption"]
+    told |= {name: meta[name] for name in _SEGMENT if meta.get(name) is not None}
+    return {name: _from_json(value, types.get(name)) for name, value in (told | nested).items()}
+
+
+def dataset_record(
+    generation: int,
+    *,
+    streams: Sequence[str],
+    classes: Sequence[str],
+    extras: Mapping[str, Any],
+    profile: Mapping[str, Any],
+    encoder: Mapping[str, Any],
+    table: pa.Table | None = None,
+) -> dict[str, Any]:
+    """Return what the tar of a shard says of its dataset.
+
+    Args:
+        generation: Number of the generation that the shard is written for. Of two tars the later one is right.
+        streams: Video streams of every sample.
+        classes: Class names, also those without samples.
+        extras: See `fastvid.format.generations.Generation`.
+        profile: How the shard was encoded.
+        encoder: The build that encoded it; left out of the record if the profile copies.
+        table: Annotations with the columns of the dataset; None while the rows are not complete.
+    """
+    record: dict[str, Any] = {**_MARK, "generation": generation, "streams": list(streams), "classes": list(classes)}
+    record |= {"extras": dict(extras), "profile": dict(profile)}
+    # A copy is the same with every build.
+    record["encoder"] = {} if profile.get("codec") == _COPY else dict(encoder)
+    if table is not None:
+        record["columns"] = [[field.name, str(field.type)] for field in table.schema]
+    return record
+
+
+def with_record(
+    samples: Iterator[tuple[str, Mapping[str, bytes]]], record: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, bytes]]]:
+    """Yield samples; the JSON of the first contains a record of the dataset as its field ``dataset``."""
+    for number, (key, members) in enumerate(samples):
+        if number:
+            yield key, members
+        else:
+            yield key, {**members, "json": to_json(json.loads(members["json"]) | {_RECORD: record})}
+
+
+def stored_record(meta: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the record of the dataset in a sample's JSON; None if there is none."""
+    record = meta.get(_RECORD)
+    return record if _is_record(_RECORD, record) else None
+
+
+def _is_record(name: str, value: Any) -> bool:
+    return name == _RECORD and isinstance(value, dict) and _MARK.items() <= value.items()
+
+
+def _is_ours(name: str) -> bool:
+    return name in (*_PLAIN, _NESTED, _TYPES) or name.startswith(_SPLIT)
+
+
+def _is_told(name: str, row: Mapping[str, Any]) -> bool:
+    """Return whether a top-level field, or its absence, tells the value of a column: two may be made of others."""
+    if row[name] is None:
+        return True
+    return name != "class" and not (name == "caption" and row[name] == row.get("text"))
+
+
+def _lost_type(value: Any) -> str | None:
+    """Return the type of a value that JSON lacks; None for others."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    kinds = (
+        ("bytes", bytes),
+        ("datetime", datetime.datetime),
+        ("date", datetime.date),
+        ("time", datetime.time),
+        ("decimal", Decimal),
+    )
+    return next((name for name, kind in kinds if isinstance(value, kind)), None)
+
+
+def _from_json(value: Any, kind: str | None) -> Any:
+    if kind is None:
+        return value
+    return _FROM_TEXT[kind](value) if kind in _FROM_TEXT else float(kind)
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value that JSON can contain."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _json_value(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(one) for one in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

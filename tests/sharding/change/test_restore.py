@@ -1,0 +1,232 @@
+"""Restoring a dataset from its tars alone."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import shutil
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from fastvid.cli.main import main
+from fastvid.errors import StorageError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.generations import read_generation
+from fastvid.format.tar import read_members, to_json
+from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.edit import relabel_samples, remove_samples
+from fastvid.sharding.change.restore import are_own, restore_dataset
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.tar_annotations import annotate_members, stored_row
+from fastvid.storage import LocalStorage
+from tests.sharding.shardtools import make
+
+SMALL = replace(PROFILES["compact"], short_side=64)
+DAY = datetime.date(2026, 3, 4)
+TIME = datetime.datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=datetime.UTC)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Four videos in two shards, one of them cut into segments, with columns of every type and an unused class."""
+    folder = tmp_path_factory.mktemp("made")
+    for number in range(4):
+        make(folder / "raw" / f"v{number}.mp4", frames=60 if number == 2 else 20)
+    rows = {
+        "path": [f"v{number}.mp4" for number in range(4)],
+        "label": ["wave", "run", None, "run"],
+        "caption": ["eine Möwe", None, "c", "d"],
+        "text": ["t", "only text", "c", None],
+        "split": ["train", "val", "train", None],
+        "labels": [["wave", "run"], None, ["run"], []],
+        "count": [1, None, 3, 4],
+        "whole": [1.0, 2.0, math.nan, None],
+        "endless": [math.inf, -math.inf, None, 0.5],
+        "good": [True, False, None, True],
+    }
+    lines = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    (folder / "rows.json").write_text(json.dumps(lines))
+    run_job(
+        str(folder / "raw"),
+        str(folder / "d"),
+        annotations=f"json:{folder / 'rows.json'}",
+        class_names=["never", "run", "wave"],
+        profile=SMALL,
+        workers=1,
+        samples_per_shard=2,
+        max_seconds=1.2,
+    )
+    return folder / "d"
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return LocalStorage(shutil.copytree(made, tmp_path / "d"))
+
+
+def only_tars(store, folder):
+    """Return a folder with nothing but the tars of a dataset."""
+    folder.mkdir()
+    for path in store.path("dataset.json").parent.glob("*.tar"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def plain(table):
+    """Return a table as values that compare equal if they are, NaN too."""
+    return {
+        name: (str(table[name].type), [repr(value) for value in table[name].to_pylist()]) for name in table.column_names
+    }
+
+
+def assert_equal(old, new):
+    before, after = Dataset(str(old)), Dataset(str(new))
+    assert plain(after.annotations) == plain(before.annotations)
+    for name in ("shards", "classes", "streams", "extras"):
+        assert getattr(after.generation, name) == getattr(before.generation, name), name
+    assert after.generation.shards[0].profile["name"] == "compact"
+    assert after.generation.shards[0].encoder
+
+
+def test_tars_alone_restore_an_equal_dataset(copy, tmp_path, capsys):
+    folder = only_tars(copy, tmp_path / "tars")
+    assert main(["index", str(folder)]) == 0
+    assert "restored" in capsys.readouterr().out
+    assert_equal(copy.url, folder)
+    assert Dataset(str(folder)).classes[0] == "never"
+    assert main(["verify", str(folder)]) == 0
+    for name in ("idx", "parquet", "pkt"):
+        assert (folder / f"data-000000.{name}").read_bytes() == copy.read(f"data-000000.{name}")
+
+
+def test_lost_annotations_say_how_to_restore_and_the_way_works(copy, tmp_path):
+    whole = only_tars(copy, tmp_path / "whole")
+    restore_dataset([str(whole)])
+    next(copy.path("dataset.json").parent.glob("annotations-*.parquet")).unlink()
+    with pytest.raises(StorageError, match=r"annotations-000001\.parquet are missing") as raised:
+        Dataset(copy.url)
+    assert "fastvid index DIR/*.tar --out NEW" in str(raised.value)
+    tars = sorted(map(str, copy.path("dataset.json").parent.glob("*.tar")))
+    assert main(["index", *tars, "--out", str(tmp_path / "new")]) == 0
+    assert_equal(whole, tmp_path / "new")
+
+
+def test_compaction_writes_current_values_and_types(copy, tmp_path):
+    keys = Dataset(copy.url).keys.to_pylist()
+    relabel_samples(
+        copy,
+        {key: {"label": "new", "note": None, "day": DAY, "time": TIME, "blob": b"\x00\xff"} for key in keys[1:]},
+        new_classes=True,
+    )
+    remove_samples(copy, [sample_of(copy, 0, 0), sample_of(copy, 1, 0)])
+    compact_shards(copy)
+    # The replaced tars are there until the garbage is collected; later ones win.
+    both = only_tars(copy, tmp_path / "both")
+    assert len(restore_dataset([str(both)]).replaced) == 2
+    assert_equal(copy.url, both)
+    collect_garbage(copy)
+    assert_equal(copy.url, only(copy, tmp_path / "tars"))
+
+
+def test_compaction_of_annotations_rewrites_only_tars_that_tell_others(copy, tmp_path):
+    first = read_generation(copy)[1].shards
+    assert compact_shards(copy, annotations=True).rewritten == {}
+    relabel_samples(copy, {sample_of(copy, 1, 0): {"label": "new", "note": "blurred"}}, new_classes=True)
+    assert compact_shards(copy).rewritten == {}
+    assert main(["compact", copy.url, "--annotations"]) == 0
+    shards = read_generation(copy)[1].shards
+    assert [old == new for old, new in zip(first, shards, strict=True)] == [at != 1 for at in range(len(first))]
+    assert compact_shards(copy, annotations=True).rewritten == {}
+    assert main(["verify", copy.url]) == 0
+    collect_garbage(copy)
+    assert_equal(copy.url, only(copy, tmp_path / "tars"))
+
+
+@pytest.mark.parametrize("prefix", [[], ["--prefix", "one,two"]])
+def test_a_merged_dataset_is_restored_from_its_tars(prefix, copy, tmp_path):
+    for number in range(3):
+        make(tmp_path / "raw" / ("jump", "run")[number % 2] / f"w{number}.mp4")
+    run_job(str(tmp_path / "raw"), str(tmp_path / "e"), profile=SMALL, workers=1, samples_per_shard=2)
+    assert main(["merge", copy.url, str(tmp_path / "e"), "--out", str(tmp_path / "both"), *prefix]) == 0
+    both = LocalStorage(tmp_path / "both")
+    assert Dataset(both.url).classes == ("never", "run", "wave", "jump")
+    assert_equal(both.url, only(both, tmp_path / "tars"))
+
+
+def sample_of(store, shard, row):
+    """Return the key of a sample of a shard."""
+    counts = [one.samples for one in read_generation(store)[1].shards]
+    return Dataset(store.url).annotations["key"][sum(counts[:shard]) + row].as_py()
+
+
+def only(store, folder):
+    restore_dataset([str(only_tars(store, folder))])
+    return folder
+
+
+def test_the_tar_of_the_newest_generation_says_the_classes(copy, tmp_path):
+    key = Dataset(copy.url).keys[0].as_py()
+    relabel_samples(copy, {key: {"label": "later"}}, new_classes=True)
+    make(tmp_path / "more" / "jump" / "w.mp4")
+    add_sources(copy.url, [str(tmp_path / "more")], workers=1)
+    folder = only(copy, tmp_path / "tars")
+    before, after = Dataset(copy.url), Dataset(str(folder))
+    assert after.classes == before.classes == ("never", "run", "wave", "later", "jump")
+    assert after.labels[1:].tolist() == before.labels[1:].tolist()
+    # A relabel alone is not in a tar.
+    assert before.labels[0] == 3
+    assert after.labels[0] in (-1, 1, 2)
+
+
+def test_copies_are_restored_and_grow_with_any_build(tmp_path):
+    make(tmp_path / "raw" / "run" / "a.mp4")
+    run_job(str(tmp_path / "raw"), str(tmp_path / "d"), profile="copy", workers=1)
+    folder = only(LocalStorage(tmp_path / "d"), tmp_path / "tars")
+    assert Dataset(str(folder)).generation.shards[0].profile == PROFILES["copy"].to_json()
+    make(tmp_path / "more" / "run" / "b.mp4")
+    assert add_sources(str(folder), [str(tmp_path / "more")], workers=1).report.packed == 1
+
+
+def test_removed_samples_come_back(copy, tmp_path):
+    keys = Dataset(copy.url).keys.to_pylist()
+    remove_samples(copy, keys[:1])
+    assert Dataset(str(only(copy, tmp_path / "tars"))).keys.to_pylist() == keys
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"day": DAY, "time": TIME, "blob": b"\x00\xff", "price": Decimal("1.50"), "score": math.inf, "none": None},
+        {"caption": "both", "text": "both"},
+        {"text": "only"},
+        {"caption": "a", "text": "b"},
+        {"class": "a column", "labels": ["a"], "split": "train", "split2": 3},
+        {"parent": "long.mp4", "start_seconds": 1.5, "end_seconds": 2.0},
+    ],
+)
+def test_a_sample_tells_its_row(row):
+    facts = {"key": "k", "source_id": "k", "label": 1, "removed": False}
+    for meta in ({}, {"parent": "long.mp4", "start_seconds": 1.5, "end_seconds": 9.0}):
+        if meta and "parent" not in row:
+            continue
+        members = annotate_members({"json": to_json(meta)}, facts | row, ["x", "y"])
+        assert stored_row(json.loads(members["json"])) == {"label": 1, **row}
+
+
+def test_other_tars_beside_are_refused(copy, tmp_path):
+    folder = only_tars(copy, tmp_path / "tars")
+    shutil.copy(folder / "data-000000.tar", folder / "zz.tar")
+    data = (folder / "zz.tar").read_bytes()
+    view = memoryview(data)
+    first = next(iter(read_members(view)))
+    meta = json.loads(data[first.offset : first.offset + first.size])
+    del meta["dataset"]
+    text = json.dumps(meta).encode().ljust(first.size)
+    (folder / "zz.tar").write_bytes(data[: first.offset] + text + data[first.offset + first.size :])
+    with pytest.raises(UsageError, match="1 of 3 tars are not"):
+        are_own([str(folder)])
