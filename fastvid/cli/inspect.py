@@ -1,4 +1,4 @@
-"""Show a dataset's samples, classes, durations, sizes, colour, packets and rejected sources.
+"""Show a dataset's samples, hours by class and split, captions and other columns, encoding and rejected sources.
 
 --html FILE writes a self-contained page: histograms, clips of every class that play on hover, and the ledger with
 filters.
@@ -10,6 +10,8 @@ import argparse
 import json
 import shutil
 import unicodedata
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,8 @@ from fastvid.sharding.page.summary import ClassCount, Summary, summarize
 
 _NAME: Final = 12  # width of the name column in characters
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
+_SPLITS: Final = 8  # most values of a split column that are listed
+_COLUMNS: Final = 12  # most columns that are listed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-bytes", type=int, default=8_000_000, metavar="N", help="maximum size of the page (default %(default)s)"
     )
     parser.add_argument("--top", type=int, default=12, metavar="N", help="classes to list (default %(default)s)")
-    parser.add_argument("--generation", type=int, metavar="N", help="generation to show (default: the current one)")
+    parser.add_argument("--generation", metavar="N|TAG", help="generation to show (default: the current one)")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
 
 
@@ -62,8 +66,10 @@ def _text(summary: Summary, top: int) -> str:
     if summary.num_samples:
         lines += _videos(summary)
     for name, values in summary.split_columns.items():
-        lines.append(_row(name, shares(values, top=8)))
-    if any(c.count for c in summary.class_counts):
+        lines.append(_row(name, _plain(_split(values, summary.split_seconds[name]))))
+    if summary.columns:
+        lines += ["", *_columns(summary, width)]
+    if summary.is_labelled:
         lines += ["", *_classes(summary.class_counts, top, width)]
     if summary.sources:
         lines += ["", *_ledger(summary)]
@@ -71,34 +77,67 @@ def _text(summary: Summary, top: int) -> str:
 
 
 def _videos(summary: Summary) -> list[str]:
-    seconds = summary.seconds
+    seconds, encoding = summary.seconds, summary.encoding
     quartiles = np.quantile(seconds, [0, 0.5, 1])
-    mean_rate = 8 * summary.bytes.sum() / max(seconds.sum(), 1e-9) / 1000
     lines = [
         _row("video", f"{duration(float(seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames"),
         _row("duration", "{} shortest, {} median, {} longest".format(*map(duration, quartiles.tolist()))),
-        _row(
-            "bytes", f"{size(summary.tar_bytes)} of tars, {size(summary.bytes.mean())} per clip, {mean_rate:.0f} kbit/s"
-        ),
         _row("size", shares(summary.sizes)),
         _row("rate", shares(summary.rates) + " frames per second"),
-        _row("colour", shares(summary.colours)),
-        _row("codec", f"{shares(summary.codecs)}; profile {', '.join(sorted(summary.profiles))}"),
-        _row(
-            "packets",
-            f"{summary.packets_per_key:.1f} per key frame, {percent(summary.droppable_share, 1)} are not referenced",
-        ),
+        _row("bytes", f"{size(summary.tar_bytes)} of tars"),
     ]
-    if summary.conforming < summary.num_samples:
-        lines.append(_row("conforming", percent(summary.conforming, summary.num_samples)))
+    if encoding.num_samples:
+        lines[-1] += f", {size(encoding.bytes.mean())} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
+        lines += _encoding(summary)
     extras = summary.generation.extras
     if flow := extras.get("flow"):
         how = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels per frame"
         lines.append(_row("flow", how))
     if "audio" in extras:
         lines.append(_row("audio", {"copy": "AAC and ALAC copied, others as AAC"}.get(extras["audio"], "AAC")))
-    if summary.whole:
-        lines.append(_row("whole", f"{count(summary.whole)} samples are decoded from their first packet"))
+    return lines
+
+
+def _encoding(summary: Summary) -> list[str]:
+    encoding = summary.encoding
+    lines = [
+        _row("colour", shares(encoding.colours)),
+        _row("codec", f"{shares(encoding.codecs)}; profile {', '.join(sorted(summary.profiles))}"),
+        _row(
+            "packets",
+            f"{encoding.packets_per_key:.1f} per key frame, {percent(encoding.droppable_share, 1)} are not referenced",
+        ),
+    ]
+    if encoding.conforming < encoding.num_samples:
+        lines.append(_row("conforming", percent(encoding.conforming, encoding.num_samples)))
+    if encoding.whole:
+        share = percent(encoding.whole, encoding.num_samples)
+        lines.append(_row("whole", f"{share} of the samples are decoded from their first packet"))
+    if not encoding.is_complete:
+        read = f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
+        lines.append(_row("", f"bytes per clip, colour, codec and packets are those of {read}"))
+    return lines
+
+
+def _split(values: Counter[str], seconds: Mapping[str, float]) -> str:
+    parts = [
+        f"{name} {count(number)} ({percent(number, values.total())}, {duration(seconds[name])})"
+        for name, number in values.most_common(_SPLITS)
+    ]
+    more = len(values) - len(parts)
+    return ", ".join([*parts, f"{count(more)} more"] if more else parts)
+
+
+def _columns(summary: Summary, width: int) -> list[str]:
+    lines, name = [], "columns"
+    for column in summary.columns[:_COLUMNS]:
+        missing = f", {percent(column.missing, summary.num_samples)} missing" if column.missing else ""
+        examples = ", ".join(column.examples)
+        line = _row(name, _plain(f"{column.name}: {column.kind}{missing}" + (f"; {examples}" if examples else "")))
+        lines.append(line if len(line) <= width else line[: width - 1] + "…")
+        name = ""
+    if more := len(summary.columns) - _COLUMNS:
+        lines += [_row("", f"and {count(more)} more")] if more > 0 else []
     return lines
 
 
@@ -108,20 +147,30 @@ def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]
     shown = classes[:top]
     names = [_plain(c.name) for c in shown]
     column = min(max(map(len, names)), 32)
-    room = max(8, width - _NAME - column - 10)
+    said = max(len(f"  {count(c.count)}, {duration(c.seconds)}{_by_split(c)}") for c in shown)
+    room = max(8, width - _NAME - column - said)
     lines = [_row("classes", line)]
     for name, c in zip(names, shown, strict=True):
         short = name if len(name) <= column else name[: column - 1] + "…"
-        lines.append(" " * _NAME + f"{short:{column}} {_bar(c.count / max(counts), room)} {count(c.count)}")
+        bar = _bar(c.count / max(counts), room)
+        lines.append(" " * _NAME + f"{short:{column}} {bar} {count(c.count)}, {duration(c.seconds)}{_by_split(c)}")
     if len(classes) > top:
         lines.append(" " * _NAME + f"and {count(len(classes) - top)} more; --top N lists N")
     return lines
 
 
+def _by_split(c: ClassCount) -> str:
+    if len(c.splits) < 2:
+        return ""
+    return _plain(" (" + ", ".join(f"{name} {count(number)}" for name, number in c.splits.items()) + ")")
+
+
 def _ledger(summary: Summary) -> list[str]:
-    rejected = summary.rejected.total()
-    packed = summary.sources - rejected
-    lines = [_row("sources", f"{count(summary.sources)}: {count(packed)} packed, {count(rejected)} rejected")]
+    statuses = [f"{count(summary.statuses[name])} {name}" for name in ("packed", "rejected")]
+    statuses += [f"{count(summary.statuses['removed'])} removed"] if summary.statuses["removed"] else []
+    lines = [_row("sources", f"{count(summary.sources)}: {', '.join(statuses)}")]
+    if summary.duplicates:
+        lines.append(" " * _NAME + f"{count(summary.duplicates):>6} duplicate: the same bytes as an earlier source")
     for reason, number in summary.rejected.most_common():
         meaning = MEANING[Reason(reason)] if reason in set(Reason) else ""
         lines.append(" " * _NAME + f"{count(number):>6} {reason}: {meaning}")

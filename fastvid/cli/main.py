@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastvid.errors import FastvidError, UsageError, naming_extras
+from fastvid.format.reason import because
 from fastvid.runtime.command_line import parse
 from fastvid.runtime.log_lines import log_to_stderr
 
@@ -23,11 +24,26 @@ COMMANDS: Final = {
     "add": ("fastvid.cli.add", "encode new videos into an existing dataset"),
     "inspect": ("fastvid.cli.inspect", "show what is in a dataset, in the terminal or as an HTML page"),
     "index": ("fastvid.cli.index", "make a dataset from video tars of other tools, or rebuild sidecars"),
+    "status": ("fastvid.cli.status", "show how far a job is, and what the dataset is"),
     "verify": ("fastvid.cli.verify", "check a dataset: hashes, checksums, index, every frame"),
     "remove": ("fastvid.cli.remove", "remove samples at once, without rewriting shards"),
     "relabel": ("fastvid.cli.relabel", "change labels, splits or captions of samples"),
+    "split": ("fastvid.cli.sets.split", "divide samples into splits, keeping the segments of a file together"),
+    "subset": ("fastvid.cli.sets.subset", "make a dataset of some of the samples, without encoding"),
+    "merge": ("fastvid.cli.sets.merge", "make one dataset of several, without encoding"),
+    "transcode": ("fastvid.cli.sets.transcode", "encode a dataset again, with its annotations"),
     "compact": ("fastvid.cli.compact", "rewrite shards without their removed samples"),
-    "gc": ("fastvid.cli.gc", "delete old generations and files that only they use"),
+    "export": (
+        "fastvid.cli.access.export",
+        "write samples with their current labels for other tools",
+    ),
+    "log": ("fastvid.cli.history.log", "list the generations of a dataset: when, what, why"),
+    "diff": ("fastvid.cli.history.diff", "show what differs between two generations"),
+    "tag": ("fastvid.cli.history.tag", "name a generation, and keep it"),
+    "gc": ("fastvid.cli.history.gc", "delete old generations and files that only they use"),
+    "find": ("fastvid.cli.access.find", "show where samples are: shard, row, bytes, source, removed"),
+    "get": ("fastvid.cli.access.get", "write a sample, a clip, a frame, a contact sheet or the sound to a file"),
+    "copy": ("fastvid.cli.access.copy", "copy a dataset between folders and stores, every file checked"),
     "bench": ("fastvid.cli.bench", "measure decoding, loading, sharding, training and scaling"),
     "doctor": ("fastvid.cli.doctor", "check which decoders and encoders work on this machine, and why others do not"),
     "demo": ("fastvid.cli.demo", "make a motion dataset, shard it, train on it, write a report"),
@@ -65,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(command)
             if getattr(module, "RAW_ARGUMENTS", False):
                 return int(module.run(command.parse_args(arguments[1:])))
-            return int(module.run(parse(command, arguments[1:])))
+            args = parse(command, arguments[1:])
+            with because(getattr(args, "reason", None) or ""):
+                return int(module.run(args))
     except FastvidError as error:
         print(f"fastvid {name}: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR

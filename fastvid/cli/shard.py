@@ -13,18 +13,25 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from fastvid.errors import UsageError, visible
 from fastvid.media.reasons import MEANING
+from fastvid.runtime.command_line import add_reason
+from fastvid.runtime.units import duration, size
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, get_profile
 from fastvid.sharding.engines.engine import ENGINES
+from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
+from fastvid.sharding.sources.annotations import FORMATS
+from fastvid.sharding.sources.sources import encode_name
 
 EXIT_REJECTED: Final = 3
+_NAMES: Final = 10  # most names in a line of an estimate
 _SHOWN: Final = 20  # most rejected sources listed in the summary
 
 
@@ -37,16 +44,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of videos, a video, or tars of samples; also s3:// and gs:// folders and files, http(s):// files; "
         "none if the annotations contain URLs",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the dataset; also s3:// and gs://")
+    parser.add_argument(
+        "--out", metavar="DIR", help="folder of the dataset; also s3:// and gs://; needed without --dry-run"
+    )
     parser.add_argument(
         "--annotations",
         action="append",
         default=[],
         metavar="FORMAT:PATH",
-        help="csv:FILE json:FILE list:FILE kinetics:FILE ucf101:DIR hmdb51:DIR sthv2:DIR diving48:PATH;"
-        " may be repeated",
+        help=f"a format, {', '.join(FORMATS)}, and a file or folder, also s3:// and gs:// URLs; may be repeated",
     )
+    add_columns(parser)
     parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one per line")
+    add_encoding_options(parser)
+    parser.add_argument(
+        "--audio",
+        default="drop",
+        choices=["drop", "copy", "aac"],
+        help="sound: none, AAC and ALAC as they are, or all encoded as AAC (default: %(default)s)",
+    )
+    add_engine_options(parser)
+    add_packing_options(parser)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write nothing: list what was found, encode a sample, and estimate size and time of the whole",
+    )
+    parser.add_argument(
+        "--sampled", type=int, default=SAMPLED, metavar="N", help="videos that --dry-run encodes (default: %(default)s)"
+    )
+
+
+def add_encoding_options(parser: argparse.ArgumentParser) -> None:
+    """Options of commands that choose how videos are encoded."""
     parser.add_argument("--profile", default="compact", help=f"one of {', '.join(PROFILES)} (default: %(default)s)")
     parser.add_argument("--short-side", type=int, metavar="PIXELS", help="short side (default: 256)")
     parser.add_argument("--crf", type=int, metavar="N", help="quality, lower is better (default: the profile's)")
@@ -57,38 +87,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--flow", default="dis", choices=["dis", "tvl1"], help="optical flow method (default: %(default)s)"
     )
     parser.add_argument("--flow-bound", type=float, metavar="PIXELS", help="largest motion per frame (default: 20)")
-    parser.add_argument("--audio", default="drop", choices=["drop", "copy", "aac"], help="default: %(default)s")
+
+
+def add_machines_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all jobs that can be shared among machines."""
     parser.add_argument(
-        "--engine", default="local", choices=list(ENGINES), help="where to encode (default: %(default)s)"
+        "--engine", default="local", choices=list(ENGINES), help="where to process sources (default: %(default)s)"
     )
     parser.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
         help="address of the Ray cluster (default: RAY_ADDRESS, or a cluster on this machine)",
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="sources encoded at once (default: one per core)")
+    parser.add_argument("--workers", type=int, metavar="N", help="sources processed at once (default: one per core)")
     parser.add_argument(
         "--part",
         metavar="I/N",
         help="only write shards I, I+N, I+2N, ... (I counts from 0) and commit nothing; finish with the same command "
         "without --part",
     )
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Options of commands that encode a whole dataset, on one machine or several."""
+    add_machines_options(parser)
     parser.add_argument(
         "--scratch",
         metavar="DIR",
         help="local folder for samples that are not yet packed (default: the dataset's, or TMPDIR for an object store)",
     )
-    add_packing_options(parser)
     parser.add_argument(
         "--allow-encoder-change", action="store_true", help="resume with another ffmpeg than the job began with"
+    )
+    add_reason(parser)
+
+
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add the option of all commands that read annotation tables."""
+    parser.add_argument(
+        "--columns",
+        metavar="NAME=COLUMN,...",
+        help="names for the columns of csv, json, jsonl, parquet and hf tables, such as "
+        "path=videoid,start=t0,end=t1,caption=text; a.b is a nested value, segments=COLUMN a list of segments",
     )
 
 
 def add_packing_options(parser: argparse.ArgumentParser) -> None:
     """Options of commands that pack sources into new shards."""
-    parser.add_argument("--samples-per-shard", type=int, default=SAMPLES_PER_SHARD, metavar="N", help="%(default)s")
     parser.add_argument(
-        "--max-seconds", type=float, default=MAX_SECONDS, metavar="S", help="longer videos are split; %(default)s"
+        "--samples-per-shard",
+        type=int,
+        default=SAMPLES_PER_SHARD,
+        metavar="N",
+        help="most videos in one shard (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        default=MAX_SECONDS,
+        metavar="S",
+        help="split longer videos into samples of at most S seconds (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--max-bad-frames",
+        metavar="N|P%",
+        help="keep the longest run without damage of a damaged video if at most N frames, or P %% of its frames, are "
+        "left out (default: reject it)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the order in the new shards (default: %(default)s)"
@@ -98,6 +162,11 @@ def add_packing_options(parser: argparse.ArgumentParser) -> None:
         "--reject-unreadable",
         action="store_true",
         help="reject sources that the disk does not deliver; without it the job stops at its end, to be resumed",
+    )
+    parser.add_argument(
+        "--drop-duplicates",
+        action="store_true",
+        help="hide samples of files with the same bytes as an earlier one; `fastvid compact` frees their bytes",
     )
     parser.add_argument("--follow-links", action="store_true", help="accept links that point outside their folder")
 
@@ -110,13 +179,19 @@ def add_allow_rejected(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the job and print its summary."""
+    """Run the job and print its summary, or the estimate."""
+    if args.dry_run:
+        print(estimate_text(_estimate(args)))
+        return 0
+    if args.out is None:
+        raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
     report = run_job(
         args.sources,
         args.out,
         annotations=args.annotations,
+        columns=args.columns,
         class_names=class_names(args.classes),
-        profile=_profile(args),
+        profile=chosen_profile(args),
         streams=args.streams,
         audio=args.audio,
         flow=args.flow,
@@ -126,10 +201,12 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         samples_per_shard=args.samples_per_shard,
         max_seconds=args.max_seconds,
+        max_bad_frames=args.max_bad_frames,
         seed=args.seed,
         follow_links=args.follow_links,
         allow_encoder_change=args.allow_encoder_change,
         reject_unreadable=args.reject_unreadable,
+        drop_duplicates=args.drop_duplicates,
         part=args.part,
         scratch=args.scratch,
     )
@@ -141,27 +218,83 @@ def summary(report: JobReport) -> str:
     """Render counts by reason, sizes, and the first rejected sources."""
     rows = report.ledger.to_pylist()
     packed = [row for row in rows if row["status"] == "packed"]
-    rejected = [row for row in rows if row["status"] != "packed"]
+    rejected = [row for row in rows if row["status"] == "rejected"]
     lines = [] if report.part is None else [f"part {report.part}; run the command without --part to write the dataset"]
     lines.append(f"{len(packed):8} packed")
     changes = Counter(warning for row in packed for warning in row["warnings"] or ())
     lines += [f"{count:8}   {change}" for change, count in sorted(changes.items())]
+    if removed := sum(row["status"] == "removed" for row in rows):
+        lines.append(f"{removed:8} removed")
     lines.append(f"{len(rejected):8} rejected")
     lines += [f"{count:8}   {reason.value}: {MEANING[reason]}" for reason, count in sorted(report.rejected.items())]
     lines += [f"{count:8} ignored: {kind}" for kind, count in sorted(report.ignored.items())]
-    bytes_in, bytes_out = (sum(row[name] or 0 for row in packed) for name in ("bytes_in", "bytes_out"))
+    # The clips of a file have a row each.
+    bytes_in = sum({row["path"]: row["bytes_in"] or 0 for row in packed}.values())
+    bytes_out = sum(row["bytes_out"] or 0 for row in packed)
     shards = len({row["shard"] for row in packed})
     frames = sum(row["num_frames"] or 0 for row in packed)
     lines.append(f"{report.dataset}: {shards} shards, {frames} frames, {bytes_out / 1e6:.1f} MB")
     if bytes_in:
         lines[-1] += f" from {bytes_in / 1e6:.1f} MB ({100 * bytes_out / bytes_in:.0f} %)"
+    copies = [row for row in rows if "duplicate" in (row["warnings"] or ())]
+    if copies:
+        what = "1 source is a copy of another" if len(copies) == 1 else f"{len(copies)} sources are copies of others"
+        lines.append(f"{what}, by SHA-256" + ("" if copies[0]["status"] == "packed" else "; their samples are hidden"))
+    lines += [f"duplicate {row['source_id']}: {row['message']}" for row in copies[:_SHOWN]]
+    if len(copies) > _SHOWN:
+        lines.append(f"and {len(copies) - _SHOWN} more in ledger.parquet")
     lines += [f"rejected {row['source_id']}: {row['reason']}: {row['message']}" for row in rejected[:_SHOWN]]
     if len(rejected) > _SHOWN:
         lines.append(f"and {len(rejected) - _SHOWN} more in ledger.parquet")
     return "\n".join(map(visible, lines))
 
 
-def _profile(args: argparse.Namespace) -> Profile:
+def _estimate(args: argparse.Namespace) -> DryRun:
+    return estimate_job(
+        args.sources,
+        annotations=args.annotations,
+        columns=args.columns,
+        class_names=class_names(args.classes),
+        profile=chosen_profile(args),
+        streams=args.streams,
+        audio=args.audio,
+        flow=args.flow,
+        flow_bound=args.flow_bound,
+        workers=args.workers,
+        samples_per_shard=args.samples_per_shard,
+        max_seconds=args.max_seconds,
+        max_bad_frames=args.max_bad_frames,
+        seed=args.seed,
+        follow_links=args.follow_links,
+        sampled=args.sampled,
+    )
+
+
+def estimate_text(run: DryRun) -> str:
+    """Render what a job would do, and the estimate."""
+    estimate, missing, classes = run.estimate, run.missing, run.class_counts
+    bytes_in = sum(source.size for source in run.found.sources)
+    lines = [f"{len(run.found.sources):8} sources" + (f", {size(bytes_in)}" if bytes_in else "")]
+    named = [f"{name} {number}" for name, number in classes.items()]
+    lines.append(f"{len(classes):8} classes" + (f": {_first(named)}" if named else ""))
+    for column, counts in sorted(run.split_counts.items()):
+        lines.append(f"{len(counts):8} values of {column}: {_first([f'{name} {n}' for name, n in counts.items()])}")
+    if missing:
+        lines.append(f"{len(missing):8} without a file: {_first([encode_name(source.id) for source in missing])}")
+    lines += [f"{number:8} ignored: {kind}" for kind, number in sorted(run.found.ignored.items())]
+    lines.append(f"{estimate.sampled:8} encoded as a sample")
+    lines += [f"{number:8}   rejected, {reason}" for reason, number in sorted(run.rejected.items())]
+    lines.append(f"{estimate.sentence()}, {duration(run.footage.total)} of footage ({run.footage.spread()})")
+    lines.append("an estimate: 95 % interval, if the videos that were not sampled are like those that were")
+    return "\n".join(map(visible, lines))
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+
+
+def chosen_profile(args: argparse.Namespace) -> Profile:
+    """Return the profile that `add_encoding_options` describes."""
     return get_profile(args.profile).changed(short_side=args.short_side, crf=args.crf, gop=args.gop, fps=args.fps)
 
 

@@ -2,7 +2,8 @@
 
 ``FASTVID_FAULT=rename:3`` kills this process with SIGKILL when it reaches the point "rename" for the third time;
 without a number, the first time. ``FASTVID_FAULT=source:3:EIO`` raises an OSError with that errno instead, and
-``source:/3:EIO`` every third time. If the variable is unset, a point costs one environment lookup.
+``source:/3:EIO`` every third time. ``ledger:2:WAIT`` stays at the point for ever, while other threads go on. If the
+variable is unset, a point costs one environment lookup.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections import Counter
 
 VARIABLE = "FASTVID_FAULT"
@@ -18,7 +20,7 @@ _reached: Counter[str] = Counter()
 
 
 def reach(point: str) -> None:
-    """Kill the process, or raise an OSError, if the environment names this point."""
+    """Kill the process, raise an OSError or wait for ever, if the environment names this point."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return
@@ -30,6 +32,8 @@ def reach(point: str) -> None:
     every, count = number.startswith("/"), int(number.removeprefix("/") or 1)
     if _reached[point] % count if every else _reached[point] != count:
         return
+    if code == "WAIT":
+        threading.Event().wait()
     if code:
         failure = int(getattr(errno, code))
         raise OSError(failure, os.strerror(failure))

@@ -57,10 +57,18 @@ class Progress:
             self._say(self.text(time.monotonic()))
             sys.stderr.write("\n")
 
+    def rate(self, now: float) -> float:
+        """Return the items finished per second in the last minutes.
+
+        Args:
+            now: The time on the monotonic clock.
+        """
+        since, before = self._marks[0]
+        return (self.done - before) / (now - since) if now > since else 0.0
+
     def text(self, now: float) -> str:
         """Return the current progress as text."""
-        since, before = self._marks[0]
-        rate = (self.done - before) / (now - since) if now > since else 0.0
+        rate = self.rate(now)
         parts = [f"{self.done}/{self.total} {self.what}"]
         if rate > 0:
             parts += [f"{rate:.2f}/s", f"{_duration((self.total - self.done) / rate)} left"]

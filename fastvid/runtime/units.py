@@ -63,5 +63,5 @@ def shares(counts: Counter[str], top: int = 4) -> str:
     total = counts.total()
     parts = [f"{name} {percent(number, total)}" for name, number in counts.most_common(top)]
     if len(counts) > top:
-        parts.append(f"{len(counts) - top} others")
+        parts.append("1 other" if len(counts) - top == 1 else f"{len(counts) - top} others")
     return ", ".join(parts)

@@ -20,16 +20,18 @@ from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.runtime import faults
 from fastvid.sharding.change.edit import ClassNames
-from fastvid.sharding.change.merge import KnownSource, known_sources, merge_parts
+from fastvid.sharding.change.merge import KnownSource, known_sources, merge_parts, number_labels
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.streams import same_streams
-from fastvid.sharding.engines.local_engine import LocalEngine
+from fastvid.sharding.engines.engine import open_engine
+from fastvid.sharding.job.blocked import read_blocked
 from fastvid.sharding.job.identity import differences
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts
-from fastvid.sharding.job.ledger import read_part
+from fastvid.sharding.job.ledger import is_nameless, read_part, rows_table
 from fastvid.sharding.job.lock import lock_folder
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart
 from fastvid.sharding.job.run import Job
+from fastvid.sharding.job.shard_work import EncodeShards
 from fastvid.sharding.job.staging import Staging
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, encode_name
 from fastvid.sharding.sources.tar_sources import gather_sources
@@ -62,16 +64,22 @@ def add_sources(
     sources: Sequence[str] | str,
     *,
     annotations: Sequence[str] | str | None = None,
+    columns: str | Mapping[str, str] | None = None,
     class_names: Sequence[str] = (),
+    engine: str = "local",
+    ray_address: str | None = None,
     workers: int | None = None,
+    part: JobPart | str | None = None,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     max_seconds: float = MAX_SECONDS,
+    max_bad_frames: int | str | None = None,
     seed: int = 0,
     follow_links: bool = False,
     prefix: str | None = None,
     retry_rejected: bool = False,
     allow_encoder_change: bool = False,
     reject_unreadable: bool = False,
+    drop_duplicates: bool = False,
     limits: Limits | None = None,
 ) -> Added:
     """Encode the sources that a dataset does not know yet, with its own profile, and add them.
@@ -83,10 +91,17 @@ def add_sources(
         dataset: Folder of the dataset.
         sources: Folders of videos, or single files.
         annotations: ``format:path``, one or several; by default the class of a video is its folder.
+        columns: Names for the columns of annotation tables, such as ``path=videoid,caption=text``.
         class_names: Names for integer labels.
-        workers: Worker processes; by default one per core.
+        engine: Where to encode; see `fastvid.sharding.job.job.run_job`.
+        ray_address: Address of the Ray cluster's head.
+        workers: Sources encoded in parallel; by default one per core.
+        part: Make only every N-th of the new shards, from the I-th, as ``I/N``, and add nothing yet. Parts may run in
+            parallel; after they have finished, the same call without `part` makes the remaining shards and adds all.
         samples_per_shard: Maximum number of sources in a shard.
         max_seconds: Longer videos are split into segments of equal length, none longer than this.
+        max_bad_frames: The most frames that may be left out of a damaged video, as for
+            `fastvid.sharding.job.job.run_job`.
         seed: Seed of the order of samples in the new shards.
         follow_links: Whether to follow symbolic links that point outside their folder.
         prefix: Prepended to the names of all sources, with a slash.
@@ -95,6 +110,8 @@ def add_sources(
             build of ffmpeg; each shard records its build.
         reject_unreadable: Whether to reject sources that their disk does not deliver; see
             `fastvid.sharding.job.job.run_job`.
+        drop_duplicates: Whether to hide samples of sources with the same bytes as another one: one that the dataset
+            has already, or the first of the new ones by id.
         limits: Limits per source.
 
     Raises:
@@ -107,30 +124,50 @@ def add_sources(
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
-    with lock_folder(storage) as check:
+    mine = JobPart.parse(part) if isinstance(part, str) else part
+    with lock_folder(storage, mine) as check:
         _, generation = read_generation(storage)
         settings = _settings(generation, limits or Limits(), max_seconds, allow_encoder_change=allow_encoder_change)
+        bad = None if max_bad_frames is None else str(max_bad_frames)
+        settings = replace(settings, blocked=read_blocked(storage), max_bad_frames=bad)
         scratch = open_storage(f"{storage.url}/{_FOLDER}")
-        if _is_merged(storage, scratch, generation):
+        # While other parts run, what has no ledger row yet may be theirs.
+        if mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
-        every = gather_sources(sources, annotations, class_names=class_names, follow_links=follow_links)
+        every = gather_sources(
+            sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links
+        )
         found = _new_sources(storage, generation, every, prefix=prefix, retry_rejected=retry_rejected)
         known = len(every.sources) - len(found.sources)
         if not found.sources:
             return Added(JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored), generation.number, known)
+        classes, labels = number_labels(generation, found)
         job = Job(
             scratch,
-            found,
-            settings,
-            seed=seed,
-            samples_per_shard=samples_per_shard,
+            EncodeShards(
+                scratch,
+                found,
+                settings,
+                seed=seed,
+                samples_per_shard=samples_per_shard,
+                drop_duplicates=drop_duplicates,
+                classes=classes,
+                labels=labels,
+                generation=generation.number + 1,
+            ),
+            part=mine,
             reject_unreadable=reject_unreadable,
             added_to=storage,
+            command="add",
         )
-        parts = job.run(LocalEngine(settings, workers), check, allow_encoder_change=allow_encoder_change)
+        place = open_engine(engine, settings, workers=workers, address=ray_address)
+        parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
+        if mine is not None:
+            rows = rows_table(row for part in parts for row in part.rows)
+            return Added(JobReport(storage.url, rows, found.ignored, mine), generation.number, known)
         faults.reach("encoded")
-        number, ledger = merge_parts(storage, scratch, parts, found, settings.profile)
+        number, ledger = merge_parts(storage, scratch, parts, found, settings.profile, drop_duplicates=drop_duplicates)
         _delete_shards(scratch)
         job.end()
     return Added(JobReport(storage.url, ledger, found.ignored), number, known)
@@ -150,7 +187,9 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, all
         ) from error
     if not profile.runs_on(build):
         raise MissingDependency(f"{build.path} has no encoder {profile.encoder!r}", hint="name one in FASTVID_FFMPEG")
-    changed = next(differences(shard.encoder, build.identity()), None)
+    # A shard of copies that was restored from its tar names no build.
+    before = shard.encoder or (build.identity() if profile.copies else {})
+    changed = next(differences(before, build.identity()), None)
     if changed is not None and not allow_encoder_change:
         name, old, new = changed
         raise JobError(
@@ -170,8 +209,10 @@ def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bo
     stems = [PurePosixPath(name).stem for name in names if name.endswith(".parquet")]
     rows = [row for stem in stems for row in read_part(scratch, stem).rows]
     known = known_sources(storage, generation) if rows else {}
-    # The encoding time of a source distinguishes this attempt from an earlier one.
-    return all(row["source_id"] in known and known[row["source_id"]].seconds == row["seconds"] for row in rows)
+    # The encoding time of a source distinguishes this attempt from an earlier one. A blocked source leaves no row.
+    blocked = read_blocked(storage)
+    named = [row for row in rows if not is_nameless(row) and row["source_sha256"] not in blocked]
+    return all(row["source_id"] in known and known[row["source_id"]].seconds == row["seconds"] for row in named)
 
 
 def _delete_shards(scratch: Storage) -> None:
@@ -191,7 +232,7 @@ def _new_sources(
     """
     sources = every.sources
     if prefix is not None:
-        sources = assign_keys([replace(source, id=f"{prefix}/{source.id}") for source in sources])
+        sources = assign_keys([source.below(prefix) for source in sources])
     known = known_sources(storage, generation)
     # An unsplit file may have another name this time, if another folder is given as the source.
     paths = {row.path: row for name, row in known.items() if "#" not in name}
@@ -209,9 +250,10 @@ def _new_sources(
                 file=row.path,
                 hint="use --prefix NAME to prepend a name to those of all new sources",
             )
-    names = ClassNames(generation.classes, [source.label for source in new], grow=not _numbered(every))
-    for source in new:
-        names.index(source.label, source.key)
+    labels = [(source.key, name) for source in new for name in source.class_names]
+    names = ClassNames(generation.classes, [name for _, name in labels], grow=not _numbered(every))
+    for key, name in labels:
+        names.index(name, key)
     return SourceList(_free_keys(storage, generation, new, known), every.classes, every.ignored)
 
 

@@ -19,6 +19,8 @@ from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.units import things
+from fastvid.sharding.job.commit import hide_rows
+from fastvid.sharding.sources.rows import LABELS
 from fastvid.storage import Storage
 
 # Number of unknown keys that a message lists.
@@ -72,7 +74,7 @@ def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
 
     def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
         nonlocal found
-        _rows_of(table, wanted, storage)
+        rows_of(table, wanted, storage)
         named = pc.is_in(table["key"], value_set=wanted)
         before = table["removed"]
         already = pc.sum(pc.and_(named, before)).as_py()
@@ -80,7 +82,7 @@ def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
         if not found.removed:
             return None
         note = f"remove {things(found.removed, 'sample')}"
-        return replace(generation, note=note), _with(table, "removed", pc.or_(named, before))
+        return replace(generation, note=note), hide_rows(table, named)
 
     current = change(storage, edit)
     return replace(found, generation=current.number)
@@ -94,7 +96,7 @@ def relabel_samples(
     Args:
         storage: The dataset's folder.
         rows: For each key its new values by column. ``label`` is a class name, an index into the classes, or None for
-            no label; other columns are changed, or added if new.
+            no label; ``labels`` is a list of such; other columns are changed, or added if new.
         new_classes: Whether to append unknown class names. A dataset without classes accepts any.
         note: Origin that the generation records.
 
@@ -116,9 +118,9 @@ def relabel_samples(
 
     def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
         nonlocal done
-        indices = _rows_of(table, pa.array(list(rows), pa.string()), storage)
+        indices = rows_of(table, pa.array(list(rows), pa.string()), storage)
         changed = np.zeros(table.num_rows, dtype=bool)
-        labels = [row["label"] for row in rows.values() if "label" in row]
+        labels = [name for row in rows.values() for name in (row.get("label"), *(row.get(LABELS) or ()))]
         classes, touched = ClassNames(generation.classes, labels, grow=new_classes), []
         for name in columns:
             old: list[Any] = table[name].to_pylist() if name in table.column_names else [None] * table.num_rows
@@ -126,7 +128,11 @@ def relabel_samples(
             for index, (key, row) in zip(indices, rows.items(), strict=True):
                 if name in row:
                     value = row[name]
-                    values[index] = classes.index(value, key) if name == "label" else value
+                    if name == "label":
+                        value = classes.index(value, key)
+                    elif name == LABELS and value is not None:
+                        value = [classes.name(part, key) for part in value]
+                    values[index] = value
             differs = np.asarray([a != b for a, b in zip(old, values, strict=True)])
             if differs.any() or name not in table.column_names:
                 kind = table.schema.field(name).type if name in table.column_names else None
@@ -143,7 +149,7 @@ def relabel_samples(
     return replace(done, generation=current.number)
 
 
-def _rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
+def rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
     """Return the row of each key.
 
     Raises:
@@ -204,6 +210,15 @@ class ClassNames:
         self._known[text] = len(self.names)
         self.names.append(text)
         return len(self.names) - 1
+
+    def name(self, value: Any, key: str) -> str:
+        """Return the name of a class given by name or index; without class names, the index as text.
+
+        Raises:
+            UsageError: If the class is unknown and may not be added.
+        """
+        index = self.index(value, key)
+        return str(value) if index is None or index >= len(self.names) else self.names[index]
 
 
 def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:

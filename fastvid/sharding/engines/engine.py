@@ -1,8 +1,9 @@
 """The protocol of engines, which encode sources, and the list of engines.
 
-An engine takes tasks and yields one outcome for each, in any order, even if workers die. It decides nothing else: the
-job decides what is encoded, what is retried, where samples are written and what goes into the ledger, so every engine
-produces the same bytes. A new engine is a class with `run` and `close`, and a line in ENGINES.
+An engine takes tasks and yields one outcome for each, in any order, even if workers die. Consecutive tasks of one file
+should go to one worker, which then fetches and probes it once (`fastvid.sharding.work.group`). The engine decides
+nothing else: the job decides what is encoded, what is retried, where samples are written and what goes into the ledger,
+so every engine produces the same bytes. A new engine is a class with `run` and `close`, and a line in ENGINES.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fastvid.sharding.work.messages import Outcome, Settings, Task
 class Engine(Protocol):
     """Runs tasks in other processes or machines.
 
-    A task is a call of `fastvid.sharding.work.encode_source.encode_source`, which may crash, hang or return garbage.
+    Tasks of one file are a call of `fastvid.sharding.work.encode_source.encode_clips`, which may crash, hang or return
+    garbage; bytes and verdicts are the same if each task is called by itself.
 
     Args:
         settings: Settings that all tasks share.

@@ -1,10 +1,10 @@
-"""Encode in local processes. If one crashes or hangs, only its task gets a transient outcome."""
+"""Encode in local processes. If one crashes or hangs, only the task that it worked on gets a transient outcome."""
 
 from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from fastvid.errors import FormatError, UsageError, WorkerError
@@ -12,6 +12,7 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.children import how_it_ended
 from fastvid.runtime.cores import available_cores
 from fastvid.sharding.engines.child import Child
+from fastvid.sharding.work.group import group_by_file
 from fastvid.sharding.work.messages import Outcome, Settings, Task
 
 # Time for a worker to import its libraries, before its first message.
@@ -23,7 +24,7 @@ _EXIT_SECONDS: Final = 2.0
 
 
 class LocalEngine:
-    """Encodes in processes on this machine, one source at a time in each.
+    """Encodes in processes on this machine, one file at a time in each.
 
     Args:
         settings: Settings that all tasks share.
@@ -41,6 +42,7 @@ class LocalEngine:
         self.workers = workers or available_cores()
         self._pool: list[_WorkerProcess] = []
         self._startup_deaths = 0
+        self._unfinished: list[list[Task]] = []
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -50,7 +52,7 @@ class LocalEngine:
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """See `fastvid.sharding.engines.engine.Engine`."""
-        waiting = iter(tasks)
+        waiting = group_by_file(tasks)
         outcomes: list[Outcome] = []
         with selectors.DefaultSelector() as selector:
             for worker in self._pool:
@@ -60,7 +62,7 @@ class LocalEngine:
                 self._assign(waiting, selector)
                 yield from outcomes
                 outcomes.clear()
-                busy = [worker for worker in self._pool if worker.task is not None]
+                busy = [worker for worker in self._pool if worker.tasks]
                 if not busy:
                     return
                 pause = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
@@ -77,11 +79,11 @@ class LocalEngine:
             worker.child.kill()
         self._pool = []
 
-    def _assign(self, waiting: Iterator[Task], selector: selectors.BaseSelector) -> None:
-        idle = [worker for worker in self._pool if worker.task is None]
+    def _assign(self, waiting: Iterator[list[Task]], selector: selectors.BaseSelector) -> None:
+        idle = [worker for worker in self._pool if not worker.tasks]
         while idle or len(self._pool) < self.workers:
-            task = next(waiting, None)
-            if task is None:
+            tasks = self._unfinished.pop() if self._unfinished else next(waiting, None)
+            if tasks is None:
                 return
             if idle:
                 worker = idle.pop()
@@ -89,56 +91,54 @@ class LocalEngine:
                 worker = _WorkerProcess(self.settings)
                 self._pool.append(worker)
                 selector.register(worker.child.output, selectors.EVENT_READ, worker)
-            worker.assign(task)
+            worker.assign(tasks)
 
     def _poll(self, selector: selectors.BaseSelector, pause: float, outcomes: list[Outcome]) -> None:
         """Wait for messages or a deadline, and append the finished outcomes."""
         for key, _ in selector.select(pause):
-            outcome = self._receive(key.data, selector)
-            if outcome is not None:
-                outcomes.append(outcome)
+            worker: _WorkerProcess = key.data
+            try:
+                for outcome in worker.receive():
+                    outcomes.append(outcome)
+                    self._startup_deaths = 0
+            except (FormatError, EOFError):
+                outcomes += self._remove(worker, selector, stuck=False)
         for worker in [worker for worker in self._pool if worker.overdue]:
-            outcome = self._remove(worker, selector, stuck=True)
-            if outcome is not None:
-                outcomes.append(outcome)
+            outcomes += self._remove(worker, selector, stuck=True)
 
-    def _receive(self, worker: _WorkerProcess, selector: selectors.BaseSelector) -> Outcome | None:
-        try:
-            outcome = worker.receive()
-        except (FormatError, EOFError):
-            return self._remove(worker, selector, stuck=False)
-        if outcome is not None:
-            self._startup_deaths = 0
-        return outcome
-
-    def _remove(self, worker: _WorkerProcess, selector: selectors.BaseSelector, *, stuck: bool) -> Outcome | None:
-        """Remove a worker that has died or is stuck; return the outcome of its task, if it had one."""
+    def _remove(self, worker: _WorkerProcess, selector: selectors.BaseSelector, *, stuck: bool) -> list[Outcome]:
+        """Remove a worker that has died or is stuck; return the outcomes of the tasks that it worked on."""
         selector.unregister(worker.child.output)
         self._pool.remove(worker)
         if not stuck:
             worker.child.wait(_EXIT_SECONDS)
         status, error = worker.child.kill()
-        task, how = worker.task, how_it_ended(status)
+        how = how_it_ended(status)
         if worker.phase == "start":
             self._startup_deaths += 1
             if self._startup_deaths >= _MAX_STARTUP_DEATHS:
                 raise WorkerError(f"{_MAX_STARTUP_DEATHS} workers in a row died on startup: {error or how}")
-        if task is None:
-            return None
         spent = time.monotonic() - worker.since
+        reason, message = Reason.CRASHED, f"the worker {how} in phase {worker.phase}{f': {error}' if error else ''}"
         if stuck:
-            message = f"phase {worker.phase} exceeded its limit of {worker.allowed:.0f} s"
-            return Outcome(task.index, reason=Reason.TIMEOUT, message=message, transient=True, seconds=spent)
-        message = f"the worker {how} in phase {worker.phase}{f': {error}' if error else ''}"
-        return Outcome(task.index, reason=Reason.CRASHED, message=message, transient=True, seconds=spent)
+            reason, message = Reason.TIMEOUT, f"phase {worker.phase} exceeded its limit of {worker.allowed:.0f} s"
+        # Other clips of the file are not to blame, and go to another worker.
+        blamed = [index for index in worker.tasks if index in worker.current]
+        if worker.phase == "start":
+            blamed = blamed[:1]
+        rest = [task for index, task in worker.tasks.items() if index not in blamed]
+        if rest:
+            self._unfinished.append(rest)
+        return [Outcome(index, reason=reason, message=message, transient=True, seconds=spent) for index in blamed]
 
 
 class _WorkerProcess:
-    """One worker process, its task and its phase."""
+    """One worker process, its unfinished tasks by index, those that it works on, and its phase."""
 
     def __init__(self, settings: Settings) -> None:
         self.child = Child("fastvid.sharding.engines.worker")
-        self.task: Task | None = None
+        self.tasks: dict[int, Task] = {}
+        self.current: frozenset[int] = frozenset()
         self.phase, self.allowed, self.since = "start", _START_SECONDS, time.monotonic()
         self.child.send(settings.to_json())
 
@@ -149,34 +149,37 @@ class _WorkerProcess:
 
     @property
     def overdue(self) -> bool:
-        """Whether it has a task and is past its deadline."""
-        return self.task is not None and time.monotonic() > self.deadline
+        """Whether it has tasks and is past its deadline."""
+        return bool(self.tasks) and time.monotonic() > self.deadline
 
-    def assign(self, task: Task) -> None:
-        """Send a task to the worker, which must be idle."""
-        self.task, self.since = task, time.monotonic()
+    def assign(self, tasks: Sequence[Task]) -> None:
+        """Send tasks of one file to the worker, which must be idle."""
+        self.tasks, self.since = {task.index: task for task in tasks}, time.monotonic()
+        self.current = frozenset(self.tasks)
         if self.phase != "start":
             self.phase, self.allowed = "wait", _START_SECONDS
-        self.child.send(task.to_json())
+        self.child.send({"tasks": [task.to_json() for task in tasks]})
 
-    def receive(self) -> Outcome | None:
-        """Process the messages that have arrived; return the outcome if it is complete.
+    def receive(self) -> Iterator[Outcome]:
+        """Process the messages that have arrived; yield the outcomes that are complete.
 
         Raises:
             EOFError: If the worker has closed its output.
             FormatError: If it violates the protocol.
         """
-        outcome: Outcome | None = None
         header: dict[str, Any]
         for header, blobs in self.child.receive():
-            if outcome is not None:
-                raise FormatError("the worker sent data after its outcome")
+            if not self.tasks:
+                raise FormatError("the worker sent data after its last outcome")
             if "phase" in header:
                 self.phase, self.allowed, self.since = str(header["phase"]), float(header["seconds"]), time.monotonic()
                 continue
+            if "begins" in header:
+                self.current = frozenset(header["begins"])
+                continue
             outcome = Outcome.from_parts(header, blobs)
-            if self.task is None or outcome.index != self.task.index:
+            if self.tasks.pop(outcome.index, None) is None:
                 raise FormatError("the worker replied to a task it was not given")
-        if outcome is not None:
-            self.task, self.phase = None, "idle"
-        return outcome
+            if not self.tasks:
+                self.phase = "idle"
+            yield outcome

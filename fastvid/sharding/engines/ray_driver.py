@@ -27,7 +27,7 @@ from fastvid.sharding.work.messages import Outcome
 # Seconds between checks of the cluster's size, and of the job's messages while tasks run.
 _SIZE_CHECK_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.1
-# Tasks submitted per CPU: one runs, the others are queued, so that no CPU waits for the job.
+# Groups of tasks submitted per CPU: one runs, the others are queued, so that no CPU waits for the job.
 _TASKS_PER_CPU: Final = 2
 _CONNECT_SECONDS: Final = 20.0
 _SAME_VERSION_HINT: Final = "install the same fastvid on every node"
@@ -63,7 +63,7 @@ class _ClusterClient:
         _connect(ray, start["address"], self.workers)
         # Ray retries only after system failures such as a node's death; our own exceptions are final.
         self.remote = ray.remote(num_cpus=1, max_retries=int(start["retries"]))(ray_work.encode)
-        self.running: dict[Any, dict[str, Any]] = {}
+        self.running: dict[Any, list[dict[str, Any]]] = {}
         self._size_checked_at = 0.0
         self._size: tuple[int, int] | None = None
 
@@ -75,12 +75,13 @@ class _ClusterClient:
                 if "stop" in message:
                     self.ray.shutdown()
                     return
-                task = message["task"]
-                self.running[self.remote.remote(__version__, self.settings, json.dumps(task))] = task
+                tasks = message["tasks"]
+                self.running[self.remote.remote(__version__, self.settings, json.dumps(tasks))] = tasks
             if self.running:
                 done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=_POLL_SECONDS)
                 for reference in done:
-                    self.parent.send(self._outcome(reference, self.running.pop(reference)))
+                    for outcome in self._outcomes(reference, self.running.pop(reference)):
+                        self.parent.send(outcome)
 
     def _messages(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived; if no task is running, wait a little for the first one."""
@@ -105,10 +106,10 @@ class _ClusterClient:
             slots = self.workers or _TASKS_PER_CPU * size[1]
             self.parent.send(pack({"slots": slots, "cluster": f"{things(size[0], 'node')}, {things(size[1], 'CPU')}"}))
 
-    def _outcome(self, reference: Any, task: dict[str, Any]) -> bytes:
+    def _outcomes(self, reference: Any, tasks: list[dict[str, Any]]) -> list[bytes]:
         errors = self.ray.exceptions
         try:
-            node, piece = self.ray.get(reference)
+            node, pieces = self.ray.get(reference)
         except errors.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, FastvidError):
@@ -122,15 +123,18 @@ class _ClusterClient:
         ) as error:
             # All of Ray's retries have failed.
             message = f"on the Ray cluster: {_summarize(error)}"
-            return Outcome(task["index"], reason=Reason.CRASHED, message=message, transient=True).to_bytes()
+            return [
+                Outcome(task["index"], reason=Reason.CRASHED, message=message, transient=True).to_bytes()
+                for task in tasks
+            ]
         except errors.RayError as error:
             raise WorkerError(f"the Ray cluster failed: {_summarize(error)}") from error
-        outcome = Outcome.from_bytes(piece)
-        if outcome.reason is Reason.MISSING and os.path.exists(task["path"]):
+        missing = any(Outcome.from_bytes(piece).reason is Reason.MISSING for piece in pieces)
+        if missing and os.path.exists(path := tasks[0]["path"]):
             raise WorkerError(
-                f"{task['path']} does not exist on node {node}", hint="mount the sources at the same path on all nodes"
+                f"{path} does not exist on node {node}", hint="mount the sources at the same path on all nodes"
             )
-        return bytes(piece)
+        return [bytes(piece) for piece in pieces]
 
 
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:

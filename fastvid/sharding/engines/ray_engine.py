@@ -18,6 +18,7 @@ from typing import Any, Final
 from fastvid.errors import FormatError, MissingDependency, WorkerError
 from fastvid.runtime.children import how_it_ended
 from fastvid.sharding.engines.child import Child
+from fastvid.sharding.work.group import group_by_file
 from fastvid.sharding.work.messages import Outcome, Settings, Task
 
 _LOG = logging.getLogger(__name__)
@@ -38,14 +39,14 @@ _SHUTDOWN_SECONDS: Final = 20.0
 
 
 class RayEngine:
-    """Encodes on the nodes of a Ray cluster, one source at a time per CPU.
+    """Encodes on the nodes of a Ray cluster, one file at a time per CPU.
 
     Every node needs the same fastvid, the same build of ffmpeg, and the sources at the same paths. Only this process
     writes to the dataset.
 
     Args:
         settings: Settings that all tasks share.
-        workers: Number of sources encoded at the same time; by default the cluster's number of CPUs, which is updated
+        workers: Number of files encoded at the same time; by default the cluster's number of CPUs, which is updated
             when the cluster grows or shrinks.
         address: Address of the cluster's head, ``host:port`` or ``auto``; by default RAY_ADDRESS if set, else a cluster
             is started on this machine and stopped at the end.
@@ -65,18 +66,19 @@ class RayEngine:
             self._environment = _ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self._child: Child | None = None
         self._slots = 0
-        self._open: set[int] = set()
+        # The unfinished tasks of each file that the cluster has.
+        self._open: list[set[int]] = []
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """See `fastvid.sharding.engines.engine.Engine`."""
-        waiting = iter(tasks)
-        task = next(waiting, None)
-        while task is not None or self._open:
+        waiting = group_by_file(tasks)
+        group = next(waiting, None)
+        while group is not None or self._open:
             child = self._connected_child()
-            while task is not None and len(self._open) < self._slots:
-                self._open.add(task.index)
-                child.send({"task": task.to_json()})
-                task = next(waiting, None)
+            while group is not None and len(self._open) < self._slots:
+                self._open.append({task.index for task in group})
+                child.send({"tasks": [task.to_json() for task in group]})
+                group = next(waiting, None)
             try:
                 for header, blobs in child.receive():
                     outcome = self._handle_message(header, blobs)
@@ -119,7 +121,10 @@ class RayEngine:
             _LOG.info("Ray cluster: %s", header["cluster"])
             return None
         outcome = Outcome.from_parts(header, blobs)
-        if outcome.index not in self._open:
+        group = next((group for group in self._open if outcome.index in group), None)
+        if group is None:
             raise FormatError("the Ray cluster replied to a task it was not given")
-        self._open.discard(outcome.index)
+        group.discard(outcome.index)
+        if not group:
+            self._open.remove(group)
         return outcome

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
+from typing import Any
 
 from fastvid import __version__
 from fastvid.errors import JobError, WorkerError
@@ -20,8 +21,8 @@ from fastvid.sharding.work.messages import Settings, Task
 _engines: dict[str, LocalEngine] = {}
 
 
-def encode(version: str, settings: str, task: str) -> tuple[str, bytes]:
-    """Run one task, given as JSON; return the node's name and the bytes of the outcome.
+def encode(version: str, settings: str, tasks: str) -> tuple[str, list[bytes]]:
+    """Run tasks of one file, given as JSON; return the node's name and the bytes of each outcome.
 
     Raises:
         MissingDependency: If there is no ffmpeg on this node.
@@ -33,14 +34,16 @@ def encode(version: str, settings: str, task: str) -> tuple[str, bytes]:
     if settings not in _engines:
         close()
         _engines[settings] = LocalEngine(_for_this_node(Settings.from_json(json.loads(settings)), node), workers=1)
-    record = json.loads(task)
-    record["member"] = None if record["member"] is None else tuple(record["member"])
     try:
-        (outcome,) = _engines[settings].run([Task(**record)])
+        outcomes = list(_engines[settings].run([_task(record) for record in json.loads(tasks)]))
     except BaseException:
         close()
         raise
-    return node, outcome.to_bytes()
+    return node, [outcome.to_bytes() for outcome in outcomes]
+
+
+def _task(record: dict[str, Any]) -> Task:
+    return Task(**record | {"member": None if record["member"] is None else tuple(record["member"])})
 
 
 def close() -> None:

@@ -1,19 +1,21 @@
 """The worker process, which parses untrusted files.
 
 `fastvid.sharding.engines.local_engine` starts and may kill it. It reads messages (see `fastvid.runtime.messages`) from
-its standard input, first the job's settings, then tasks, and writes phases and outcomes to its standard output. When
-its input closes, because the job has finished or died, it kills itself and its ffmpeg at once.
+its standard input, first the job's settings, then groups of tasks, each of one file. It writes phases, the tasks that
+they concern, and outcomes to its standard output. When its input closes, because the job has finished or died, it kills
+itself and its ffmpeg at once.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final
 
 from fastvid.media.limits import confine
 from fastvid.runtime.messages import pack
 from fastvid.sharding.engines.child import Parent
-from fastvid.sharding.work.encode_source import encode_source
+from fastvid.sharding.work.encode_source import encode_clips
 from fastvid.sharding.work.index_source import index_member
 from fastvid.sharding.work.messages import Settings, Task
 
@@ -28,14 +30,21 @@ def main() -> None:
     # address space, which is limited here.
     os.environ.setdefault("TOKIO_WORKER_THREADS", _FETCH_THREADS)
     confine(settings.limits)
+
+    def report(phase: str, seconds: float) -> None:
+        parent.send(pack({"phase": phase, "seconds": seconds}))
+
+    def begin(indices: Sequence[int]) -> None:
+        parent.send(pack({"begins": list(indices)}))
+
     while True:
-        task = Task(**parent.messages.get())
-
-        def report(phase: str, seconds: float) -> None:
-            parent.send(pack({"phase": phase, "seconds": seconds}))
-
-        work = index_member if task.indexes else encode_source
-        parent.send(work(task, settings, report).to_bytes())
+        tasks = [Task(**record) for record in parent.messages.get()["tasks"]]
+        if tasks[0].indexes:
+            (task,) = tasks
+            parent.send(index_member(task, settings, report).to_bytes())
+            continue
+        for outcome in encode_clips(tasks, settings, report, begin):
+            parent.send(outcome.to_bytes())
 
 
 if __name__ == "__main__":

@@ -17,16 +17,21 @@ def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_pe
     tried = [source for source in found.sources if source.problem is None]
     files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *([s.tag] if s.tag else [])) for s in tried]
     streams = settings.streams.to_json()
+    damaged = settings.max_bad_frames
     notes = [(encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources]
-    return {
-        "format": ".".join(map(str, FORMAT_VERSION)),
-        "profile": settings.profile.to_json(),
-        "encoder": settings.build.identity(),
-        "sources": {"number": len(tried), "bytes": sum(s.size for s in tried), "sha256": digest(files)},
-        "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
-        "order": {"seed": seed, "samples_per_shard": samples_per_shard},
-        "max_seconds": settings.max_seconds,
-    } | ({"streams": streams} if streams else {})
+    return (
+        {
+            "format": ".".join(map(str, FORMAT_VERSION)),
+            "profile": settings.profile.to_json(),
+            "encoder": settings.build.identity(),
+            "sources": {"number": len(tried), "bytes": sum(s.size for s in tried), "sha256": digest(files)},
+            "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
+            "order": {"seed": seed, "samples_per_shard": samples_per_shard},
+            "max_seconds": settings.max_seconds,
+        }
+        | ({"streams": streams} if streams else {})
+        | ({} if damaged is None else {"max_bad_frames": damaged})
+    )
 
 
 def digest(value: Any) -> str:

@@ -10,12 +10,13 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from fastvid.errors import UsageError
+from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON, LEDGER
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
@@ -24,12 +25,14 @@ from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.encode.streams import PICTURES, choose_streams
 from fastvid.sharding.engines.engine import open_engine
+from fastvid.sharding.job.blocked import block, read_blocked
 from fastvid.sharding.job.commit import commit_job
 from fastvid.sharding.job.identity import differences
 from fastvid.sharding.job.ledger import read_ledger, rows_table
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart
 from fastvid.sharding.job.run import Job
+from fastvid.sharding.job.shard_work import EncodeShards
 from fastvid.sharding.sources.tar_sources import gather_sources
 from fastvid.sharding.work.messages import Settings
 from fastvid.storage import Storage, open_storage
@@ -38,6 +41,9 @@ _LOG = logging.getLogger(__name__)
 
 MAX_SECONDS: Final = 600.0
 """Longer videos are split into parts."""
+
+# Longer than any sample, in seconds.
+_UNDIVIDED: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,11 @@ class JobReport:
         return sum(status == "packed" for status in self.ledger["status"].to_pylist())
 
     @property
+    def duplicates(self) -> int:
+        """Number of sources with the same bytes as an earlier one."""
+        return sum("duplicate" in (warnings or ()) for warnings in self.ledger["warnings"].to_pylist())
+
+    @property
     def rejected(self) -> Mapping[Reason, int]:
         """Number of rejected sources, by reason."""
         return Counter(Reason(reason) for reason in self.ledger["reason"].to_pylist() if reason is not None)
@@ -72,6 +83,7 @@ def run_job(
     out: str | os.PathLike[str],
     *,
     annotations: Sequence[str] | str | None = None,
+    columns: str | Mapping[str, str] | None = None,
     class_names: Sequence[str] = (),
     profile: str | Profile = "compact",
     streams: Sequence[str] | str = ("rgb",),
@@ -83,12 +95,15 @@ def run_job(
     workers: int | None = None,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     max_seconds: float = MAX_SECONDS,
+    max_bad_frames: int | str | None = None,
     seed: int = 0,
     follow_links: bool = False,
     allow_encoder_change: bool = False,
     part: JobPart | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
     reject_unreadable: bool = False,
+    drop_duplicates: bool = False,
+    command: str = "shard",
     limits: Limits | None = None,
 ) -> JobReport:
     """Encode raw videos into an indexed WebDataset, as ``fastvid shard`` does.
@@ -97,10 +112,12 @@ def run_job(
     ``limits`` may differ.
 
     Args:
-        sources: Folders of videos, single files, or webdataset tars with one video per sample; paths, or URLs:
-            ``s3://`` and ``gs://`` folders and files, ``http(s)://`` files. Not needed if the annotations name URLs.
+        sources: Folders of videos, single files, webdataset tars with one video per sample, or datasets; paths, or
+            URLs: ``s3://`` and ``gs://`` folders and files, ``http(s)://`` files. Not needed if the annotations name
+            URLs.
         out: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
         annotations: ``format:path``, one or several; by default the class of a video is its folder.
+        columns: Names for the columns of annotation tables, such as ``path=videoid,caption=text``.
         class_names: Names for integer labels.
         profile: How to encode, by name or as a `Profile`.
         streams: Video streams of every sample: "rgb", or "rgb,flow" to add optical flow.
@@ -112,6 +129,9 @@ def run_job(
         workers: Sources encoded in parallel; by default one per core.
         samples_per_shard: Maximum number of sources in a shard.
         max_seconds: Longer videos are split into segments of equal length, none longer than this.
+        max_bad_frames: The most frames that may be left out of a damaged video to keep its longest run without damage:
+            a number, or a percentage such as "5%"; by default damaged videos are rejected. See
+            `fastvid.sharding.encode.salvage`.
         seed: Seed of the order of samples in the shards.
         follow_links: Whether to follow symbolic links that point outside their folder.
         allow_encoder_change: Whether to resume a job that began with another build of ffmpeg; each shard records its
@@ -123,6 +143,9 @@ def run_job(
             folder for temporary files. A resumed job finds its samples there.
         reject_unreadable: Reject sources that their disk does not deliver, even in a retry at the end. By default the
             job stops at its end and tries them again when it is resumed.
+        drop_duplicates: Hide the samples of a source with the same bytes as an earlier one, by the order of their ids.
+            They are found when the dataset is committed; `fastvid compact` then frees their bytes.
+        command: Name of the command, for ``fastvid status`` and the history.
         limits: Limits per source.
 
     Returns:
@@ -139,6 +162,70 @@ def run_job(
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     mine = JobPart.parse(part) if isinstance(part, str) else part
+    settings = choose_settings(
+        profile,
+        streams=streams,
+        audio=audio,
+        flow=flow,
+        flow_bound=flow_bound,
+        max_seconds=max_seconds,
+        max_bad_frames=max_bad_frames,
+        limits=limits,
+    )
+    open_engine(engine, settings, workers=workers, address=ray_address)  # a wrong one is told before sources are listed
+    found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
+    storage = open_storage(out)
+    with lock_folder(storage, mine) as check:
+        settings = replace(settings, blocked=read_blocked(storage))
+        work = EncodeShards(
+            storage,
+            found,
+            settings,
+            seed=seed,
+            samples_per_shard=samples_per_shard,
+            scratch=scratch,
+            drop_duplicates=drop_duplicates,
+        )
+        job = Job(storage, work, part=mine, reject_unreadable=reject_unreadable, command=command)
+        if storage.exists(DATASET_JSON):
+            ledger = _finished(storage, job.identity)
+        else:
+            place = open_engine(engine, settings, workers=workers, address=ray_address)
+            parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
+            if mine is not None:
+                rows = rows_table(row for part in parts for row in part.rows)
+                return JobReport(storage.url, rows, found.ignored, mine)
+            ledger = commit_job(
+                storage,
+                job.identity,
+                found,
+                parts,
+                profile=job.identity["profile"],
+                extras=settings.streams.to_json(),
+                note=f"fastvid {command}",
+                drop_duplicates=drop_duplicates,
+            )
+        job.end()
+    return JobReport(storage.url, ledger, found.ignored)
+
+
+def choose_settings(
+    profile: str | Profile,
+    *,
+    streams: Sequence[str] | str,
+    audio: str,
+    flow: str,
+    flow_bound: float | None,
+    max_seconds: float,
+    max_bad_frames: int | str | None,
+    limits: Limits | None,
+) -> Settings:
+    """Return how a job's sources are encoded, with this machine's ffmpeg; arguments as for `run_job`.
+
+    Raises:
+        UsageError: If an argument is wrong.
+        MissingDependency: If there is no ffmpeg, or no OpenCV for flow.
+    """
     chosen = get_profile(profile) if isinstance(profile, str) else profile
     build = find_ffmpeg()
     if not chosen.runs_on(build):
@@ -148,33 +235,69 @@ def run_job(
         raise UsageError(
             "profile 'copy' copies pictures unchanged, without audio or flow", hint="use --profile compact"
         )
-    settings = Settings(chosen, build, limits or Limits(), max_seconds, extras)
-    place = open_engine(engine, settings, workers=workers, address=ray_address)
-    found = gather_sources(sources, annotations, class_names=class_names, follow_links=follow_links)
-    storage = open_storage(out)
-    with lock_folder(storage, mine) as check:
-        job = Job(
-            storage,
-            found,
-            settings,
-            seed=seed,
-            samples_per_shard=samples_per_shard,
-            part=mine,
-            scratch=scratch,
-            reject_unreadable=reject_unreadable,
-        )
-        if storage.exists(DATASET_JSON):
-            ledger = _finished(storage, job.identity)
-        else:
-            parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
-            if mine is not None:
-                rows = rows_table(row for part in parts for row in part.rows)
-                return JobReport(storage.url, rows, found.ignored, mine)
-            ledger = commit_job(
-                storage, job.identity, found, parts, profile=job.identity["profile"], extras=extras.to_json()
-            )
-        job.end()
-    return JobReport(storage.url, ledger, found.ignored)
+    bad = None if max_bad_frames is None else str(max_bad_frames)
+    return Settings(chosen, build, limits or Limits(), max_seconds, extras, max_bad_frames=bad)
+
+
+def transcode_dataset(
+    dataset: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    profile: str | Profile = "compact",
+    streams: Sequence[str] | str = ("rgb",),
+    audio: str | None = None,
+    flow: str = "dis",
+    flow_bound: float | None = None,
+    engine: str = "local",
+    ray_address: str | None = None,
+    workers: int | None = None,
+    samples_per_shard: int | None = None,
+    seed: int = 0,
+    allow_encoder_change: bool = False,
+    part: JobPart | str | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    limits: Limits | None = None,
+) -> JobReport:
+    """Encode the samples of a dataset again, as ``fastvid transcode`` does.
+
+    Keys, labels, all classes, captions, splits, parents and other columns are kept; samples are never divided, and
+    removed ones are left out. Videos lose quality each time they are encoded. Arguments that are not listed are those
+    of `run_job`.
+
+    Args:
+        dataset: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
+        out: Folder of the new one.
+        audio: "copy" keeps the sound as it is, "drop" omits it; None keeps it if the dataset has sound.
+        samples_per_shard: Maximum number of samples in a shard; by default that of the dataset's shards.
+
+    Raises:
+        UsageError: If an argument is wrong; otherwise as `run_job`.
+    """
+    if audio not in (None, "copy", "drop"):
+        raise UsageError(f"sound of a dataset cannot be encoded as {audio!r}", hint="use copy or drop")
+    old = open_storage(dataset)
+    generation = read_generation(old)[1]
+    block(open_storage(out), read_blocked(old))  # what the old dataset refuses, the new one refuses too
+    return run_job(
+        [dataset],
+        out,
+        profile=profile,
+        streams=streams,
+        audio=audio or ("copy" if "audio" in generation.extras else "drop"),
+        flow=flow,
+        flow_bound=flow_bound,
+        engine=engine,
+        ray_address=ray_address,
+        workers=workers,
+        samples_per_shard=samples_per_shard or max(shard.samples for shard in generation.shards),
+        max_seconds=_UNDIVIDED,
+        seed=seed,
+        allow_encoder_change=allow_encoder_change,
+        part=part,
+        scratch=scratch,
+        command="transcode",
+        limits=limits,
+    )
 
 
 def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: float) -> None:

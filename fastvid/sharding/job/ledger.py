@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
-from fastvid.errors import FormatError
+from fastvid.errors import ConflictError, FormatError
 from fastvid.format.parquet import from_parquet, to_parquet
 from fastvid.format.schema import LEDGER, LEDGER_PARTS, LEDGER_SCHEMA
 from fastvid.format.tar import TarDigest
-from fastvid.media.reasons import Reason
+from fastvid.media.reasons import MEANING, Reason
 from fastvid.sharding.sources.sources import Source, encode_name, public_path
 from fastvid.sharding.work.messages import Outcome
 from fastvid.storage import Storage
 
 _METADATA: Final = b"fastvid"
+_ATTEMPTS: Final = 10
+# Hex digits of a source's SHA-256 that stand for its name: two of a billion sources share them once in 37 datasets.
+_ID_DIGITS: Final = 16
+_GONE: Final = "removed:"
+CLIP: Final = r"#[\d.]*-[\d.]*$"
+"""What a source's id ends with if it is a clip: its seconds, either of which may be missing."""
 
 Row = dict[str, Any]
 
@@ -37,6 +44,7 @@ class PackedSample:
         parent: The source that it is a segment of; None if it is a whole source.
         start_seconds: Start time of the segment in the parent.
         end_seconds: End time of the segment in the parent.
+        bad_frames: Frames of the parent that were left out because of damage; None if the parent is not damaged.
     """
 
     source_id: str
@@ -48,6 +56,7 @@ class PackedSample:
     parent: str | None = None
     start_seconds: float | None = None
     end_seconds: float | None = None
+    bad_frames: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,8 @@ class Part:
 
 def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
     """Return the row of a source that was processed."""
+    if outcome.reason is Reason.BLOCKED:
+        return blocked_row(outcome.source_sha256) | {"seconds": outcome.seconds}
     packed = outcome.reason is None
     streams = [data for sample in outcome.samples for data in sample.streams.values()]
     return {
@@ -86,12 +97,95 @@ def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
         "num_frames": sum(sample.num_frames for sample in outcome.samples) if packed else None,
         "seconds": outcome.seconds,
         "warnings": list(outcome.warnings),
+        "source_sha256": outcome.source_sha256 or None,
     }
 
 
 def problem_row(source: Source, reason: Reason, message: str) -> Row:
     """Return the row of a source that could not be processed at all."""
     return ledger_row(source, Outcome(-1, reason=reason, message=message), None)
+
+
+def blocked_row(digest: str) -> Row:
+    """Return the row of a source that was refused because its bytes are on the block list; it names nothing."""
+    return _nameless(f"{_GONE}{digest[:_ID_DIGITS]}", digest) | {
+        "status": "rejected",
+        "reason": Reason.BLOCKED.value,
+        "message": MEANING[Reason.BLOCKED],
+    }
+
+
+def removed_row(digest: str | None, message: str, *, number: int = 0) -> Row:
+    """Return the row of a source that was taken down; it names nothing.
+
+    Args:
+        digest: SHA-256 of the source's bytes, hex; None if nobody has hashed them.
+        message: When and why.
+        number: Distinguishes the rows of sources without a hash.
+    """
+    name = f"{_GONE}unknown-{number}" if digest is None else f"{_GONE}{digest[:_ID_DIGITS]}"
+    return _nameless(name, digest) | {"status": "removed", "message": message}
+
+
+def _nameless(name: str, digest: str | None) -> Row:
+    return dict.fromkeys(LEDGER_SCHEMA.names) | {
+        "source_id": name, "path": "", "warnings": [], "source_sha256": digest,
+    }  # fmt: skip
+
+
+def settle_rows(
+    rows: Sequence[Row], blocked: Container[str], *, before: Iterable[Row] = (), drop_duplicates: bool = False
+) -> tuple[list[Row], set[str]]:
+    """Return the rows of a finished job as its ledger stores them, and the sources whose samples must be hidden.
+
+    Hidden are sources that were blocked after they had been encoded; their rows lose their names. A source with the
+    same bytes as another one (and, for a clip, the same seconds) gets the warning ``duplicate``; the first by its id
+    is the original, so the result does not depend on who encoded what and when.
+
+    Args:
+        rows: One per source.
+        blocked: SHA-256 of blocked sources.
+        before: Rows of the dataset that the job adds to; their sources come first.
+        drop_duplicates: Whether to hide duplicates. Their bytes are in the shards until `fastvid compact`: which are
+            duplicates is known only after all sources were read, by any number of machines.
+    """
+    first: dict[tuple[str, str], str] = {}
+    for row in sorted(before, key=lambda row: row["source_id"]):
+        if (content := _content(row)) is not None:
+            first.setdefault(content, row["source_id"])
+    kept: dict[str, Row] = {}
+    hidden: set[str] = set()
+    for row in sorted(rows, key=lambda row: row["source_id"]):
+        if row["status"] == "packed" and row["source_sha256"] in blocked:
+            hidden.add(row["source_id"])
+            row = blocked_row(row["source_sha256"]) | {"seconds": row["seconds"]}
+        elif (content := _content(row)) is not None:
+            original = first.setdefault(content, row["source_id"])
+            if original != row["source_id"]:
+                row = row | {"warnings": [*row["warnings"], "duplicate"], "message": f"the same bytes as {original}"}
+                if drop_duplicates:
+                    hidden.add(row["source_id"])
+                    row["status"] = "removed"
+        kept.setdefault(row["source_id"], row)
+    return list(kept.values()), hidden
+
+
+def is_nameless(row: Row) -> bool:
+    """Return whether a row stands for a source that was taken down or blocked."""
+    return bool(row["source_id"].startswith(_GONE) and not row["path"])
+
+
+def whole_name(source_id: str) -> str:
+    """Return the name of the video of a source: without the seconds, for a clip."""
+    return re.sub(CLIP, "", source_id)
+
+
+def _content(row: Row) -> tuple[str, str] | None:
+    """Return what two sources with the same samples have in common; None for a source that has none, or no hash."""
+    if row["status"] != "packed" or row["source_sha256"] is None:
+        return None
+    clip = re.search(CLIP, row["source_id"])
+    return row["source_sha256"], clip[0] if clip else ""
 
 
 def part_name(stem: str) -> str:
@@ -101,8 +195,8 @@ def part_name(stem: str) -> str:
 
 def part_stems(storage: Storage) -> set[str]:
     """Return the shards that have a part."""
-    names = storage.list(f"{LEDGER_PARTS}/data-")
-    return {name.removeprefix(f"{LEDGER_PARTS}/").removesuffix(".parquet") for name in names}
+    names = (name.removeprefix(f"{LEDGER_PARTS}/") for name in storage.list(f"{LEDGER_PARTS}/"))
+    return {name.removesuffix(".parquet") for name in names if "/" not in name and name.endswith(".parquet")}
 
 
 def write_part(storage: Storage, part: Part) -> None:
@@ -139,6 +233,26 @@ def write_ledger(storage: Storage, rows: Iterable[Row], identity: Mapping[str, A
     return table
 
 
+def edit_ledger(storage: Storage, edit: Callable[[list[Row]], list[Row] | None]) -> None:
+    """Replace the rows of a dataset's ledger by `edit`'s result; None leaves them. Retry if another writer was first.
+
+    Raises:
+        StorageError: If there is no ledger.
+        FormatError: If it is broken.
+        ConflictError: If other writers kept winning the race.
+    """
+    for _ in range(_ATTEMPTS):
+        content = storage.read(LEDGER)
+        table, extra = _parse(content, LEDGER)
+        rows = edit(table.to_pylist())
+        if rows is None:
+            return
+        new = _table(sorted(rows, key=lambda row: row["source_id"]), extra)
+        if storage.swap(LEDGER, to_parquet(new), content):
+            return
+    raise ConflictError("the ledger kept being changed by others", file=storage.url, hint="run the command again")
+
+
 def rows_table(rows: Iterable[Row]) -> pa.Table:
     """Return ledger rows as a table, sorted by source."""
     return _table(sorted(rows, key=lambda row: row["source_id"]), {})
@@ -161,8 +275,16 @@ def _table(rows: Sequence[Row], extra: Mapping[str, Any]) -> pa.Table:
 
 
 def _read(storage: Storage, name: str) -> tuple[pa.Table, dict[str, Any]]:
+    return _parse(storage.read(name), name)
+
+
+def _parse(data: bytes, name: str) -> tuple[pa.Table, dict[str, Any]]:
     try:
-        table = from_parquet(storage.read(name), file=name)
+        table = from_parquet(data, file=name)
+        for field_ in LEDGER_SCHEMA:
+            # A ledger of an earlier version lacks columns that came later.
+            if field_.name not in table.column_names:
+                table = table.append_column(field_, pa.nulls(table.num_rows, field_.type))
         metadata = (table.schema.metadata or {}).get(_METADATA, b"{}")
         return table, json.loads(metadata)
     except ValueError as error:

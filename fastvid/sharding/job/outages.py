@@ -38,6 +38,7 @@ class OutageDetector:
     def __init__(self, *, reject_unreadable: bool = False) -> None:
         self._reject_unreadable = reject_unreadable
         self._in_a_row = 0
+        self._failed = ""
         self._good: dict[str, Source] = {}
         self._unread: list[tuple[Source, Outcome]] = []
 
@@ -59,11 +60,13 @@ class OutageDetector:
             _check_folder(source)
         lost_store = outcome.reason is Reason.UNREACHABLE and _in_store(source)
         if on_disk or lost_store or outcome.reason is Reason.NO_SPACE:
-            self._in_a_row += 1
+            # Clips of one file fail together.
+            self._in_a_row += source.path != self._failed
+            self._failed = source.path
             if self._in_a_row >= MOST_IN_A_ROW:
                 raise _stop(source, outcome, f"{self._in_a_row} sources in a row failed: ")
             return
-        self._in_a_row = 0
+        self._in_a_row, self._failed = 0, ""
         if outcome.reason is None:
             self.add_readable([source])
 

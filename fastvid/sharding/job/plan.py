@@ -1,4 +1,7 @@
-"""Assigns sources to shards before anything is encoded, so that a failed source never moves another sample."""
+"""Assigns sources to shards before anything is encoded, so that a failed source never moves another sample.
+
+The unit is a file: clips of one file are fetched and probed together, see `fastvid.sharding.work.group`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from fastvid.errors import UsageError
@@ -55,27 +59,44 @@ def plan_shards(
     samples: int = SAMPLES_PER_SHARD,
     source_bytes: int = SOURCE_BYTES_PER_SHARD,
 ) -> list[list[Source]]:
-    """Assign sources to shards, classes mixed, each shard limited in its number of sources and their bytes.
+    """Assign sources to shards, classes mixed, each limited in its number of sources and the bytes of their files.
 
-    The order is that of a keyed hash of the key: it depends on the sources and the seed, not on how they were listed.
+    The clips of a file are in one shard where they fit, otherwise in consecutive shards, so that few workers read it.
+    Files, and the sources of a shard, are in the order of a keyed hash: it depends on the sources and the seed, not on
+    how they were listed.
 
     Args:
         sources: Sources without problems.
         seed: Seed of the order.
         samples: Maximum number of sources in a shard.
-        source_bytes: Maximum total bytes of the sources of a shard; a single source may exceed it.
+        source_bytes: Maximum total bytes of the files of a shard; a single file may exceed it.
     """
     shards: list[list[Source]] = []
     room, weight = 0, 0
-    for source in sorted(sources, key=lambda source: (_rank(source.key, seed), source.key)):
-        if room == 0 or weight + source.size > source_bytes:
-            shards.append([])
-            room, weight = samples, 0
-        shards[-1].append(source)
-        room -= 1
-        weight += source.size
-    return shards
+    for _, group in groupby(sorted(sources, key=lambda source: file_order(source, seed)), key=_file):
+        clips = list(group)
+        if room < len(clips) <= samples or weight + clips[0].size > source_bytes:
+            room = 0
+        for clip in clips:
+            if room == 0:
+                shards.append([])
+                room, weight = samples, 0
+            if clip is clips[0] or not shards[-1]:
+                weight += clip.size
+            shards[-1].append(clip)
+            room -= 1
+    return [sorted(shard, key=lambda source: (_rank(source.key, seed), source.key)) for shard in shards]
 
 
-def _rank(key: str, seed: int) -> bytes:
-    return hashlib.blake2b(f"fastvid-shards-1:{seed}:{key}".encode(), digest_size=8).digest()
+def file_order(source: Source, seed: int) -> tuple[bytes, str, float, str]:
+    """Return the sort key by which sources are assigned and encoded: by file, then by the start of the clip."""
+    return _rank(source.parent or source.key, seed), _file(source), source.start or 0.0, source.key
+
+
+def _file(source: Source) -> str:
+    return source.parent or source.key
+
+
+def _rank(name: str, seed: int) -> bytes:
+    text = f"fastvid-shards-1:{seed}:{name}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()

@@ -1,33 +1,33 @@
-"""A sharding job: resumes the work of earlier runs, encodes missing sources and packs complete shards."""
+"""A job: resumes the work of earlier runs, processes missing sources and writes complete shards."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Final
 
 from fastvid.errors import JobError
-from fastvid.format.schema import LEDGER_PARTS, shard_stem
-from fastvid.format.shard import sample_members, write_shard
+from fastvid.format.schema import LEDGER_PARTS
 from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.engines.engine import Engine
-from fastvid.sharding.job.identity import differences, job_identity
-from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
+from fastvid.sharding.job.heartbeat import Heartbeat
+from fastvid.sharding.job.identity import differences
+from fastvid.sharding.job.ledger import Part, part_stems, read_part, write_part
 from fastvid.sharding.job.outages import OutageDetector
-from fastvid.sharding.job.plan import JobPart, plan_shards
-from fastvid.sharding.job.scratch import remove_scratch, scratch_folder
+from fastvid.sharding.job.plan import JobPart
+from fastvid.sharding.job.scratch import remove_scratch
+from fastvid.sharding.job.shard_work import ShardWork
 from fastvid.sharding.job.staging import Staging
-from fastvid.sharding.sources.sources import SourceList, encode_name
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.sources.sources import encode_name
+from fastvid.sharding.work.messages import Outcome, Task
 from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ _LOG = logging.getLogger(__name__)
 _PATIENCE: Final = 4.0
 # Parts of the ledger read in parallel: each costs three round trips to an object store.
 _READERS: Final = 16
-
-Members = tuple[str, Mapping[str, bytes]]
 
 
 def retry_alone(engine: Engine, task: Task) -> Outcome:
@@ -53,54 +51,49 @@ def retry_alone(engine: Engine, task: Task) -> Outcome:
 
 
 class Job:
-    """Encodes sources into shards of a folder, for `run_job` and `fastvid.sharding.change.add`.
+    """Makes the shards of a dataset, for `run_job`, `index_tars` and `fastvid.sharding.change.add`.
 
     Args:
-        storage: Folder of the shards, and of the record that marks them as unfinished.
-        found: The sources.
-        settings: How they are encoded.
-        seed: Seed of the order of samples in the shards.
-        samples_per_shard: Maximum number of sources in a shard.
+        storage: Folder of the job's records, which mark it as unfinished, and of the shards.
+        work: Plans the shards and writes them.
         part: The part of the shards to make; None makes all.
-        scratch: See `scratch_folder`.
         reject_unreadable: See `OutageDetector`.
         added_to: The dataset that the shards are added to afterwards; None if they become a new one.
+        command: The command that runs it, for ``fastvid status``.
     """
 
     def __init__(
         self,
         storage: Storage,
-        found: SourceList,
-        settings: Settings,
+        work: ShardWork,
         *,
-        seed: int,
-        samples_per_shard: int,
         part: JobPart | None = None,
-        scratch: str | os.PathLike[str] | None = None,
         reject_unreadable: bool = False,
         added_to: Storage | None = None,
+        command: str = "shard",
     ) -> None:
-        self.identity = job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard)
-        self.storage, self.streams, self.encoder = storage, settings.streams.video, self.identity["encoder"]
-        self.scratch = scratch_folder(storage, scratch)
-        self.staging = Staging(storage, self.scratch, self.encoder)
+        self.identity, self.shards, self.stems = work.identity, work.shards, work.stems
+        self.storage, self.work = storage, work
+        self.scratch = work.scratch
+        self.staging = Staging(storage, self.scratch, work.encoder)
         self.outages = OutageDetector(reject_unreadable=reject_unreadable)
         self.parts: dict[int, Part] = {}
         self._added_to, self._whole = added_to, part is None
-        tried = [source for source in found.sources if source.problem is None]
-        self.shards = plan_shards(tried, seed=seed, samples=samples_per_shard)
         self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
         self.progress = Progress(sum(len(self.shards[number]) for number in self._mine))
+        self.heartbeat = Heartbeat(
+            storage, command, part, self.progress, parts=self.parts, shards=len(self._mine), all_shards=len(self.shards)
+        )
         self._first = list(accumulate(map(len, self.shards), initial=0))
         self._missing: Counter[int] = Counter()
         self._again: list[tuple[int, int]] = []
         self._packing: list[Future[None]] = []
 
     def run(self, engine: Engine, check: Callable[[], None], *, allow_encoder_change: bool = False) -> list[Part]:
-        """Encode and pack what is missing; return the records of the shards, in order. Closes the engine.
+        """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
         Args:
-            engine: Where to encode.
+            engine: Where to process sources.
             check: Called before each shard is written; raises if another job has taken over the folder.
             allow_encoder_change: Whether to resume a job that began with another build of ffmpeg.
 
@@ -111,7 +104,7 @@ class Job:
         """
         self._check = check
         self._begin(allow_encoder_change=allow_encoder_change)
-        with contextlib.closing(engine):
+        with contextlib.closing(engine), self.heartbeat:
             return self._finish(engine)
 
     def end(self) -> None:
@@ -157,7 +150,7 @@ class Job:
                     shard, slot = self._place(outcome.index)
                     self.outages.add_outcome(self.shards[shard][slot], outcome)
                     if outcome.transient:
-                        self.staging.put(shard_stem(shard), slot, outcome)
+                        self.staging.put(self.stems[shard], slot, outcome)
                         self._again.append((shard, slot))
                     else:
                         self._keep(shard, slot, outcome, packer)
@@ -175,7 +168,7 @@ class Job:
         return [self.parts[shard] for shard in self._mine]
 
     def _take_stock(self) -> Iterator[tuple[int, int]]:
-        """Load the results of earlier runs; yield the slots that must still be encoded, in order."""
+        """Load the results of earlier runs; yield the slots that must still be processed, in order."""
         for folder in (self.storage, self.scratch):
             if isinstance(folder, LocalStorage):
                 if self._whole:
@@ -183,21 +176,23 @@ class Job:
                 else:
                     folder.sweep_dead()
         found, staged = part_stems(self.storage), self.staging.slots()
-        known = [shard for shard in self._mine if shard_stem(shard) in found]
+        known = [shard for shard in self._mine if self.stems[shard] in found]
         with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as readers:
-            done = dict(zip(known, readers.map(self._finished, map(shard_stem, known)), strict=True))
+            done = dict(zip(known, readers.map(self._finished, (self.stems[shard] for shard in known)), strict=True))
         for shard in self._mine:
-            stem, sources, part = shard_stem(shard), self.shards[shard], done.get(shard)
+            stem, sources, part = self.stems[shard], self.shards[shard], done.get(shard)
             if part is not None:
                 self.parts[shard] = part
                 if stem in staged:
                     self.staging.drop(stem)
                 packed = {row["source_id"] for row in part.rows if row["status"] == "packed"}
                 self.outages.add_readable(source for source in sources if encode_name(source.id) in packed)
-                self.progress.take(len(sources), rejected=sum(row["status"] != "packed" for row in part.rows))
+                rejected = [Reason(row["reason"]) for row in part.rows if row["status"] != "packed"]
+                self.heartbeat.reasons.update(rejected)
+                self.progress.take(len(sources), rejected=len(rejected))
                 continue
             self._missing[shard] = len(sources)
-            for slot in range(len(sources)):
+            for slot in self.work.order(shard):
                 outcome = self.staging.get(stem, slot) if slot in staged.get(stem, ()) else None
                 if outcome is None:
                     yield shard, slot
@@ -206,42 +201,36 @@ class Job:
                 else:
                     self._missing[shard] -= 1
                     self.progress.take(1, rejected=int(outcome.reason is not None))
+                    self._count(outcome)
 
     def _finished(self, stem: str) -> Part | None:
         """Return the part of a finished shard; None if its tar is missing, as in an incomplete copy of the folder."""
         part, name = read_part(self.storage, stem), f"{stem}.tar"
         if part.digest is None or (self.storage.exists(name) and self.storage.size(name) == part.digest.bytes):
             return part
-        _LOG.warning("%s does not match its part of the ledger: its shard is encoded again", name)
+        _LOG.warning("%s does not match its part of the ledger: its shard is made again", name)
         return None
 
     def _task(self, shard: int, slot: int) -> Task:
-        source = self.shards[shard][slot]
-        return Task(
-            index=self._first[shard] + slot,
-            source_id=encode_name(source.id),
-            path=source.path,
-            key=source.key,
-            size=source.size,
-            start=source.start,
-            end=source.end,
-            member=source.member,
-            tag=source.tag,
-            parent=None if source.parent is None else encode_name(source.parent),
-        )
+        return self.work.task(self._first[shard] + slot, self.shards[shard][slot])
 
     def _place(self, index: int) -> tuple[int, int]:
         shard = bisect_right(self._first, index) - 1
         return shard, index - self._first[shard]
 
     def _keep(self, shard: int, slot: int, outcome: Outcome, packer: ThreadPoolExecutor) -> None:
-        self.staging.put(shard_stem(shard), slot, outcome)
+        self.staging.put(self.stems[shard], slot, outcome)
         if outcome.reason is not None:
             source = self.shards[shard][slot]
             _LOG.warning("%s: %s: %s", encode_name(source.id), outcome.reason.value, outcome.message)
         self._missing[shard] -= 1
         self.progress.advance(rejected=outcome.reason is not None)
+        self._count(outcome)
         self._settle(shard, packer)
+
+    def _count(self, outcome: Outcome) -> None:
+        if outcome.reason is not None:
+            self.heartbeat.reasons[outcome.reason] += 1
 
     def _settle(self, shard: int, packer: ThreadPoolExecutor) -> None:
         """Submit a shard for packing if it is complete; raise if packing an earlier one has failed."""
@@ -258,39 +247,24 @@ class Job:
     def _pack(self, shard: int) -> None:
         """Write a complete shard and its part of the ledger. Idempotent: repeated, it writes the same bytes."""
         self._check()
-        stem = shard_stem(shard)
-        rows: list[Row] = []
-        packed: list[PackedSample] = []
-        members = self._members(shard, rows, packed)
-        first = next(members, None)
-        # If all sources of a shard are rejected, there is no tar and its number stays unused.
-        digest = (
-            None
-            if first is None
-            else write_shard(self.storage, stem, chain([first], members), streams=self.streams, scratch=self.scratch)
-        )
-        faults.reach("ledger")
-        part = Part(stem, rows, packed, digest, self.encoder)
+        part = self.work.write(shard, self._outcomes(shard))
         write_part(self.storage, part)
         self.parts[shard] = part
-        self.staging.drop(stem)
+        self.staging.drop(part.stem)
 
-    def _members(self, shard: int, rows: list[Row], packed: list[PackedSample]) -> Iterator[Members]:
-        """Yield the samples of a shard in the order of its slots, and append their ledger rows."""
-        stem = shard_stem(shard)
+    def _outcomes(self, shard: int) -> Iterator[Outcome]:
+        """Yield the outcomes of a complete shard, in the order of its slots."""
+        stem = self.stems[shard]
         for slot, source in enumerate(self.shards[shard]):
             outcome = self.staging.get(stem, slot)
             if outcome is None:
                 raise JobError(
-                    "an encoded sample was damaged on disk before it was packed",
+                    "an outcome was damaged on disk before its shard was written",
                     shard=stem,
                     key=source.key,
-                    hint="run the job again to encode it again",
+                    hint="run the job again to process its source again",
                 )
-            rows.append(ledger_row(source, outcome, stem))
-            for sample in outcome.samples:
-                meta = sample.meta
-                place = (meta.get("parent"), meta.get("start_seconds"), meta.get("end_seconds"))
-                facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
-                packed.append(PackedSample(encode_name(source.id), sample.key, *facts, *place))
-                yield sample.key, sample_members(meta, sample.streams)
+            if outcome.source_sha256 in self.work.blocked:
+                # It was processed before it was blocked.
+                outcome = replace(outcome, reason=Reason.BLOCKED, samples=())
+            yield outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -12,8 +13,9 @@ import pytest
 
 from fastvid.cli.main import main
 from fastvid.errors import ConflictError, FormatError, JobError, StorageError, UsageError
+from fastvid.format.commit_record import read_head, swap_head
 from fastvid.format.dataset import Dataset, change
-from fastvid.format.generations import history, read_generation, read_head, swap_head
+from fastvid.format.generations import history, read_generation
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
 from fastvid.sharding.change.compact import collect_garbage, compact_shards, find_garbage
@@ -182,14 +184,51 @@ class TestCompact:
         generation = read_generation(store)[1]
         assert [shard.name for shard in generation.shards] == ["data-000000-2", "data-000001"]
         assert generation.shards[0].profile == {"name": "compact"}
-        expected = {name: data for name, data in old.items() if not name.startswith("c/1.")}
-        assert members(store, "data-000000-2") == expected
+        new = members(store, "data-000000-2")
+        assert {name: new[name] for name in new if name.endswith(".mp4")} == {
+            name: data for name, data in old.items() if name.endswith(".mp4") and not name.startswith("c/1.")
+        }
         now = Dataset(store.url)
         assert now.keys.to_pylist() == ["c/0", "c/2", "c/3", "c/4", "c/5"]
         assert now.annotations.num_rows == 5
         shards, rows = now.locate([0, 1, 2])
         assert (shards.tolist(), rows.tolist()) == ([0, 0, 1], [0, 1, 0])
         assert now.shard(0).info(1) == Shard(store, "data-000000").info(2)
+
+    def test_rewritten_tars_contain_the_current_annotations(self, store):
+        rows = {"c/0": {"label": "right", "caption": "näher", "score": 0.1}, "c/2": {"label": None, "split": None}}
+        relabel_samples(store, rows)
+        remove_samples(store, ["c/1"])
+        compact_shards(store)
+        (name,) = (shard.name for shard in read_generation(store)[1].shards if shard.name.startswith("data-000000"))
+        found = members(store, name)
+        assert list(found) == ["c/0.json", "c/0.cls", "c/0.txt", "c/0.mp4", "c/2.json", "c/2.mp4"]
+        assert (found["c/0.cls"], found["c/0.txt"].decode()) == (b"1", "näher")
+        first, last = json.loads(found["c/0.json"]), json.loads(found["c/2.json"])
+        shown = {name: first.get(name) for name in ("class", "label", "caption", "split", "annotations", "source_id")}
+        assert shown == {
+            "class": "right",
+            "label": 1,
+            "caption": "näher",
+            "split": "train",
+            "annotations": {"score": 0.1},
+            "source_id": "c/0.avi",
+        }
+        assert not {"class", "label", "caption", "split"} & set(last)
+
+    def test_compacting_again_replaces_what_an_earlier_compaction_wrote(self, store):
+        relabel_samples(store, {"c/0": {"caption": "old", "note": "old"}})
+        remove_samples(store, ["c/1"])
+        compact_shards(store)
+        relabel_samples(store, {"c/0": {"label": "right", "caption": None, "note": "new"}})
+        remove_samples(store, ["c/2"])
+        compact_shards(store)
+        (name,) = (shard.name for shard in read_generation(store)[1].shards if shard.name.startswith("data-000000"))
+        found = members(store, name)
+        assert list(found) == ["c/0.json", "c/0.cls", "c/0.mp4"]
+        meta = json.loads(found["c/0.json"])
+        assert (found["c/0.cls"], meta["class"], meta["annotations"]) == (b"1", "right", {"note": "new"})
+        assert "caption" not in meta
 
     def test_compaction_without_removed_samples_makes_no_generation(self, store):
         assert compact_shards(store).rewritten == {}
@@ -417,7 +456,7 @@ def test_killed_change_leaves_the_old_or_the_new_state(tmp_path, clip, command, 
         return made
 
     def run(made, fault):
-        environment = {"FASTVID_FAULT": fault, "PATH": "/usr/bin:/bin"}
+        environment = {"FASTVID_FAULT": fault, "PATH": "/usr/bin:/bin", "SOURCE_DATE_EPOCH": "1700000000"}
         return subprocess.run([sys.executable, "-c", code, made.url], env=environment, check=False).returncode
 
     whole = make(tmp_path / "whole")

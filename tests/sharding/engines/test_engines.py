@@ -151,9 +151,9 @@ def test_finished_outcomes_are_yielded_before_startup_failures_raise(folder, mon
     def receive(worker):
         if worker.child.pid != first:
             raise EOFError
-        while (outcome := real(worker)) is None:
+        while not (outcomes := list(real(worker))):
             pass
-        return outcome
+        return outcomes
 
     real = local_engine._WorkerProcess.receive
     monkeypatch.setattr(local_engine, "_MAX_STARTUP_DEATHS", 1)

@@ -19,9 +19,12 @@ from fastvid.errors import MissingDependency, WorkerError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
+from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import ray_work
 from fastvid.sharding.engines.engine import open_engine
+from fastvid.sharding.job.index import index_tars
+from fastvid.sharding.job.job import run_job
 from fastvid.sharding.work.messages import Outcome, Settings, Task
 from tests.sharding.raytools import ENVIRONMENT, Cluster
 from tests.sharding.shardtools import command, ledger, make, tars
@@ -63,6 +66,30 @@ def test_dead_node_changes_no_byte(tmp_path):
     assert re.search(r"^ +8 packed", printed, re.MULTILINE)
 
 
+def test_index_and_add_on_a_cluster_equal_one_machine(tmp_path):
+    raw, more = tmp_path / "raw", tmp_path / "more"
+    for number in range(2):
+        make(raw / "run" / f"{number}.mp4", frames=6 + number)
+        make(more / "jump" / f"{number + 2}.mp4", frames=9 + number)
+    with Cluster(nodes=1) as cluster, pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        for name, engine in (("local", {}), ("ray", {"engine": "ray", "ray_address": cluster.address})):
+            run_job(str(raw), str(tmp_path / name), workers=1)
+            added = add_sources(str(tmp_path / name), str(more), workers=1, **engine)
+            assert (added.report.packed, added.generation) == (2, 2)
+            index_tars([str(tmp_path / name)], str(tmp_path / f"index-{name}"), workers=1, **engine)
+    for name in ("", "index-"):
+        one, other = tmp_path / f"{name}local", tmp_path / f"{name}ray"
+        assert tars(one) == tars(other)
+        assert len(tars(one)) == 2
+        assert sidecars(one) == sidecars(other)
+
+
+def sidecars(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("data-*") if path.suffix in (".idx", ".pkt")}
+
+
 def test_missing_ray_names_the_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=re.escape("fastvid-toolkit[ray]")):
@@ -78,8 +105,9 @@ def test_unreachable_cluster_raises_a_clear_error(tmp_path):
         list(engine.run([task]))
 
 
-def work(task, settings=SETTINGS, version=__version__):
-    return ray_work.encode(version, json.dumps(settings.to_json()), json.dumps(task.to_json()))
+def work(*tasks, settings=SETTINGS, version=__version__):
+    todo = json.dumps([task.to_json() for task in tasks])
+    return ray_work.encode(version, json.dumps(settings.to_json()), todo)
 
 
 @pytest.fixture
@@ -92,11 +120,12 @@ def _no_worker_stays():
 def test_ray_worker_returns_outcomes_and_reuses_its_process(tmp_path):
     path = make(tmp_path / "a.mp4", frames=3)
     (tmp_path / "bad.mp4").write_bytes(b"no video")
-    _, first = work(Task(0, "a", str(path), "a"))
+    _, (first, clip) = work(Task(0, "a", str(path), "a"), Task(2, "c", str(path), "c", start=0.04, end=0.08))
     assert [sample.key for sample in Outcome.from_bytes(first).samples] == ["a"]
+    assert [sample.num_frames for sample in Outcome.from_bytes(clip).samples] == [1]
     (engine,) = ray_work._engines.values()
     before = engine._pool[0].child.pid
-    _, second = work(Task(1, "bad", str(tmp_path / "bad.mp4"), "bad"))
+    _, (second,) = work(Task(1, "bad", str(tmp_path / "bad.mp4"), "bad"))
     assert Outcome.from_bytes(second).reason is Reason.NOT_VIDEO
     assert engine._pool[0].child.pid == before
 

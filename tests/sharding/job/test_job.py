@@ -98,7 +98,11 @@ def test_shards_and_tables_are_readable_by_standard_tools(undisturbed):
     assert facts["conforms"].all()
     assert set(facts["key"]) == {sample["__key__"] for sample in samples}
     names = subprocess.run(["tar", "tf", next(out.glob("*.tar"))], check=True, capture_output=True, text=True).stdout
-    assert all(re.fullmatch(r"(run|jump)/v\d\.(json|mp4)", name) for name in names.split())
+    assert all(re.fullmatch(r"(run|jump)/v\d\.(json|cls|mp4)", name) for name in names.split())
+    classes = Dataset(str(out)).classes
+    for sample in samples:
+        meta, name = json.loads(sample["json"]), sample["__key__"].partition("/")[0]
+        assert (classes[int(sample["cls"])], meta["class"], meta["label"]) == (name, name, int(sample["cls"]))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +284,7 @@ def test_annotation_columns_reach_the_dataset_and_missing_files_the_ledger(folde
     assert (report.packed, dict(report.rejected)) == (2, {Reason.MISSING: 1})
     assert report.ignored["video without annotation"] == 10
     dataset = Dataset(str(tmp_path / "out"), split="test")
-    assert dataset.keys.to_pylist() == ["jump/v9_mp4_0_1-0_4-" + dataset.key(0)[-8:]]
+    assert dataset.keys.to_pylist() == ["jump/v9_00000100_00000400"]
     assert dataset.classes[int(dataset.labels[0])] == "right"
     row = dataset.annotations.to_pylist()[int(dataset.rows[0])]
     # At 19 frames per second, 0.1 s to 0.4 s are frames 2 to 7.

@@ -14,6 +14,7 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.job.ledger import (
     PackedSample,
     Part,
+    edit_ledger,
     ledger_row,
     part_name,
     part_stems,
@@ -61,6 +62,7 @@ def test_a_packed_source_has_a_key_a_shard_and_what_it_became():
         "num_frames": 11,
         "seconds": 1.5,
         "warnings": ["hdr"],
+        "source_sha256": None,
     }
 
 
@@ -78,6 +80,7 @@ def test_a_rejected_source_has_a_reason_and_no_key_or_shard():
         "num_frames": None,
         "seconds": 0.5,
         "warnings": [],
+        "source_sha256": None,
     }
 
 
@@ -146,3 +149,21 @@ def test_a_part_with_values_that_do_not_fit_the_schema_is_not_written(store):
     with pytest.raises((ValueError, OverflowError)):
         write_part(store, Part("data-000000", [row], [], None))
     assert store.list("") == []
+
+
+def test_two_edits_of_a_ledger_at_once_both_stay(store):
+    names = ("a", "b", "c")
+    write_ledger(store, [ledger_row(Source(name, name), REJECTED, None) for name in names], {"seed": 1})
+    others = ["b"]
+
+    def without(name):
+        def edit(rows):
+            if others:
+                edit_ledger(store, without(others.pop()))
+            return [row for row in rows if row["source_id"] != name]
+
+        return edit
+
+    edit_ledger(store, without("a"))
+    table, identity = read_ledger(store)
+    assert (table["source_id"].to_pylist(), identity) == (["c"], {"seed": 1})

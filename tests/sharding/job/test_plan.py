@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import groupby, pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.sharding.job.plan import plan_shards
+from fastvid.sharding.job.plan import file_order, plan_shards
 from fastvid.sharding.sources.sources import Source
 
 keys = st.sets(st.integers(0, 10**6), min_size=1, max_size=60)
@@ -40,3 +42,35 @@ def test_seeds_mix_differently_and_classes_are_mixed():
     for shard in plan:
         counts = [sum(source.label == str(label) for source in shard) for label in range(4)]
         assert min(counts) > 5
+
+
+def clips(files, each, size=0):
+    """Return `each` clips of every file, listed in no order of the files."""
+    return [
+        Source(f"{file}#{clip}", f"{file}.mp4", size, start=float(clip), key=f"{file}-{clip}", parent=f"{file}.mp4")
+        for clip in range(each)
+        for file in range(files)
+    ]
+
+
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 20), st.randoms())
+def test_clips_of_a_file_share_a_shard_or_are_in_consecutive_ones(files, each, samples, random):
+    listed = clips(files, each)
+    plan = plan_shards(listed, samples=samples)
+    assert plan_shards(random.sample(listed, len(listed)), samples=samples) == plan
+    assert sorted(source.key for shard in plan for source in shard) == sorted(source.key for source in listed)
+    for file in range(files):
+        shards = [number for number, shard in enumerate(plan) if any(s.parent == f"{file}.mp4" for s in shard)]
+        assert shards == list(range(shards[0], shards[-1] + 1))
+        assert len(shards) == 1 or each > samples
+    assert all(1 <= len(shard) <= samples for shard in plan)
+    # Tasks in this order read each file once.
+    order = [source.parent for shard in plan for source in sorted(shard, key=lambda source: file_order(source, 0))]
+    assert len([file for file, _ in groupby(order)]) == files
+
+
+def test_clips_of_a_file_are_mixed_with_those_of_others_and_weigh_as_one_file():
+    (shard,) = plan_shards(clips(4, 25, size=100), samples=1000, source_bytes=400)
+    changes = sum(one.parent != other.parent for one, other in pairwise(shard))
+    assert changes > 40
+    assert len(plan_shards(clips(4, 25, size=100), samples=1000, source_bytes=300)) == 2

@@ -19,8 +19,10 @@ from fastvid.sharding.encode.streams import Streams
 from fastvid.sharding.engines import local_engine
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.outages import MOST_IN_A_ROW, OutageDetector
+from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work import encode_source as work
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, Task
 from tests.sharding.shardtools import command, ffmpeg, ledger, make, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -88,6 +90,20 @@ def test_many_read_errors_in_a_row_stop_the_job_early(made, tmp_path, monkeypatc
     monkeypatch.setenv("FASTVID_FAULT", "source:/1:EIO")
     with pytest.raises(StorageError, match="3 sources in a row failed: cannot read the file: Input/output error"):
         run_job(str(made), tmp_path / "out", **OPTIONS)
+
+
+def test_unreadable_file_with_many_clips_is_one_failure(tmp_path):
+    (tmp_path / "other.mp4").touch()
+    detector = OutageDetector()
+    for file in ("a", "b"):
+        for number in range(MOST_IN_A_ROW):
+            source = Source(f"{file}{number}", str(tmp_path / f"{file}.mp4"))
+            detector.add_outcome(source, Outcome(number, reason=Reason.UNREADABLE, transient=True))
+    for number in range(MOST_IN_A_ROW - 3):
+        source = Source(f"c{number}", str(tmp_path / f"c{number}.mp4"))
+        detector.add_outcome(source, Outcome(number, reason=Reason.UNREADABLE, transient=True))
+    with pytest.raises(StorageError, match=f"{MOST_IN_A_ROW} sources in a row failed"):
+        detector.add_outcome(Source("d", str(tmp_path / "d.mp4")), Outcome(0, reason=Reason.UNREADABLE, transient=True))
 
 
 def test_unreadable_sources_are_rejected_only_on_request(made, tmp_path, monkeypatch):
@@ -205,8 +221,11 @@ def test_read_errors_of_indexed_tars_stop_the_job_and_lose_nothing(undisturbed, 
         (folder / path.name).write_bytes(path.read_bytes())
         assert list(read_members(memoryview(path.read_bytes())))
     monkeypatch.setenv("FASTVID_FAULT", "source:/1:EIO")
-    with pytest.raises(StorageError, match="2 sources cannot be read, the first: cannot read the file: Input/output"):
+    with pytest.raises(StorageError, match="4 sources cannot be read, the first: cannot read the file: Input/output"):
         index_tars([str(folder)], str(tmp_path / "out"), workers=1)
-    monkeypatch.setenv("FASTVID_FAULT", "source:2:EIO")
+    monkeypatch.delenv("FASTVID_FAULT")
     report = index_tars([str(folder)], str(tmp_path / "out"), workers=1)
+    assert (report.packed, report.rejected) == (4, {})
+    monkeypatch.setenv("FASTVID_FAULT", "source:2:EIO")
+    report = index_tars([str(folder)], str(tmp_path / "passing"), workers=1)
     assert (report.packed, report.rejected) == (4, {})

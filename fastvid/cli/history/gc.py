@@ -1,7 +1,7 @@
 """Delete old generations and the shards that only they refer to.
 
-Without --yes, only list what would be deleted. Jobs that use a deleted generation can no longer read it. Files whose
-names are not fastvid's are never deleted.
+Without --yes, only list what would be deleted. Generations with a tag (`fastvid tag`) stay. Jobs that use a deleted
+generation can no longer read it. Files whose names are not fastvid's are never deleted.
 """
 
 from __future__ import annotations

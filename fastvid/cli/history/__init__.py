@@ -1,0 +1,1 @@
+"""Commands for the generations of a dataset: log, diff, tag, gc."""

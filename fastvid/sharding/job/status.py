@@ -1,0 +1,254 @@
+"""Reads how far the job in a folder is, while it runs or after it stopped, without disturbing it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from fastvid.errors import StorageError
+from fastvid.format.generations import read_generation
+from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
+from fastvid.runtime.liveness import is_dead
+from fastvid.sharding.job.lock import LEASE_SECONDS
+from fastvid.storage import Storage, open_storage
+
+# Records read in parallel; with 1,000 parts and 30 ms a request, all are read in a second.
+_READERS: Final = 32
+# An addition is a job in a folder of its own, inside that of the ledger's parts; see `fastvid.sharding.change.add`.
+_JOBS: Final = {"job": f"{LEDGER_PARTS}/", "addition": f"{LEDGER_PARTS}/add/{LEDGER_PARTS}/"}
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """One process of a job, by its last record.
+
+    Attributes:
+        part: The part of the job, such as ``3/8``; None for all of it.
+        command: The command that runs it.
+        state: "running"; "stale" if it says so, but has ended or has shown no sign of life for 90 s; "finished"; or
+            "failed", after an error or an interruption.
+        host: Its machine.
+        pid: Its process id there.
+        started: When it started, in UTC, ISO 8601.
+        last_sign: When it wrote the record.
+        shards: Number of its shards.
+        shards_done: Of these, those that are written.
+        sources: Number of its sources.
+        sources_done: Of these, those that are processed, also in unfinished shards and in earlier runs.
+        rejected: Of these, those that were rejected.
+        reasons: Number of rejected sources, by reason.
+        bytes: Total size of its finished shards.
+        sources_per_second: Its speed in the last five minutes.
+    """
+
+    part: str | None
+    command: str
+    state: str
+    host: str
+    pid: int
+    started: str
+    last_sign: str
+    shards: int
+    shards_done: int
+    sources: int
+    sources_done: int
+    rejected: int
+    reasons: Mapping[str, int]
+    bytes: int
+    sources_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedJob:
+    """A job that has not been committed.
+
+    Attributes:
+        kind: "job" if it makes the dataset, "addition" if it adds to it.
+        command: The command, such as "shard"; None if no process has recorded anything.
+        state: "running" if a process is; else "interrupted", or "uncommitted" if all shards are written.
+        shards: Number of shards; None if no process has recorded it.
+        shards_done: Shards that are written, by any process.
+        sources: Number of sources.
+        sources_done: Sources that are processed, by the processes in `parts`.
+        packed: Of these, those that became samples.
+        rejected: Of these, those that were rejected.
+        reasons: Number of rejected sources, by reason.
+        bytes: Total size of the finished shards.
+        sources_per_second: Speed of all running processes together.
+        seconds_left: Estimated time left for all parts: that of the slowest, or for all sources at the common speed,
+            whichever is longer; None if nothing is running or there is no speed yet.
+        parts: The processes of the last division into parts, by part.
+    """
+
+    kind: str
+    command: str | None
+    state: str
+    shards: int | None
+    shards_done: int
+    sources: int
+    sources_done: int
+    packed: int
+    rejected: int
+    reasons: Mapping[str, int]
+    bytes: int
+    sources_per_second: float
+    seconds_left: float | None
+    parts: Sequence[PartStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetStatus:
+    """A committed dataset.
+
+    Attributes:
+        generation: Number of the current generation.
+        samples: Number of its samples, including removed ones.
+        shards: Number of its shards.
+        bytes: Total size of its tars.
+        note: Its last change.
+        changed: When it was made, in UTC, ISO 8601; None if the generation does not say.
+    """
+
+    generation: int
+    samples: int
+    shards: int
+    bytes: int
+    note: str
+    changed: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FolderStatus:
+    """What is in a folder: a dataset, an unfinished job, both or neither.
+
+    Attributes:
+        folder: The folder.
+        time: When it was read, in UTC, ISO 8601.
+        dataset: The dataset; None if there is none yet.
+        job: The unfinished job; None if there is none.
+    """
+
+    folder: str
+    time: str
+    dataset: DatasetStatus | None
+    job: UnfinishedJob | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON: the attributes, by name."""
+        return asdict(self)
+
+
+def read_status(folder: str) -> FolderStatus:
+    """Return the state of a dataset's folder, as ``fastvid status`` prints it.
+
+    It only reads, and takes no lock. In an object store it costs one listing of the ledger's parts (a request for each
+    1,000 names), one request for each process of the job, and at most five more.
+
+    Args:
+        folder: The dataset's folder: a path, or a ``s3://`` or ``gs://`` URL.
+
+    Raises:
+        StorageError: If the folder cannot be read.
+        FormatError: If the dataset's records are malformed.
+    """
+    storage = open_storage(folder)
+    now = datetime.now(UTC)
+    names = storage.list(f"{LEDGER_PARTS}/")
+    job = None
+    for kind, prefix in _JOBS.items():
+        if f"{prefix}job.json" in names:
+            job = _read_job(
+                storage, kind, [name.removeprefix(prefix) for name in names if name.startswith(prefix)], now
+            )
+            break
+    return FolderStatus(storage.url, f"{now:%Y-%m-%dT%H:%M:%SZ}", _read_dataset(storage), job)
+
+
+def _read_dataset(storage: Storage) -> DatasetStatus | None:
+    if not storage.exists(DATASET_JSON):
+        return None
+    generation = read_generation(storage)[1]
+    size = sum(shard.bytes for shard in generation.shards)
+    return DatasetStatus(
+        generation=generation.number,
+        samples=generation.num_samples,
+        shards=len(generation.shards),
+        bytes=size,
+        note=generation.note,
+        changed=generation.time or None,
+    )
+
+
+def _read_job(storage: Storage, kind: str, names: Sequence[str], now: datetime) -> UnfinishedJob | None:
+    prefix = _JOBS[kind]
+    identity = _read_json(storage, f"{prefix}job.json")
+    if identity is None:
+        return None  # it has just been committed
+    paths = [f"{prefix}{name}" for name in names if name.startswith("progress/")]
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="status") as readers:
+        records = [record for record in readers.map(lambda path: _read_json(storage, path), paths) if record]
+    records = _last_division(records)
+    parts = [_part(record, now) for record in records]
+    parts.sort(key=lambda part: int((part.part or "0").partition("/")[0]))
+    shards = records[0]["all_shards"] if records else None
+    shards_done = sum("/" not in name and name.endswith(".parquet") for name in names)
+    running = [part for part in parts if part.state == "running"]
+    sources = int(identity.get("sources", {}).get("number", 0))
+    done, rejected = sum(part.sources_done for part in parts), sum(part.rejected for part in parts)
+    reasons: Counter[str] = Counter()
+    for part in parts:
+        reasons.update(part.reasons)
+    rate = sum(part.sources_per_second for part in running)
+    left = [(part.sources - part.sources_done) / part.sources_per_second for part in running if part.sources_per_second]
+    state = "running" if running else "uncommitted" if shards_done == shards else "interrupted"
+    return UnfinishedJob(
+        kind=kind,
+        command=parts[0].command if parts else None,
+        state=state,
+        shards=shards,
+        shards_done=shards_done,
+        sources=sources,
+        sources_done=done,
+        packed=done - rejected,
+        rejected=rejected,
+        reasons=dict(sorted(reasons.items())),
+        bytes=sum(part.bytes for part in parts),
+        sources_per_second=rate,
+        seconds_left=max([(sources - done) / rate, *left]) if rate else None,
+        parts=parts,
+    )
+
+
+def _last_division(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of the division that started last: parts of another one have the same shards again."""
+
+    def division(record: Mapping[str, Any]) -> str:
+        return str(record["part"] or "").partition("/")[2]
+
+    if not records:
+        return []
+    last = division(max(records, key=lambda record: str(record["started"])))
+    return [record for record in records if division(record) == last]
+
+
+def _part(record: Mapping[str, Any], now: datetime) -> PartStatus:
+    state = record["state"]
+    if state == "running":
+        silent = (now - datetime.fromisoformat(record["time"])).total_seconds() > LEASE_SECONDS
+        state = "stale" if silent or is_dead(record["namespace"], record["pid"]) else state
+    plain = {name: record[name] for name in PartStatus.__slots__ if name in record}
+    return PartStatus(**plain | {"state": state, "last_sign": record["time"]})
+
+
+def _read_json(storage: Storage, name: str) -> dict[str, Any] | None:
+    """Return a JSON record; None if it has just been deleted, or is none."""
+    try:
+        record = json.loads(storage.read(name))
+    except (StorageError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
