@@ -23,6 +23,7 @@ from fastvid.errors import UsageError
 
 # The function that returns the charts of each schema. A result with an unknown schema is shown as a table.
 READERS: Final = {
+    "fastvid-bench-annotations/1": "bench.load.charts:annotations",
     "fastvid-bench-audio/1": "bench.load.audio:charts",
     "fastvid-bench-batches/1": "bench.batches.charts:charts",
     "fastvid-bench-cold/1": "bench.load.charts:cold",
@@ -38,6 +39,7 @@ READERS: Final = {
     "fastvid-bench-motion/1": "bench.train.charts:motion",
     "fastvid-bench-quality/1": "bench.shard.quality:charts",
     "fastvid-bench-scale/1": "bench.scaling.scale:charts",
+    "fastvid-bench-segments/1": "bench.shard.segments:charts",
     "fastvid-bench-shard/1": "bench.shard.charts:throughput",
     "fastvid-bench-sync/2": "bench.strategies.charts:sync",
     "fastvid-bench-train/1": "bench.train.charts:train",

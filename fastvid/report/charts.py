@@ -67,6 +67,39 @@ class _Axis:
         return [number * step for number in range(first, last + 1)] or [self.low]
 
 
+class _Labels:
+    """Places the names of points beside them, apart from each other on a screen of 400 pixels if that is possible."""
+
+    # Percent of the width and height of a chart of 330 x 168 pixels.
+    _LETTER, _LINE = 100 * _LETTER / 330, 100 * 14 / 168
+
+    def __init__(self) -> None:
+        self._boxes: list[tuple[float, float, float, float]] = []
+
+    def place(self, x: float, y: float, name: str) -> tuple[str, int, float]:
+        """Return a name's anchor, its shift to the right in pixels and its shift down in lines.
+
+        Args:
+            x: The point's place in percent of the width; y likewise of the height.
+            name: The text.
+        """
+        wide, beside = self._LETTER * len(name), 3.0
+        right = ("start", 9, 0.35), (x + beside, y - self._LINE / 2)
+        left = ("end", -9, 0.35), (x - beside - wide, y - self._LINE / 2)
+        above = ("middle", 0, -0.8), (x - wide / 2, y - 1.5 * self._LINE)
+        below = ("middle", 0, 1.6), (x - wide / 2, y + 0.6 * self._LINE)
+        choices = [left, right, above, below] if x > 60 else [right, left, above, below]
+        boxes = [(at, (low, high, low + wide, high + self._LINE)) for at, (low, high) in choices]
+        at, box = next(((at, box) for at, box in boxes if self._is_free(box)), boxes[0])
+        self._boxes += [box, (x - 1, y - 2, x + 1, y + 2)]
+        return at
+
+    def _is_free(self, box: tuple[float, float, float, float]) -> bool:
+        left, top, right, bottom = box
+        apart = (right < other[0] or other[2] < left or bottom < other[1] or other[3] < top for other in self._boxes)
+        return left >= -2 and right <= 102 and all(apart)
+
+
 def lines(
     series: Mapping[str, Sequence[Point]],
     title: str,
@@ -96,7 +129,7 @@ def lines(
     x_axis = _axis([x for x, _ in places], log_x, whole=whole_x, room=1.0)
     y_axis = _Axis(*limits, log_y) if limits else _axis([y for _, y in places], log_y, room=1.06)
     styles = {name: f"c{n % COLOURS}" + (" dashed" if name in dashed else "") for n, name in enumerate(drawn)}
-    parts, labels = [], []
+    parts, labels, taken = [], [], _Labels()
     for name, points in drawn.items():
         at = [(x_axis.at(x), 100 - y_axis.at(y)) for x, y in points]
         path = " ".join(f"{10 * x:.1f},{10 * y:.1f}" for x, y in _thinned(at))
@@ -104,9 +137,9 @@ def lines(
         if len(at) <= _MARKED and name not in dashed:
             labels += [f'<circle class="{styles[name]}" cx="{x:.2f}%" cy="{y:.2f}%" r="4"/>' for x, y in at]
         if len(at) == 1:
-            side, shift = ("end", -9) if at[0][0] > 60 else ("start", 9)
+            side, right, down = taken.place(*at[0], name)
             labels.append(
-                f'<text class="mark {side}" x="{at[0][0]:.2f}%" y="{at[0][1]:.2f}%" dx="{shift}" dy=".35em">'
+                f'<text class="mark {side}" x="{at[0][0]:.2f}%" y="{at[0][1]:.2f}%" dx="{right}" dy="{down}em">'
                 f"{text(name)}</text>"
             )
     curves = f'<svg class="curves" viewBox="0 0 1000 1000" preserveAspectRatio="none">{"".join(parts)}</svg>'

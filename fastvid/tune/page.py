@@ -8,7 +8,7 @@ from fastvid.report.page import Section, document
 from fastvid.runtime.units import count, duration, size, things
 from fastvid.tune.advice import Advice
 from fastvid.tune.study import Study
-from fastvid.tune.text import HEADS, rows
+from fastvid.tune.text import HEADS, rows, sentences
 
 
 def render(study: Study, advice: Advice) -> str:
@@ -46,7 +46,11 @@ def render(study: Study, advice: Advice) -> str:
         f"{advice.profile} is recommended",
         [
             Section("Why", card("Compared with it", bullets([*advice.reasons[1:], *refused])), advice.reasons[0] + "."),
-            Section("Numbers", card("Profiles", table(HEADS, rows(study), marked={advice.profile}))),
+            Section(
+                "Numbers",
+                card("Profiles", table(HEADS, rows(study), marked={advice.profile}))
+                + card("All of them", bullets([f"{name}: {sentence}" for name, sentence in sentences(study)])),
+            ),
             Section(
                 "Charts",
                 card("Size and speed", scatter, "Up is faster, left is smaller.") + grid(*charts),

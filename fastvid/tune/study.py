@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from fastvid.decode.access import open as open_dataset
 from fastvid.errors import JobError, UsageError
@@ -27,6 +24,7 @@ from fastvid.media.limits import Limits
 from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, get_profile
+from fastvid.sharding.job.estimate import SAMPLED, Estimate, children_seconds, draw_sources, make_estimate
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.sources import Source, encode_name
 from fastvid.sharding.sources.tar_sources import gather_sources
@@ -34,7 +32,7 @@ from fastvid.tune.quality import compare, mean
 
 _LOG = logging.getLogger(__name__)
 
-VIDEOS: Final = 24
+VIDEOS: Final = SAMPLED
 """Videos in the sample. Ratios between profiles settle with fewer; this many keep unusual videos from dominating."""
 
 _SHORT_SIDE: Final = 256  # short side in pixels that the crop of CROP pixels refers to
@@ -55,6 +53,7 @@ class ProfileResult:
         packets: Mean packets decoded per clip.
         packets_from_keys: Mean packets that a decoder without a plan would decode.
         rejected: Number of videos that the profile rejects, by reason.
+        estimate: Size and time of all videos that were found; None if they were not estimated.
     """
 
     profile: str
@@ -67,6 +66,7 @@ class ProfileResult:
     packets: float
     packets_from_keys: float
     rejected: Mapping[str, int] = field(default_factory=dict)
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ class _EncodedSample:
     folder: str
     cpu_seconds: float
     rejected: dict[str, int]
+    seconds: dict[str, float]  # wall time of each source, by id
     keys: dict[str, str]  # sample keys by source id, only of samples that cover a whole source
 
 
@@ -153,7 +154,7 @@ def study(
     candidates = [source for source in every if source.problem is None]
     if not candidates or any(source.member is not None for source in candidates):
         raise UsageError("no video file found to measure", file=", ".join(sources), hint="name a folder of videos")
-    sample = _draw(candidates, videos, seed)
+    sample = draw_sources(candidates, videos, seed)
     limits, workers = limits or Limits(), workers or available_cores()
     with tempfile.TemporaryDirectory(prefix="fastvid-tune-") as scratch:
         place = Path(folder or scratch)
@@ -171,7 +172,7 @@ def study(
         measured = []
         for one, corpus, timing in zip(encoded, corpora, timings, strict=True):
             _LOG.info("comparing %s with its sources", one.profile.name)
-            measured.append(_result(one, corpus, timing, common, len(sample), limits))
+            measured.append(_result(one, corpus, timing, common, len(sample), len(candidates), workers, limits))
     dataset = corpora[0].dataset
     lengths = [dataset[key] for key in corpora[0].keys or ()]
     return Study(
@@ -185,11 +186,6 @@ def study(
         measured=tuple(measured),
         refused=refused,
     )
-
-
-def _draw(sources: Sequence[Source], videos: int, seed: int) -> list[Source]:
-    picks = np.random.default_rng(seed).choice(len(sources), min(videos, len(sources)), replace=False)
-    return [sources[place] for place in sorted(picks.tolist())]
 
 
 def _encode_all(
@@ -215,18 +211,20 @@ def _encode_all(
 
 
 def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int, limits: Limits) -> _EncodedSample:
-    before = _children_seconds()
+    before = children_seconds()
     report = run_job(
         [source.path for source in sample], str(out), profile=profile, workers=workers, limits=limits, follow_links=True
     )
-    spent = _children_seconds() - before
+    spent = children_seconds() - before
     dataset = open_dataset(str(out))
     # Skip long videos, which become several samples: their clips would not be drawn from the whole video.
     whole = [(not row.get("parent"), row["source_id"], row["key"]) for row in dataset.annotations.to_pylist()]
     names = _names(sample)
     keys = {names[source_id]: key for entire, source_id, key in whole if entire}
+    ledger = zip(*(report.ledger[name].to_pylist() for name in ("source_id", "seconds")), strict=True)
+    seconds = {names[source_id]: taken for source_id, taken in ledger}
     return _EncodedSample(
-        profile, str(out), spent, {reason.value: count for reason, count in report.rejected.items()}, keys
+        profile, str(out), spent, {reason.value: count for reason, count in report.rejected.items()}, seconds, keys
     )
 
 
@@ -237,21 +235,30 @@ def _names(sample: Sequence[Source]) -> dict[str, str]:
 
 
 def _result(
-    one: _EncodedSample, corpus: Corpus, timing: RoundTimes, common: Sequence[Source], sampled: int, limits: Limits
+    one: _EncodedSample,
+    corpus: Corpus,
+    timing: RoundTimes,
+    common: Sequence[Source],
+    sampled: int,
+    videos: int,
+    workers: int,
+    limits: Limits,
 ) -> ProfileResult:
     dataset, build = corpus.dataset, find_ffmpeg()
-    sizes, scores = 0, []
+    sizes: list[int] = []
+    scores = []
     for source in common:
         data = corpus.mp4(dataset.find(one.keys[source.id]))
-        sizes += len(data)
+        sizes.append(len(data))
         if not one.profile.copies:
             scores.append(compare(build, one.profile, source.path, data, limits))
+    # Scaled to the common videos by their share of the sample.
+    spent = one.cpu_seconds * len(common) / sampled
     numbers, packets = timing.summary(), corpus.mean_packets()
     return ProfileResult(
         profile=one.profile.name,
-        bytes=sizes,
-        # Scaled to the common videos by their share of the sample.
-        encode_seconds=one.cpu_seconds * len(common) / sampled,
+        bytes=sum(sizes),
+        encode_seconds=spent,
         ssim=mean([score[0] for score in scores]) if scores else None,
         psnr=mean([score[1] for score in scores]) if scores else None,
         clips_per_second=numbers["rate"],
@@ -259,10 +266,5 @@ def _result(
         packets=packets["planned"],
         packets_from_keys=packets["from_keys"],
         rejected=one.rejected,
+        estimate=make_estimate(sizes, [one.seconds[source.id] for source in common], spent, videos, workers),
     )
-
-
-def _children_seconds() -> float:
-    """Return the CPU seconds of all terminated child processes."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -40,6 +40,11 @@ def rows(study: Study) -> list[list[str]]:
     ]
 
 
+def sentences(study: Study) -> list[tuple[str, str]]:
+    """Return for each profile what all videos that were found would take."""
+    return [(one.profile, one.estimate.sentence()) for one in study.measured if one.estimate is not None]
+
+
 def render(study: Study, advice: Advice) -> str:
     """Render the study and the advice for a terminal."""
     body = [list(HEADS), *rows(study)]
@@ -52,6 +57,7 @@ def render(study: Study, advice: Advice) -> str:
     for row in body:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells))
+    lines += ["", *(f"{name}: {sentence}" for name, sentence in sentences(study))]
     for one in study.measured:
         if one.rejected:
             what = ", ".join(f"{number} {reason}" for reason, number in one.rejected.items())

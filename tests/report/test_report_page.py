@@ -181,6 +181,15 @@ def ticks(made, side):
     return [said for _, said in Tags(made).find("text", side)]
 
 
+def test_names_of_near_points_do_not_cover_each_other():
+    markup = lines({"hevc": [(0.08, 21.7)], "vp9": [(0.143, 22.0)], "far": [(1.6, 100.0)]}, "speed", across="size")
+    labels = re.findall(r'<text class="mark (\w+)" x="[^"]*" y="[^"]*" dx="([^"]*)" dy="([^"]*)em">(\w+)<', markup)
+    places = {name: (side, float(right), float(down)) for side, right, down, name in labels}
+    assert places["hevc"] == ("start", 9, 0.35), "the first is beside its point"
+    assert places["vp9"] != places["hevc"]
+    assert places["far"][0] == "end", "a name at the right edge is on the left of its point"
+
+
 def test_axes_are_linear_from_zero_or_logarithmic():
     linear = lines({"a": [(0, 0.0), (5, 50.0), (10, 100.0)]}, "y", across="x", limits=(0, 200))
     assert places(linear) == [(0, 0), (0.5, 0.25), (1, 0.5)]

@@ -115,8 +115,10 @@ def test_study_measures_the_encoded_datasets(raw, tmp_path, capsys):
     assert by_name["copy"]["ssim"] is None
     assert by_name["copy"]["bytes"] == record["source_bytes"]
     assert 0.9 < by_name["compact"]["ssim"] <= 1
+    assert by_name["copy"]["estimate"]["bytes"]["total"] == pytest.approx(1.5 * by_name["copy"]["bytes"])
     assert record["recommended"] in by_name
     text = page.read_text()
+    assert text.count(": your 3 videos: ") == 3
     assert text.count("<figure>") == 1
     assert text.count('class="bars"') == 4
     assert text.count('class="row') == 3 * 3 + 2  # copy has no loss

@@ -53,18 +53,21 @@ def classes_section(summary: Summary) -> Section:
 
 
 def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
-    bar = stack(c.splits or {"samples": c.count}, most, order or ["samples"])
+    hours = {name: duration(seconds) for name, seconds in c.split_seconds.items()}
+    bar = stack(c.splits or {"samples": c.count}, most, order or ["samples"], hours)
     return (
         f'<div class="class" data-class="{text(c.name)}"><a class="name" href="#c-{_anchor(c.name)}"'
-        f' title="{text(c.name)}">{text(c.name)}</a>{bar}<span class="num">{count(c.count)}</span></div>'
+        f' title="{text(c.name)}">{text(c.name)}</a>{bar}<span class="num">{count(c.count)}'
+        f" · {duration(c.seconds)}</span></div>"
     )
 
 
-def stack(parts: Mapping[str, int], total: int, order: Sequence[str]) -> str:
-    """Return one bar of coloured pieces; `total` is the value of the full width."""
+def stack(parts: Mapping[str, int], total: int, order: Sequence[str], remarks: Mapping[str, str] | None = None) -> str:
+    """Return one bar of coloured pieces; `total` is the value of the full width, `remarks` follow the numbers."""
+    remarks = {name: f", {remark}" for name, remark in (remarks or {}).items()}
     pieces = [
         f'<i class="c{order.index(name) % COLOURS}" style="width:{100 * number / max(total, 1):.2f}%"'
-        f' data-tip="{text(name)}: {count(number)}"></i>'
+        f' data-tip="{text(name)}: {count(number)}{text(remarks.get(name, ""))}"></i>'
         for name, number in parts.items()
     ]
     return f'<span class="stack">{"".join(pieces)}</span>'
@@ -82,7 +85,7 @@ def _splits(summary: Summary) -> str:
         order = [name for name, _ in values.most_common()]
         parts = "".join(
             f'<span><i class="c{n % COLOURS}"></i>{text(name)} <b>{count(values[name])}</b>'
-            f" {percent(values[name], values.total())}</span>"
+            f" {percent(values[name], values.total())} · {duration(summary.split_seconds[column][name])}</span>"
             for n, name in enumerate(order[:_SHOWN_SPLITS])
         )
         if len(order) > _SHOWN_SPLITS:
@@ -123,16 +126,14 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
 
 def _tile(summary: Summary, strip: FrameStrip) -> str:
     row = {name: summary.annotations[name][strip.sample].as_py() for name in summary.annotations.column_names}
-    fact = {name: summary.facts[name][strip.sample].as_py() for name in ("width", "height", "codec", "num_frames")}
     length, key = float(summary.seconds[strip.sample]), text(row["key"])
-    rate = fact["num_frames"] / max(length, 1e-9)
     label = "" if row["label"] is None else f" ({row['label']})"
     rows: dict[str, Any] = {
         "source": row["source_id"],
         "class": f"{summary.class_names[strip.sample]}{label}",
-        "video": f"{fact['width']}x{fact['height']} {fact['codec']}",
-        "length": f"{duration(length)}, {count(fact['num_frames'])} frames at {rate:.4g} per second",
-        "bytes": size(int(summary.bytes[strip.sample])),
+        "video": f"{row['width']}x{row['height']} {strip.codec}",
+        "length": f"{duration(length)}, {count(row['num_frames'])} frames at {row['fps']:.4g} per second",
+        "bytes": size(strip.bytes),
     }
     ours = ANNOTATION_FIELDS | FACT_FIELDS
     rows |= {name: value for name, value in row.items() if name not in ours and value is not None}

@@ -47,6 +47,8 @@ class FrameStrip:
         frames: Number of frames.
         width: Width of one frame in pixels; the height is HEIGHT.
         packets: Kind and size of the first packets: ``k`` for key, ``r`` for referenced, ``d`` for droppable.
+        codec: FFmpeg's name of the codec.
+        bytes: Size of the encoded video.
     """
 
     sample: int
@@ -54,6 +56,8 @@ class FrameStrip:
     frames: int
     width: int
     packets: str
+    codec: str
+    bytes: int
 
 
 @dataclass(slots=True)
@@ -145,7 +149,9 @@ class _Maker:
         width = min(max(round(HEIGHT * info.width / info.height / 2) * 2, _WIDTHS[0]), _WIDTHS[1])
         shown = decode_frames(info, table, shard.reader(row, stream), frames, size=(HEIGHT, width)).data
         picture = np.ascontiguousarray(shown.transpose(1, 0, 2, 3)).reshape(HEIGHT, len(frames) * width, 3)
-        return FrameStrip(sample, encode_picture(picture), len(frames), width, _packets(table.records[:_PACKETS]))
+        packets, bytes_of_video = _packets(table.records[:_PACKETS]), int(table.records["size"].sum())
+        uri = encode_picture(picture)
+        return FrameStrip(sample, uri, len(frames), width, packets, info.codec.label, bytes_of_video)
 
     def _shard(self, index: int) -> Shard:
         with self._lock:

@@ -10,13 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.report.charts import bars, histogram
-from fastvid.report.markup import card, definitions, grid, text
+from fastvid.report.markup import card, definitions, grid, table, text
 from fastvid.report.page import Section
-from fastvid.runtime.units import axis_bytes, axis_seconds, count, duration, percent, shares, size
+from fastvid.runtime.units import axis_bytes, axis_seconds, count, duration, percent, shares, size, things
 from fastvid.sharding.page.contact_sheet import ContactSheet
 from fastvid.sharding.page.summary import Summary
 
 _SHOWN: Final = 7  # number of most common values shown
+_LONGEST: Final = 120  # characters of an example
 _PACKETS: Final = {
     "k": "key: decoding starts here",
     "r": "referenced: other packets refer to it",
@@ -26,13 +27,15 @@ _PACKETS: Final = {
 
 def shapes_section(summary: Summary) -> Section:
     """Return the section with durations, bytes, sizes and rates."""
-    per_clip = summary.bytes.astype(np.float64)
-    cards = (
+    per_clip = summary.encoding.bytes.astype(np.float64)
+    cards = [
         ("Duration", "seconds of each sample", histogram(summary.seconds, duration, axis_seconds, what="samples")),
-        ("Bytes", "encoded video of each sample", histogram(per_clip, size, axis_bytes, what="samples")),
         ("Frame size", "width x height in pixels", _common(summary.sizes)),
         ("Frame rate", "frames per second", _common(summary.rates)),
-    )
+    ]
+    if len(per_clip):
+        some = "each sample" if summary.encoding.is_complete else things(len(per_clip), "sample")
+        cards.insert(1, ("Bytes", f"encoded video of {some}", histogram(per_clip, size, axis_bytes, what="samples")))
     listed = (card(title, chart, aside=what) for title, what, chart in cards)
     return Section("Distributions", grid(*listed), "Over all visible samples.")
 
@@ -45,25 +48,48 @@ def _common(counts: Counter[str]) -> str:
     return bars(shown, label=lambda number: f"{count(int(number))} · {percent(number, counts.total())}")
 
 
+def columns_section(summary: Summary) -> Section:
+    """Return the section with the columns that came with the sources, such as captions."""
+    rows = [
+        [
+            one.name,
+            one.kind,
+            percent(one.missing, summary.num_samples) if one.missing else "none",
+            " · ".join(_short(example) for example in one.examples),
+        ]
+        for one in summary.columns
+    ]
+    listed = table(("column", "type", "missing", "examples"), rows)
+    return Section("Columns", card("", listed), "Annotations that came with the sources.")
+
+
+def _short(example: str) -> str:
+    return example if len(example) <= _LONGEST else f"{example[: _LONGEST - 1]}…"
+
+
 def encoding_section(summary: Summary, sheet: ContactSheet) -> Section:
     """Return the section with packets of one sample, the profile and the generations."""
-    shard = summary.generation.shards[0]
+    shard, encoding = summary.generation.shards[0], summary.encoding
     video = {
-        "packets per key frame": f"{summary.packets_per_key:.1f}",
-        "droppable packets": percent(summary.droppable_share, 1),
-        "codec": shares(summary.codecs),
-        "colour": shares(summary.colours),
-        "bit rate": f"{8 * summary.bytes.sum() / max(float(summary.seconds.sum()), 1e-9) / 1000:.0f} kbit/s",
-        "decoded whole": count(summary.whole),
+        "packets per key frame": f"{encoding.packets_per_key:.1f}",
+        "droppable packets": percent(encoding.droppable_share, 1),
+        "codec": shares(encoding.codecs),
+        "colour": shares(encoding.colours),
+        "bit rate": f"{encoding.bit_rate / 1000:.0f} kbit/s",
+        "decoded whole": f"{count(encoding.whole)} of {things(encoding.num_samples, 'sample')}",
         "profile": _profile(shard.profile),
         "encoder": _encoder(shard.encoder),
     }
-    past = {f"generation {number}": note or "-" for number, note in summary.history}
+    read = "" if encoding.is_complete else f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
+    past = {
+        f"generation {one.number}": ", ".join(filter(None, (one.time[:10], one.note, one.reason))) or "-"
+        for one in summary.history
+    }
     return Section(
         "Encoding",
         _packets_of_one(summary, sheet)
         + grid(
-            card("Video", definitions(video)),
+            card("Video", definitions(video), aside=read),
             card("History", definitions(past), aside="generations that can be opened"),
         ),
         "How samples are encoded, and what decoding a training clip requires.",

@@ -14,6 +14,7 @@ from fastvid.sharding.page.summary import Summary
 # Browsers lay out this many rows without a noticeable delay.
 _ROWS: Final = 4000
 _HEADS: Final = ("Result", "Source", "Notes", "In", "Out", "Frames")
+_REMOVED: Final = "sources that were taken down, or duplicates that were dropped"
 _NUMERIC: Final = (False, False, False, True, True, True)
 
 
@@ -30,14 +31,15 @@ def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
         if room < 0:
             break
         written.append(markup)
-    packed = summary.sources - summary.rejected.total()
-    lead = f"{count(summary.sources)} sources: {count(packed)} packed, {count(summary.rejected.total())} rejected."
+    packed, removed = summary.statuses["packed"], summary.statuses["removed"]
+    lead = f"{count(summary.sources)} sources: {count(packed)} packed, {count(summary.rejected.total())} rejected"
+    lead += f", {count(removed)} removed." if removed else "."
     if len(written) < len(rows):
         lead += f" The first {count(len(written))} are listed; ledger.parquet contains all."
     listed = table(_HEADS, written, numeric=_NUMERIC, attributes=' id="ledger"')
     return Section(
         "Sources",
-        f'<div class="filters">{_filters(rows, packed)}</div>'
+        f'<div class="filters">{_filters(rows, packed, removed)}</div>'
         '<div class="tools"><input type="search" id="find-source" placeholder="Search names and messages"'
         ' aria-label="search sources"><span class="found" id="found"></span></div>'
         f'<div class="card sources">{listed}<div class="empty" id="none" hidden>No source matches.</div></div>',
@@ -45,13 +47,17 @@ def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
     )
 
 
-def _filters(rows: list[dict[str, Any]], packed: int) -> str:
+def _filters(rows: list[dict[str, Any]], packed: int, removed: int) -> str:
     reasons = Counter(row["reason"] for row in rows if row["reason"] is not None)
     changes = Counter(warning for row in rows for warning in row["warnings"] or ())
     groups = (
         (
             "status",
-            [("", "all", len(rows), "every source"), ("packed", "packed", packed, "sources that became samples")],
+            [
+                ("", "all", len(rows), "every source"),
+                ("packed", "packed", packed, "sources that became samples"),
+                *([("removed", "removed", removed, _REMOVED)] if removed else []),
+            ],
         ),
         ("rejected", [(f"r-{reason}", reason, number, _meaning(reason)) for reason, number in reasons.most_common()]),
         (
@@ -74,8 +80,11 @@ def _button(entry: tuple[str, str, int, str]) -> str:
 
 def _row(entry: dict[str, Any]) -> Markup:
     reason, warnings = entry["reason"], entry["warnings"] or []
-    tags = [_tag(f"r-{reason}")] if reason is not None else ["packed", *(_tag(f"w-{warning}") for warning in warnings)]
+    status = "removed" if entry["status"] == "removed" else "packed"
+    tags = [_tag(f"r-{reason}")] if reason is not None else [status, *(_tag(f"w-{warning}") for warning in warnings)]
     pill = '<span class="pill ok">packed</span>'
+    if status == "removed":
+        pill = f'<span class="pill tag" data-tip="{text(_REMOVED)}">removed</span>'
     if reason is not None:
         pill = f'<span class="pill no" data-tip="{text(_meaning(reason))}">{text(reason)}</span>'
     notes = "".join(f'<span class="pill tag">{text(warning)}</span>' for warning in warnings)

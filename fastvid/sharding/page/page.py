@@ -10,7 +10,7 @@ from fastvid.report.page import Section, asset, document
 from fastvid.runtime.units import count, duration, percent, size, things
 from fastvid.sharding.page.classes import classes_section, clips_section
 from fastvid.sharding.page.contact_sheet import ContactSheet, make_contact_sheet
-from fastvid.sharding.page.distributions import encoding_section, shapes_section
+from fastvid.sharding.page.distributions import columns_section, encoding_section, shapes_section
 from fastvid.sharding.page.ledger_table import ledger_section
 from fastvid.sharding.page.summary import Summary
 
@@ -55,6 +55,7 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
 
 def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> bytes:
     sections = [classes_section(summary), clips_section(summary, sheet)]
+    sections += [columns_section(summary)] if summary.columns else []
     if summary.num_samples:
         sections += [shapes_section(summary), encoding_section(summary, sheet)]
     chips: dict[str, object] = {"generation": summary.generation.number, "id": summary.dataset_id[:12]}
@@ -74,7 +75,7 @@ def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> byte
 
 
 def _figures(summary: Summary) -> list[tuple[str, str, str]]:
-    used = sum(c.count > 0 for c in summary.class_counts)
+    used = sum(c.count > 0 for c in summary.class_counts if c.name in set(summary.generation.classes))
     shards = len(summary.generation.shards)
     hidden = f", {count(summary.removed)} removed" if summary.removed else ""
     found = [("Samples", count(summary.num_samples), f"{things(shards, 'shard')}{hidden}")]
@@ -82,10 +83,13 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
         seconds = float(summary.seconds.sum())
         found += [
             ("Video", duration(seconds), f"{count(int(summary.num_frames.sum()))} frames"),
-            ("Classes", count(used), f"{count(len(summary.class_counts) - used)} without samples"),
-            ("Size", size(summary.tar_bytes), f"{size(float(summary.bytes.mean()))} per clip"),
-            ("Conforming", percent(summary.conforming, summary.num_samples), "to a profile's promises"),
+            ("Classes", count(used), f"{count(len(summary.generation.classes) - used)} without samples"),
+            ("Size", size(summary.tar_bytes), f"{size(summary.tar_bytes / summary.generation.num_samples)} per sample"),
         ]
+        encoding = summary.encoding
+        if encoding.num_samples:
+            share = percent(encoding.conforming, encoding.num_samples)
+            found.append(("Conforming", share, "to a profile's promises"))
     if summary.sources:
         packed = summary.sources - summary.rejected.total()
         share = percent(packed, summary.sources)

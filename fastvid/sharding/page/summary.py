@@ -1,32 +1,36 @@
-"""Summarises a dataset from its tables, without opening a video: counts, distributions and the ledger."""
+"""Summarises a dataset from its tables, without opening a video: counts, hours, columns and the ledger."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from fastvid.errors import FormatError
-from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
-from fastvid.format.parquet import from_parquet
-from fastvid.format.schema import LEDGER
+from fastvid.format.commit_record import read_head
+from fastvid.format.generations import Generation, history, read_annotations, read_generation
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER
 from fastvid.runtime.arrays import FloatArray, IntArray
 from fastvid.sharding.job.ledger import read_ledger
-from fastvid.storage import Storage, open_storage
+from fastvid.sharding.page.encoding import Encoding, read_encoding
+from fastvid.storage import open_storage
 
 UNLABELLED: Final = "(no label)"
 
-_FACTS: Final = (
-    "key", "source_id", "stream", "num_frames", "fps_num", "fps_den", "width", "height", "codec", "color_range",
-    "color_matrix", "conforms", "whole", "member_size", "num_packets", "num_keys", "num_droppable",
-)  # fmt: skip
+NO_VALUE: Final = "-"
+
+_SPLIT: Final = "split"
+_LOOKED_AT: Final = 100  # rows in which examples of a column are looked for
+_EXAMPLES: Final = 3
+# Columns that say where a sample was cut from its source.
+_OURS: Final = frozenset(
+    {"parent", "start_seconds", "end_seconds", "bad_frames", "asked_start_seconds", "asked_end_seconds"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,33 @@ class ClassCount:
     Attributes:
         name: The class; UNLABELLED for samples without a label.
         count: Number of samples.
+        seconds: Their total duration.
         splits: Number of samples by value of the first split column; empty if there is none.
+        split_seconds: Duration by value of the first split column.
     """
 
     name: str
     count: int
+    seconds: float
     splits: Mapping[str, int]
+    split_seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An annotation column that fastvid did not compute, such as a caption.
+
+    Attributes:
+        name: Its name.
+        kind: Its type, as Arrow calls it.
+        missing: Number of samples without a value.
+        examples: Up to three different values, as text.
+    """
+
+    name: str
+    kind: str
+    missing: int
+    examples: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +77,10 @@ class Summary:
         url: The dataset's folder.
         dataset_id: The dataset's id.
         generation: The generation.
-        history: Number and note of the existing generations, newest first.
+        history: The generations that can be opened, newest first.
         annotations: Rows of the visible samples.
         rows: Row of each visible sample among all rows of the generation, int64 [N].
-        facts: Facts of the visible samples' first stream, in the same order.
+        encoding: How samples are encoded, from the facts of some shards.
         removed: Number of hidden samples.
         ledger: The job's ledger; None if there is none.
     """
@@ -63,10 +88,10 @@ class Summary:
     url: str
     dataset_id: str
     generation: Generation
-    history: tuple[tuple[int, str], ...]
+    history: tuple[Generation, ...]
     annotations: pa.Table
     rows: IntArray
-    facts: pa.Table
+    encoding: Encoding
     removed: int
     ledger: pa.Table | None
 
@@ -83,60 +108,22 @@ class Summary:
     @cached_property
     def num_frames(self) -> IntArray:
         """Number of frames of each sample."""
-        return self._fact("num_frames").astype(np.int64)
+        return np.asarray(self.annotations["num_frames"].to_numpy(), dtype=np.int64)
 
     @cached_property
     def seconds(self) -> FloatArray:
         """Duration of each sample in seconds."""
-        rate = self._fact("fps_num") / np.maximum(self._fact("fps_den"), 1)
-        return np.asarray(self.num_frames / np.maximum(rate, 1e-9), dtype=np.float64)
-
-    @cached_property
-    def bytes(self) -> IntArray:
-        """Size of each sample's first video stream in bytes."""
-        return self._fact("member_size").astype(np.int64)
+        return np.asarray(self.annotations["duration"].to_numpy(), dtype=np.float64)
 
     @cached_property
     def sizes(self) -> Counter[str]:
         """Number of samples by width and height, for example ``336x256``."""
-        return Counter(f"{w}x{h}" for w, h in zip(*self._lists("width", "height"), strict=True))
+        return Counter(f"{w}x{h}" for w, h in self._pairs("width", "height"))
 
     @cached_property
     def rates(self) -> Counter[str]:
         """Number of samples by frame rate."""
-        return Counter(f"{a / b:.4g}" for a, b in zip(*self._lists("fps_num", "fps_den"), strict=True) if b)
-
-    @cached_property
-    def codecs(self) -> Counter[str]:
-        """Number of samples by codec."""
-        return Counter(self.facts["codec"].to_pylist())
-
-    @cached_property
-    def colours(self) -> Counter[str]:
-        """Number of samples by colour range and matrix."""
-        return Counter(f"{r} {m}" for r, m in zip(*self._lists("color_range", "color_matrix"), strict=True))
-
-    @cached_property
-    def packets_per_key(self) -> float:
-        """Packets per key packet, over the whole dataset."""
-        keys = int(self._fact("num_keys").sum())
-        return int(self._fact("num_packets").sum()) / keys if keys else 0.0
-
-    @cached_property
-    def droppable_share(self) -> float:
-        """Fraction of the packets that no other packet refers to."""
-        packets = int(self._fact("num_packets").sum())
-        return int(self._fact("num_droppable").sum()) / packets if packets else 0.0
-
-    @cached_property
-    def conforming(self) -> int:
-        """Number of samples that keep the promises of profiles, because a profile wrote them."""
-        return int(np.count_nonzero(self._fact("conforms")))
-
-    @cached_property
-    def whole(self) -> int:
-        """Number of samples that must be decoded from their first packet."""
-        return int(np.count_nonzero(self._fact("whole")))
+        return Counter(f"{rate:.4g}" for rate in self.annotations["fps"].to_pylist())
 
     @cached_property
     def profiles(self) -> Counter[str]:
@@ -145,26 +132,55 @@ class Summary:
 
     @cached_property
     def split_columns(self) -> Mapping[str, Counter[str]]:
-        """For each split column, the number of samples by value; samples without a value count as ``-``."""
-        names = [name for name in self.annotations.column_names if name.startswith("split")]
+        """For each split column, the number of samples by value; samples without a value count as NO_VALUE."""
+        names = [name for name in self.annotations.column_names if name.startswith(_SPLIT)]
         counts = {name: Counter(map(_named, self.annotations[name].to_pylist())) for name in names}
-        return {name: count for name, count in counts.items() if set(count) != {"-"}}
+        return {name: count for name, count in counts.items() if set(count) != {NO_VALUE}}
+
+    @cached_property
+    def split_seconds(self) -> Mapping[str, Mapping[str, float]]:
+        """For each split column, the total duration by value."""
+        return {name: self._seconds_by(self.annotations[name].to_pylist()) for name in self.split_columns}
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that came with the sources, in the order of the annotations; splits are shown apart."""
+        ours = _OURS | ANNOTATION_FIELDS.keys() | FACT_FIELDS.keys() | self.split_columns.keys()
+        return tuple(
+            _column(name, self.annotations[name]) for name in self.annotations.column_names if name not in ours
+        )
 
     @cached_property
     def class_counts(self) -> tuple[ClassCount, ...]:
         """Every class, including empty ones, most samples first."""
-        counts = Counter(self.class_names)
+        counts, seconds = Counter(self.class_names), self._seconds_by(self.class_names)
         first = next(iter(self.split_columns), None)
         pairs: Counter[tuple[str, str]] = Counter()
+        pair_seconds: Mapping[tuple[str, str], float] = {}
         if first is not None:
-            pairs.update(zip(self.class_names, map(_named, self.annotations[first].to_pylist()), strict=True))
-        values = sorted(self.split_columns[first], key=lambda v: -self.split_columns[first][v]) if first else []
+            both = list(zip(self.class_names, map(_named, self.annotations[first].to_pylist()), strict=True))
+            pairs.update(both)
+            pair_seconds = self._seconds_by(both)
+        values = [value for value, _ in self.split_columns[first].most_common()] if first else []
         found = [*self.generation.classes, *(name for name in counts if name not in set(self.generation.classes))]
-        classes = [
-            ClassCount(name, counts[name], {value: pairs[name, value] for value in values if pairs[name, value]})
-            for name in dict.fromkeys(found)
-        ]
+        classes = []
+        for name in dict.fromkeys(found):
+            used = [value for value in values if pairs[name, value]]
+            classes.append(
+                ClassCount(
+                    name,
+                    counts[name],
+                    seconds.get(name, 0.0),
+                    {value: pairs[name, value] for value in used},
+                    {value: pair_seconds[name, value] for value in used},
+                )
+            )
         return tuple(sorted(classes, key=lambda c: (c.name == UNLABELLED, -c.count, c.name)))
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether any sample has a class."""
+        return any(c.count for c in self.class_counts if c.name != UNLABELLED)
 
     @cached_property
     def class_names(self) -> Sequence[str]:
@@ -181,6 +197,17 @@ class Summary:
         reasons = [] if self.ledger is None else self.ledger["reason"].to_pylist()
         return Counter(reason for reason in reasons if reason is not None)
 
+    @cached_property
+    def statuses(self) -> Counter[str]:
+        """Number of sources by what became of them: packed, rejected or removed."""
+        return Counter() if self.ledger is None else Counter(self.ledger["status"].to_pylist())
+
+    @cached_property
+    def duplicates(self) -> int:
+        """Number of sources with the same bytes as an earlier one."""
+        warnings = [] if self.ledger is None else self.ledger["warnings"].to_pylist()
+        return sum("duplicate" in (row or ()) for row in warnings)
+
     @property
     def sources(self) -> int:
         """Number of sources in the ledger."""
@@ -192,44 +219,55 @@ class Summary:
             "dataset": self.url,
             "dataset_id": self.dataset_id,
             "generation": self.generation.number,
-            "generations": [{"number": number, "note": note} for number, note in self.history],
+            "generations": [
+                {"number": g.number, "time": g.time, "note": g.note, "reason": g.reason} for g in self.history
+            ],
             "samples": self.num_samples,
             "removed": self.removed,
             "shards": len(self.generation.shards),
             "tar_bytes": self.tar_bytes,
             "frames": int(self.num_frames.sum()),
             "seconds": float(self.seconds.sum()),
-            "video_bytes": int(self.bytes.sum()),
             "streams": list(self.generation.streams),
             "profiles": dict(self.profiles),
-            "classes": {c.name: c.count for c in self.class_counts},
-            "splits": {name: dict(counts) for name, counts in self.split_columns.items()},
+            "classes": {
+                c.name: {"samples": c.count, "seconds": c.seconds, "splits": dict(c.splits)} for c in self.class_counts
+            },
+            "splits": {
+                name: {
+                    value: {"samples": number, "seconds": self.split_seconds[name].get(value, 0.0)}
+                    for value, number in counts.items()
+                }
+                for name, counts in self.split_columns.items()
+            },
+            "columns": {one.name: {"type": one.kind, "missing": one.missing} for one in self.columns},
             "sizes": dict(self.sizes),
             "rates": dict(self.rates),
-            "codecs": dict(self.codecs),
-            "colours": dict(self.colours),
-            "conforming": self.conforming,
-            "whole": self.whole,
-            "packets_per_key": self.packets_per_key,
-            "droppable_share": self.droppable_share,
+            "encoding": self.encoding.to_json(),
             "sources": self.sources,
             "rejected": dict(self.rejected),
+            "statuses": dict(self.statuses),
+            "duplicates": self.duplicates,
         }
 
-    def _fact(self, name: str) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = self.facts[name].to_numpy()
-        return values
+    def _pairs(self, *names: str) -> Iterator[tuple[Any, ...]]:
+        return zip(*(self.annotations[name].to_pylist() for name in names), strict=True)
 
-    def _lists(self, *names: str) -> list[list[Any]]:
-        return [self.facts[name].to_pylist() for name in names]
+    def _seconds_by(self, values: Sequence[Any]) -> dict[Any, float]:
+        """Return the total duration of the samples of each value; None counts as NO_VALUE."""
+        totals: dict[Any, float] = {}
+        for value, seconds in zip(values, self.seconds.tolist(), strict=True):
+            name = NO_VALUE if value is None else value
+            totals[name] = totals.get(name, 0.0) + seconds
+        return totals
 
 
-def summarize(url: str, *, generation: int | None = None) -> Summary:
+def summarize(url: str, *, generation: int | str | None = None) -> Summary:
     """Summarise a dataset from its tables.
 
     Args:
         url: The dataset's folder.
-        generation: Number of the generation; the current one by default.
+        generation: Number or tag of the generation; the current one by default.
 
     Raises:
         StorageError: If there is no dataset or generation, or a table is missing.
@@ -238,39 +276,31 @@ def summarize(url: str, *, generation: int | None = None) -> Summary:
     storage = open_storage(url)
     dataset_id, record = read_generation(storage, generation)
     annotations = read_annotations(storage, record)
-    facts = _read_facts(storage, record)
-    if facts.num_rows != annotations.num_rows:
-        raise FormatError(
-            f"{facts.num_rows} facts for {annotations.num_rows} annotations",
-            file=storage.url,
-            hint="run `fastvid verify` to see which is wrong; with --repair it rebuilds facts",
-        )
     hidden = annotations["removed"].to_numpy()
     rows = np.flatnonzero(~hidden)
     return Summary(
         url=storage.url,
         dataset_id=dataset_id,
         generation=record,
-        history=tuple((g.number, g.note) for g in history(storage, read_head(storage))),
+        history=tuple(history(storage, read_head(storage))),
         annotations=annotations.take(pa.array(rows)),
         rows=rows,
-        facts=facts.take(pa.array(rows)),
+        encoding=read_encoding(storage, record, ~hidden),
         removed=int(np.count_nonzero(hidden)),
         ledger=read_ledger(storage)[0] if storage.exists(LEDGER) else None,
     )
 
 
-def _read_facts(storage: Storage, generation: Generation) -> pa.Table:
-    """Return the facts of every sample's first stream, in the order of the shards."""
-    tables = []
-    for shard in generation.shards:
-        name = f"{shard.name}.parquet"
-        table = from_parquet(storage.read(name), file=name, columns=list(_FACTS))
-        tables.append(table.filter(pc.equal(table["stream"], generation.streams[0])))
-    if not tables:
-        return pa.table({name: [] for name in _FACTS})
-    return pa.concat_tables(tables)
-
-
 def _named(value: Any) -> str:
-    return "-" if value is None else str(value)
+    return NO_VALUE if value is None else str(value)
+
+
+def _column(name: str, values: pa.ChunkedArray) -> Column:
+    present = values.drop_null()
+    # Enough rows to find different values, few enough to be quick.
+    some = dict.fromkeys(_example(value) for value in present.slice(0, _LOOKED_AT).to_pylist())
+    return Column(name, str(values.type), len(values) - len(present), tuple(itertools.islice(some, _EXAMPLES)))
+
+
+def _example(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

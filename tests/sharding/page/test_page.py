@@ -122,15 +122,65 @@ class TestSummary:
         np.testing.assert_allclose(summary.seconds, summary.num_frames / 25)
         assert summary.sizes == {"96x64": 3, "64x96": 2, "96x96": 2}
         assert summary.rates == {"25": 7}
-        assert summary.colours == {"limited smpte170m": 7}
+        assert summary.encoding.colours == {"limited smpte170m": 7}
         assert summary.split_columns["split"] == {"train": 5, "val": 2}
         assert summary.rejected == {"truncated": 2, f"later {EVIL}": 1}
-        assert (summary.sources, summary.conforming, summary.whole) == (11, 7, 0)
+        assert (summary.sources, summary.encoding.conforming, summary.encoding.whole) == (11, 7, 0)
         assert summary.tar_bytes == sum(store.size(f"data-00000{n}.tar") for n in range(2))
         # GOPs of 8, three droppable frames of four: counted by hand from how the clips were encoded.
-        assert summary.packets_per_key == (3 * 12 + 2 * 30 + 2 * 1) / (3 * 2 + 2 * 4 + 2 * 1)
-        assert [number for number, _ in summary.history] == [2, 1]
+        assert summary.encoding.packets_per_key == (3 * 12 + 2 * 30 + 2 * 1) / (3 * 2 + 2 * 4 + 2 * 1)
+        assert [(one.number, one.time) for one in summary.history] == [
+            (2, "2023-11-14T22:13:20Z"),
+            (1, "2023-11-14T22:13:20Z"),
+        ]
         assert summarize(store.url, generation=1).num_samples == 8
+
+    def test_hours_are_summed_by_class_and_split(self, store, capsys):
+        summary = summarize(store.url)
+        first, second, empty = summary.class_counts
+        # Frames of samples 0, 2, 4, 6 and 1, 3, 5; sample 7 is removed. 5 and 6 are in the split val.
+        assert (first.seconds, second.seconds, empty.seconds) == pytest.approx((55 / 25, 43 / 25, 0))
+        assert first.split_seconds == pytest.approx({"train": 43 / 25, "val": 12 / 25})
+        assert summary.split_seconds["split"] == pytest.approx({"train": 85 / 25, "val": 13 / 25})
+        numbers = summary.to_json()
+        assert numbers["classes"]["jump"] == {
+            "samples": 4,
+            "seconds": pytest.approx(2.2),
+            "splits": {"train": 3, "val": 1},
+        }
+        assert numbers["splits"]["split"]["val"] == {"samples": 2, "seconds": pytest.approx(0.52)}
+        assert main(["inspect", store.url]) == 0
+        out = capsys.readouterr().out
+        assert "split       train 5 (71 %, 3.4 s), val 2 (29 %, 0.52 s)" in out
+        assert re.search(r"jump +█+ 4, 2\.2 s \(train 3, val 1\)", out)
+
+    def test_columns_of_the_sources_are_shown_with_what_is_missing(self, store, capsys):
+        table = Dataset(store.url).annotations
+        values = pa.array([None, "a dog", None, None, "a dog", "a cat", None, None])
+        recommit(store, annotations=table.append_column("words", values).append_column("score", pa.array([0.1] * 8)))
+        shown = {one.name: one for one in summarize(store.url).columns}
+        assert (shown["words"].missing, shown["words"].examples) == (4, ("a dog", "a cat"))
+        assert (shown["score"].kind, shown["score"].missing, shown["score"].examples) == ("double", 0, ("0.1",))
+        assert not {"key", "source_id", "fps", "split", "removed"} & set(shown)
+        assert main(["inspect", store.url]) == 0
+        assert "words: string, 57 % missing; a dog, a cat" in capsys.readouterr().out
+
+    def test_a_dataset_without_labels_lists_no_class(self, tmp_path, clips, capsys):
+        store = pack(tmp_path / "d", [[("a", clips[0], None), ("b", clips[1], None)]], classes=())
+        assert main(["inspect", store.url]) == 0
+        assert "classes" not in capsys.readouterr().out
+
+    def test_facts_of_few_shards_are_read_of_a_dataset_with_many(self, tmp_path, clips, capsys, monkeypatch):
+        monkeypatch.setattr("fastvid.sharding.page.encoding._MOST_SHARDS", 3)
+        store = pack(tmp_path / "d", [[(f"s/{n}", clips[n % 2], 0)] for n in range(7)])
+        for n in (1, 2, 4, 5):
+            store.delete(f"data-00000{n}.parquet")
+        summary = summarize(store.url)
+        # Shards 0, 3 and 6: clips of 12, 30 and 12 frames.
+        assert (summary.encoding.num_samples, summary.encoding.is_complete) == (3, False)
+        assert summary.num_frames.tolist() == [12, 30, 12, 30, 12, 30, 12]
+        assert main(["inspect", store.url]) == 0
+        assert "bytes per clip, colour, codec and packets are those of 3 of 7 shards" in capsys.readouterr().out
 
     def test_samples_without_label_or_class_are_marked(self, store):
         table = Dataset(store.url).annotations
@@ -171,13 +221,14 @@ class TestPage:
         assert {attrs["id"] for attrs, _ in page.find("section")} == {
             "classes",
             "clips",
+            "columns",
             "distributions",
             "encoding",
             "sources",
         }
         assert len(page.find("div", **{"class": "tile"})) == 7
         assert [words for attrs, words in page.find("h1")] == ["data&set"]
-        rows = page.find("tr")[1:]
+        rows = [row for row in page.find("tr") if "data-tags" in row[0]]
         assert len(rows) == 11
         assert rows[0][0]["data-tags"].startswith("r-")
         assert rows[-1][0]["data-tags"] == "packed w-enlarged"
@@ -245,7 +296,7 @@ class TestPage:
         write_ledger(store, rows, {})
         data = render(store, max_bytes=400_000)
         page = Page(data)
-        listed = page.find("tr")[1:]
+        listed = [row for row in page.find("tr") if "data-tags" in row[0]]
         assert len(data) <= 400_000
         assert len(listed) < 3000
         assert [attrs["data-tags"] for attrs, _ in listed[:21]] == ["r-empty"] * 20 + ["packed"]
