@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import torch
+
+# Imported while the process group runs, it would keep the group's threads until the exit, and they can abort it.
+import torch.distributed.nn
 from accelerate import Accelerator
 from torch import nn
 
@@ -36,7 +39,10 @@ def main(url, out, crop=112, epochs=2, steps=None):
             seen.append((batch.epoch, *batch.position.tolist()))
             accelerator.save_state(out)
             if len(seen) == steps:
-                return seen
+                break
+        if len(seen) == steps:
+            break
+    accelerator.end_training()
     return seen
 
 

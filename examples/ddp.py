@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+# Imported while the process group runs, it would keep the group's threads until the exit, and they can abort it.
+import torch.distributed.nn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -79,11 +79,8 @@ class S3Server:
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """Run moto's server."""
-    log = folder / "moto.log"
-    with (
-        reserved_port() as port,
-        started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, log),
-    ):
+    log, program = folder / "moto.log", str(Path(__file__).with_name("moto_s3.py"))
+    with reserved_port() as port, started([sys.executable, program, str(port)], port, log):
         yield S3Server(f"http://127.0.0.1:{port}", log)
 
 

@@ -6,6 +6,7 @@ Run by torchrun; writes to OUT/RANK.json what each scenario delivered: [epoch, p
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -16,6 +17,9 @@ from pathlib import Path
 import lightning
 import torch
 import torch.distributed as dist
+
+# Imported while the process group runs, it would keep the group's threads until the exit, and they can abort it.
+import torch.distributed.nn
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import nn
@@ -160,3 +164,6 @@ def main(out):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     main(Path(sys.argv[1]))
+    # A gloo thread that releases a tensor at interpreter exit aborts the process, see `fastvid.train.ranks.elastic`.
+    gc.collect()
+    dist.destroy_process_group()
