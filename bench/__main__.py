@@ -19,6 +19,10 @@ from fastvid.runtime.children import SAFE_PATH
 from fastvid.runtime.command_line import parse
 
 BENCHES: Final = {
+    "annotations": (
+        "bench.load.annotations",
+        "opening ten million rows: time, memory of the node's processes, a query, a key",
+    ),
     "audio": ("bench.load.audio", "what sound costs: the CPU time of clips with and without it"),
     "batches": (
         "bench.batches.batches",
@@ -46,6 +50,7 @@ BENCHES: Final = {
         "bench.scaling.scale",
         "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts",
     ),
+    "segments": ("bench.shard.segments", "many segments of one long video against ffmpeg that seeks to each"),
     "shard": ("bench.shard.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
     "sync": (
         "bench.strategies.sync",
@@ -59,7 +64,7 @@ BENCHES: Final = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a benchmark and return its exit code: 0, or 1 if it fails or an output is wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    listing = "\n".join(f"  {name:10} {summary}" for name, (_, summary) in BENCHES.items())
+    listing = "\n".join(f"  {name:11} {summary}" for name, (_, summary) in BENCHES.items())
     if not arguments or arguments[0] not in BENCHES:
         asked = bool(arguments) and arguments[0] in ("-h", "--help")
         print(f"usage: python -m bench QUESTION [options]\n\n{listing}", file=sys.stdout if asked else sys.stderr)

@@ -24,6 +24,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # this limits the delay to one second instead of ten.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+# Datasets record when they were made: tests compare the bytes of datasets that were made at different times.
+os.environ.setdefault("SOURCE_DATE_EPOCH", "1700000000")
+
 # The slowest files, in descending order: they start first, so that none runs alone at the end.
 LONG = (
     "test_snippets.py",

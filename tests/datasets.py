@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fastvid.format.dataset import Generation, ShardRecord, annotation_table, commit_generation
+from fastvid.format.annotations.build_table import annotation_table
+from fastvid.format.dataset import Generation, ShardRecord, commit_generation
 from fastvid.format.schema import PACKET_DTYPE, PKT_HEADER_DTYPE, STREAM_DTYPE
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.media.ffmpeg import find_ffmpeg

@@ -38,7 +38,15 @@ ORDER = {
             colours engines libraries request device_stream annexb container clips libswscale swscale recut pyav
             pixels_fused pixels nvdec torchcodec dali backends parity access
         """,
-        "fastvid/sharding": "sources encode work engines job verify change page",
+        "fastvid/format": """
+            schema filters records flow parquet reason packets commit_record tar stream_reader codecs mp4 generations
+            annotations fields demux audio indexed facts shard dataset
+        """,
+        "fastvid/sharding": "sources encode work engines job verify change sets page",
+        "fastvid/cli": """
+            shard tune report status verify compact bench relabel demo inspect add doctor train evaluate remove index
+            predict history access sets main
+        """,
         "fastvid/load": """
             options order clips memory after batch workers state clip_source trainers loader clip_dataset exact_sampler
         """,

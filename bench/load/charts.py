@@ -1,4 +1,4 @@
-"""Charts of the results of `bench.load.load` and `bench.load.cold`, for `bench.report`."""
+"""Charts of the results of `bench.load.load`, `cold`, `loops` and `annotations`, for `bench.report`."""
 
 from __future__ import annotations
 
@@ -105,3 +105,11 @@ def loops_row(row: Mapping[str, Any]) -> list[str]:
         f"{row['of_clip_loader']:.2f}{spread}",
         *same,
     ]
+
+
+def annotations(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the table of a result of `bench.load.annotations`."""
+    plain, captions = record["plain"], record["captions"]
+    rows = [[name.replace("_", " "), f"{plain[name]:,.1f}", f"{captions[name]:,.1f}"] for name in plain]
+    note = f"PSS divides a page among the processes that map it. Query: {record['where']}."
+    return [Table(f"Opening {record['rows']:,} rows", ("what", "without captions", "with captions"), rows, note)]

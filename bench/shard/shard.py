@@ -34,7 +34,7 @@ from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.check_encoded import verify
 from fastvid.sharding.encode.profiles import build_command, get_profile
 from fastvid.sharding.job.ledger import read_ledger
-from fastvid.sharding.work.encode_source import plan_parts
+from fastvid.sharding.work.encode_clip import plan_parts
 from fastvid.storage import open_storage
 
 SCHEMA: Final = "fastvid-bench-shard/1"
@@ -209,7 +209,7 @@ def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
     for number, path in enumerate(paths):
         with open_source(str(path)) as source:
             info = probe(source, limits)
-        (part,) = plan_parts(info, None, None, _LONGEST)
+        (part,) = plan_parts(info.timing, None, None, _LONGEST)
         target_url = f"file:{target}/{number:04d}.mp4"
         command = build_command(build, chosen, info, f"file:{path.resolve()}", [(target_url, part)], limits)
         lines.append(f"exec {shlex.join(command)} 2>/dev/null")

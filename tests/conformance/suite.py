@@ -297,6 +297,8 @@ class Conformance:
         outputs = [empty(clip, kind, self.device) for clip in clips]
         bad = [damaged(clip, 0) for clip in clips[:: len(clips) // 4]]
         process = psutil.Process()
+        # Threads of earlier tests may still be ending: only those that are started here count.
+        others = set(threading.enumerate())
 
         def turn() -> tuple[int, int, int]:
             for clip, out in zip(clips, outputs, strict=True):
@@ -304,7 +306,7 @@ class Conformance:
             for clip in bad:
                 decoder.decode([clip], [empty(clip, kind, self.device)])
             gc.collect()
-            return process.memory_info().rss, process.num_fds(), threading.active_count()
+            return process.memory_info().rss, process.num_fds(), len(set(threading.enumerate()) - others)
 
         for _ in range(5):
             turn()
@@ -314,7 +316,8 @@ class Conformance:
             last = turn()
         # A decoded frame of this size is 23 kB: one leaked for each clip would be 7 MB.
         assert last[0] - rss < 4 * 2**20
-        assert last[1:] == (handles, threads)
+        assert last[1] <= handles
+        assert last[2] == threads
 
 
 class WritesPlanes(Conformance):

@@ -11,7 +11,8 @@ from pathlib import Path
 import fastvid
 from fastvid.media.limits import Limits
 from fastvid.sharding.engines.engine import ENGINES
-from fastvid.sharding.work.encode_source import encode_source
+from fastvid.sharding.work.encode_source import encode_clips
+from fastvid.sharding.work.group import group_by_file
 from tests.docs import architecture
 from tests.sharding.shardtools import make
 
@@ -50,8 +51,8 @@ class InThisProcess:
         self.settings = settings
 
     def run(self, tasks):
-        for task in tasks:
-            yield encode_source(task, self.settings, lambda phase, seconds: None)
+        for group in group_by_file(tasks):
+            yield from encode_clips(group, self.settings, lambda _phase, _seconds: None, lambda _tasks: None)
 
     def close(self):
         pass

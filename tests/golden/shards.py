@@ -68,9 +68,10 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def _generation(path: Path) -> dict[str, Any]:
-    """Return a generation's record without its note and without values that depend on the build."""
+    """Return a generation's record without note, time and reason, and without values that depend on the build."""
     record: dict[str, Any] = json.loads(path.read_text())
-    del record["note"], record["annotations_sha256"], record["sha256"]
+    for name in ("note", "time", "reason", "annotations_sha256", "sha256"):
+        del record[name]
     for shard in record["shards"]:
         del shard["encoder"]
     return record

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fastvid.errors import ChecksumError, FormatError, StorageError
-from fastvid.format.dataset import Dataset, annotation_table
+from fastvid.format.annotations.build_table import annotation_table
+from fastvid.format.dataset import Dataset
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, MultiScaleCrop, RandomCrop, RandomResizedCrop

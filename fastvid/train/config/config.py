@@ -75,7 +75,8 @@ class DataConfig:
         global_batch_size: Clips per step over all ranks, whatever the world size.
         eval_batch_size: Clips per evaluation batch over all ranks.
         last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.Workers`.
-        generation: Generation of the dataset; None pins the current one when the run starts.
+        generation: Number or tag of the generation of the dataset; None is the current one. A run keeps the generation
+            with which it starts, also if the tag moves.
         decoder: Decoder backend, or "auto".
         num_threads: Decode threads or worker processes per rank; None uses all cores available to the rank.
         workers: "thread", or "process", which keeps decoding off the GIL of the step, see `fastvid.Workers`.
@@ -102,7 +103,7 @@ class DataConfig:
     global_batch_size: int = 64
     eval_batch_size: int = 64
     last: Last = "drop"
-    generation: int | None = None
+    generation: int | str | None = None
     decoder: str = "auto"
     num_threads: int | None = None
     workers: Kind = "thread"

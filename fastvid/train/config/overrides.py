@@ -65,7 +65,7 @@ def parse(text: str, kind: Any, key: str) -> Any:
 
     Args:
         text: The text from the command line.
-        kind: bool, int, float, str, a Literal, ``X | None`` or ``tuple[X, ...]``.
+        kind: bool, int, float, str, a Literal, ``X | None``, ``int | str`` or ``tuple[X, ...]``.
         key: Key named in the error message.
 
     Raises:
@@ -75,8 +75,10 @@ def parse(text: str, kind: Any, key: str) -> Any:
     if origin in (Union, types.UnionType):
         if type(None) in arguments and text.lower() == _NONE:
             return None
-        (inner, *others) = [argument for argument in arguments if argument is not type(None)]
-        return _refuse(key) if others else parse(text, inner, key)
+        inner = [argument for argument in arguments if argument is not type(None)]
+        if inner == [int, str]:
+            return int(text) if text.isdecimal() else text
+        return _refuse(key) if inner[1:] else parse(text, inner[0], key)
     if origin is Literal:
         check_choice(key, text, arguments)
         return text

@@ -93,10 +93,11 @@ def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) ->
     """
     data = config.data
     generation = data.generation
-    if generation is None and state is not None:
+    if not isinstance(generation, int) and state is not None:
         generation = int(state["loader"]["fingerprint"]["generation"])
-    if generation is None:
-        current = Dataset(data.path).generation.number if member.leads else 0
+    if not isinstance(generation, int):
+        # One rank looks: a tag may move, and a new generation appear, while the others look.
+        current = Dataset(data.path, generation=generation).generation.number if member.leads else 0
         generation = int(broadcast_bytes(str(current).encode(), member) or b"0")
     train = Dataset(data.path, split=data.split, where=data.where, generation=generation)
     evaluated = None

@@ -44,6 +44,7 @@ def test_values_are_parsed_by_the_type_of_the_field(config: Config) -> None:
             "run.micro_batch_size=4",
             "data.eval_split=none",
             "data.path=s3://bucket/a=b",
+            "data.generation=paper",
             "sync=kavg",
             "sync_options.k=8",
             "model.options.dropout=0.8",
@@ -58,13 +59,15 @@ def test_values_are_parsed_by_the_type_of_the_field(config: Config) -> None:
     assert changed.run.micro_batch_size == 4
     assert changed.data.eval_split is None
     assert changed.data.path == "s3://bucket/a=b"
+    assert changed.data.generation == "paper"
+    assert overrides.apply(config, ["data.generation=12"]).data.generation == 12
     assert changed.sync == "kavg"
     assert changed.sync_options == {"k": 8}
     assert changed.model.options == {"dropout": 0.8, "non_local": "gaussian", "shift_inplace": True}
     # No other value has changed, and the original is unchanged.
     before, after = flatten(to_json(config)), flatten(to_json(changed))
     moved = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-    assert len(moved) == 14, moved
+    assert len(moved) == 15, moved
     assert config.optim.base_lr == 0.05
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,12 +19,17 @@ import torch
 from fastvid.cli.main import main as fastvid_command
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.runtime.world import World
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.history import tag_generation
+from fastvid.storage import LocalStorage
 from fastvid.train.config import recipes
 from fastvid.train.config.config import OptimizerName
 from fastvid.train.parts.loader_protocol import Lineage
+from fastvid.train.ranks.elastic import Member
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.run import launch
+from fastvid.train.run import assemble, launch
 from tests import datasets
 
 ROOT = Path(__file__).parents[3]
@@ -101,6 +107,26 @@ def test_a_run_under_torchrun_writes_all_its_files(folder: Path, undisturbed: Pa
     assert [row["samples"] for row in train] == list(range(4, 2 * TRAIN + 1, 4))
     assert {"loss", "lr", "grad_norm", "clips_per_s", "wait_percent", "step_ms", "skipped"} <= train[0].keys()
     assert [row["samples"] for row in metrics.curve(rows, "eval")] == [TRAIN, 2 * TRAIN]
+
+
+def test_a_tag_names_the_generation_with_which_a_run_starts(folder: Path, tmp_path: Path) -> None:
+    store = LocalStorage(shutil.copytree(folder / "shards", tmp_path / "shards"))
+    tag_generation(store, "paper")
+    keys = Dataset(store.url, split="train").keys.to_pylist()
+    remove_samples(store, keys[:4])
+    alone = Member(World(0, 1), torch.device("cpu"))
+    config = recipes.load(str(folder / "recipe.py"), [f"data.path={store.url}"])
+    for which, number, left in (("paper", 1, 0), (2, 2, 4), (None, 2, 4)):
+        asked = replace(config, data=replace(config.data, generation=which))
+        found, train, _ = assemble.datasets(asked, None, alone)
+        assert (found.data.generation, len(train)) == (number, len(keys) - left)
+    # A resumed run stays where it is, though the tag moves.
+    tag_generation(store, "paper", 2, move=True)
+    state = {"loader": {"fingerprint": {"generation": 1}}}
+    asked = replace(config, data=replace(config.data, generation="paper"))
+    assert assemble.datasets(asked, state, alone)[0].data.generation == 1
+    with pytest.raises(UsageError, match="thesis"):
+        assemble.datasets(replace(config, data=replace(config.data, generation="thesis")), None, alone)
 
 
 def test_lineage_contains_every_sample_at_its_position(folder: Path, undisturbed: Path) -> None:

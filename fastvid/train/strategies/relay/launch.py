@@ -95,8 +95,10 @@ def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, de
     path = Path(options.out) / SWEEP_FILE
     before = json.loads(path.read_text()) if path.exists() else None
     generation = configs[0].data.generation
-    if generation is None:
-        generation = before["generation"] if before else Dataset(configs[0].data.path).generation.number
+    if not isinstance(generation, int):
+        generation = (
+            before["generation"] if before else Dataset(configs[0].data.path, generation=generation).generation.number
+        )
     plan = {
         "partitions": options.partitions or (before["partitions"] if before else processes),
         "generation": generation,
