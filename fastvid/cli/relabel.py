@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastvid.cli.shard import add_columns
-from fastvid.errors import UsageError
+from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_annotations as read_table
 from fastvid.format.generations import read_generation
 from fastvid.runtime.command_line import add_reason
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
             f"generation {done.generation}: nothing to change, {things(len(rows), 'sample')} already have these values"
         )
         return 0
-    print(f"generation {done.generation}: {things(done.samples, 'sample')} changed in {', '.join(done.columns)}")
+    columns = visible(", ".join(done.columns))
+    print(f"generation {done.generation}: {things(done.samples, 'sample')} changed in {columns}")
     if done.new_classes:
-        print(f"new classes: {', '.join(done.new_classes)}")
+        print(visible(f"new classes: {', '.join(done.new_classes)}"))
     return 0

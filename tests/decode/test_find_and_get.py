@@ -54,6 +54,25 @@ def test_find_by_source_part_and_condition(store, capsys):
     assert capsys.readouterr().out.split() == ["compact", "vp9"]
 
 
+def test_find_prints_nothing_that_a_terminal_obeys_and_json_that_every_reader_accepts(tmp_path, videos, capsys):
+    made = pack(tmp_path / "set", [[("one", videos.painted("compact").data, 0)]], classes=("a\x1b[2J",))
+    relabel_samples(made, {"one": {"caption": "b\x9b2J\n", "score": float("nan")}})
+    assert main(["find", made.url, "one"]) == 0
+    text = capsys.readouterr().out
+    assert "a\\x1b[2J" in text
+    assert "b\\x9b2J\\n" in text
+    assert not {"\x1b", "\x9b"} & set(text)
+    assert main(["find", made.url, "one", "--json"]) == 0
+    text = capsys.readouterr().out
+    assert not {"\x1b", "\x9b"} & set(text)
+
+    def refused(name):
+        raise AssertionError(name)
+
+    found = json.loads(text, parse_constant=refused)
+    assert (found["class"], found["caption"], found["score"]) == ("a\x1b[2J", "b\x9b2J\n", None)
+
+
 def test_find_names_near_keys_when_none_matches(store):
     with pytest.raises(SampleNotFoundError) as caught:
         find_samples(store.url, "compcat")

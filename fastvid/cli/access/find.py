@@ -7,9 +7,10 @@ the samples that a condition selects.
 from __future__ import annotations
 
 import argparse
-import json
 
 from fastvid.decode.access.find import find_samples
+from fastvid.errors import visible
+from fastvid.runtime.json_text import json_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +29,10 @@ def run(args: argparse.Namespace) -> int:
     found = find_samples(args.dataset, args.text, source=args.source, where=args.where, generation=args.generation)
     for number, sample in enumerate(found):
         if args.json:
-            print(json.dumps(sample, ensure_ascii=False, default=str))
+            print(json_text(sample, default=str))
         elif args.where is not None:
             print(sample["key"])
         else:
-            print("\n" * (number > 0) + "\n".join(f"{k:14} {v}" for k, v in sample.items() if v is not None))
+            lines = [visible(f"{name:14} {value}") for name, value in sample.items() if value is not None]
+            print("\n" * (number > 0) + "\n".join(lines))
     return 0

@@ -7,9 +7,9 @@ count as absent.
 from __future__ import annotations
 
 import argparse
-import json
 
 from fastvid.errors import visible
+from fastvid.runtime.json_text import json_text
 from fastvid.runtime.units import things
 from fastvid.sharding.change.history import Difference, compare_generations
 from fastvid.storage import open_storage
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the differences."""
     found = compare_generations(open_storage(args.dataset), args.old, args.new)
     if args.json:
-        print(json.dumps(found.to_json(), indent=1, default=str))
+        print(json_text(found.to_json(), indent=1, default=str))
     else:
         print(_text(found, keys=args.keys))
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 
 from fastvid.cli.sets.subset import report_shards, text
+from fastvid.errors import visible
 from fastvid.runtime.command_line import add_reason
 from fastvid.sharding.sets.merge import merge_datasets
 
@@ -32,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
     made = merge_datasets(args.datasets, args.out, prefixes=prefixes, progress=report_shards)
     print(text(made))
     if made.generation.classes:
-        print(f"classes: {', '.join(made.generation.classes)}")
+        print(visible(f"classes: {', '.join(made.generation.classes)}"))
     return 0

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import SampleNotFoundError, UsageError
+from fastvid.format.annotations.annotations import GenerationRows, open_annotations
 from fastvid.format.commit_record import read_head
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import history, read_annotations, read_generation
@@ -50,11 +51,13 @@ def find_samples(
         raise UsageError("expected one of a key, a source and a condition", hint="give `KEY`, `--source` or `--where`")
     storage = open_storage(url)
     _, current = read_generation(storage, generation)
-    table = read_annotations(storage, current)
     if where is not None:
-        rows = Dataset(url, where=where, generation=current.number).rows
+        dataset = Dataset(url, where=where, generation=current.number)
+        table, rows = dataset.annotations, dataset.rows
     else:
-        rows = _matching(table, text) if text is not None else _of_source(table, str(source))
+        annotations = open_annotations(storage, current)
+        table = annotations.table
+        rows = _matching(annotations, text) if text is not None else _of_source(table, str(source))
     if not len(rows):
         names = table["key"] if text is not None else pc.drop_null(table["source_id"])
         near = ", ".join(map(repr, near_names(names, str(text if text is not None else source))))
@@ -81,10 +84,10 @@ def find_samples(
     return found
 
 
-def _matching(table: pa.Table, text: str) -> IntArray:
-    exact = _rows(pc.equal(table["key"], text))
-    if len(exact):
-        return exact
+def _matching(annotations: GenerationRows, text: str) -> IntArray:
+    exact, table = annotations.row(text), annotations.table
+    if exact is not None:
+        return np.array([exact], dtype=np.int64)
     return _rows(pc.or_kleene(*(pc.match_substring(table[name], text) for name in ("key", "source_id"))))
 
 
@@ -103,7 +106,7 @@ def _rows(mask: pa.ChunkedArray) -> IntArray:
 def _facts(storage: Storage, stem: str, stream: str) -> dict[str, dict[str, Any]]:
     name = f"{stem}.parquet"
     wanted = ["member", "member_offset", "member_size", "parent", "start_seconds"]
-    table = from_parquet(storage.read(name), file=name)
+    table = from_parquet(storage.read(name), file=name, columns=["key", "stream", *wanted])
     rows = table.filter(pc.equal(table["stream"], stream)).select(["key", *wanted]).to_pylist()
     return {row["key"]: {name: row[name] for name in wanted} for row in rows}
 
