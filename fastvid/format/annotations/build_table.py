@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
 
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
+
+
+def fact_columns(num_frames: int, fps: Fraction, width: int, height: int) -> dict[str, int | float]:
+    """Return the values of a sample's annotations that tell its video: ``num_frames`` and FACT_FIELDS."""
+    facts = {"num_frames": num_frames, "fps": float(fps), "width": width, "height": height}
+    return facts | {"duration": float(num_frames / fps)}
 
 
 def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

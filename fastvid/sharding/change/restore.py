@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.annotations.build_table import annotation_table
+from fastvid.format.annotations.build_table import annotation_table, fact_columns
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
 from fastvid.format.indexed import IndexedSample
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS
@@ -190,12 +190,8 @@ def _row(sample: IndexedSample, tar: _Tar, classes: Sequence[str], is_blocked: b
         "key": sample.key,
         "source_id": sample.meta.get("source_id", sample.key),
         "label": label,
-        "num_frames": info.num_frames,
         "removed": is_blocked,
-        "fps": float(info.fps),
-        "width": info.width,
-        "height": info.height,
-        "duration": float(info.num_frames / info.fps),
+        **fact_columns(info.num_frames, info.fps, info.width, info.height),
     }
     return facts | row
 

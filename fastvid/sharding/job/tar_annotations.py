@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from fastvid.format.annotations.build_table import fact_columns
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.format.tar import to_json
 from fastvid.sharding.job.ledger import PackedSample
@@ -45,17 +46,12 @@ _LEFT_OUT: Final = (*ANNOTATION_FIELDS, *FACT_FIELDS)
 
 def annotation_row(sample: PackedSample, source: Source, labels: Mapping[str, int]) -> dict[str, Any]:
     """Return the annotations of one sample."""
-    rate = Fraction(sample.fps)
     row: dict[str, Any] = {
         "key": sample.key,
         "source_id": sample.source_id,
         "label": None if source.label is None else labels[source.label],
-        "num_frames": sample.num_frames,
         "removed": False,
-        "fps": float(rate),
-        "width": sample.width,
-        "height": sample.height,
-        "duration": float(sample.num_frames / rate),
+        **fact_columns(sample.num_frames, Fraction(sample.fps), sample.width, sample.height),
     }
     # A table may have a column of our names for something else, such as its own count of frames.
     row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}
