@@ -37,7 +37,7 @@ from fastvid.runtime.near_names import near_names
 from fastvid.runtime.units import things
 from fastvid.sharding.change.edit import rows_of
 from fastvid.sharding.change.merge import known_sources
-from fastvid.sharding.job.blocked import block
+from fastvid.sharding.job.blocked import block, check_hashes
 from fastvid.sharding.job.commit import hide_rows
 from fastvid.sharding.job.ledger import CLIP, Row, edit_ledger, is_nameless, read_ledger, removed_row, whole_name
 from fastvid.sharding.job.receipts import (
@@ -57,7 +57,6 @@ from fastvid.storage import Storage
 
 _COMMAND: Final = "fastvid remove"
 _GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 # Shorter names are part of any text.
 _NAME_LETTERS: Final = 4
 
@@ -310,9 +309,7 @@ def _named_samples(storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, s
     Raises:
         UsageError: If a hash is none, a key is unknown, or the condition is wrong.
     """
-    for text in selection.hashes:
-        if not _SHA256.fullmatch(text):
-            raise UsageError(f"{text!r} is not a SHA-256", hint="write 64 hex digits, as `sha256sum FILE` prints them")
+    check_hashes(selection.hashes)
     names = pa.array([encode_name(name) for name in selection.sources], pa.string())
     whole = pc.replace_substring_regex(table["source_id"], pattern=CLIP, replacement="")
     mask = pc.or_(pc.is_in(table["source_id"], value_set=names), pc.is_in(whole, value_set=names))

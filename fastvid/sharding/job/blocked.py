@@ -40,9 +40,7 @@ def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
         ConflictError: If other changes kept winning the race.
     """
     new = set(hashes)
-    for text in new:
-        if not _SHA256.fullmatch(text):
-            raise UsageError(f"{text!r} is not a SHA-256", hint="write 64 hex digits, as `sha256sum FILE` prints them")
+    check_hashes(new)
     for _ in range(_ATTEMPTS):
         old = storage.read(BLOCKED) if storage.exists(BLOCKED) else None
         before = () if old is None else _parse(old, storage)
@@ -54,6 +52,13 @@ def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
         if storage.swap(BLOCKED, (json.dumps(record, indent=1) + "\n").encode(), old):
             return after
     raise ConflictError("the block list kept being changed by others", file=storage.url, hint="run the command again")
+
+
+def check_hashes(hashes: Iterable[str]) -> None:
+    """Raise a UsageError unless all are SHA-256 in lowercase hex."""
+    for text in hashes:
+        if not _SHA256.fullmatch(text):
+            raise UsageError(f"{text!r} is not a SHA-256", hint="write 64 hex digits, as `sha256sum FILE` prints them")
 
 
 def _parse(data: bytes, storage: Storage) -> tuple[str, ...]:
