@@ -42,6 +42,9 @@ def main(url, out, crop=112, epochs=2, steps=None):
                 break
         if len(seen) == steps:
             break
+    # A module freed after the process group would hold the GIL while it waits for its threads, which may want it.
+    del model
+    accelerator.free_memory()
     accelerator.end_training()
     return seen
 

@@ -42,6 +42,8 @@ def main(url, out, crop=112, epochs=2, steps=None):
                 break
         if len(seen) == steps:
             break
+    # A module freed after the group would hold the GIL while it waits for the group's threads, which may want it.
+    del model
     dist.destroy_process_group()
     return seen
 
