@@ -17,7 +17,7 @@ import av
 import numpy as np
 
 from fastvid.decode.request import Box, ClipRequest, EncodedClip
-from fastvid.format.demux import index_mp4
+from fastvid.format.mp4.demux import index_mp4
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import INPUT_PADDING, PacketFlag
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -238,3 +238,34 @@ def _blobs(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
     field = np.fft.irfft2(spectrum * np.exp(-((rows**2 + columns**2) * 300)), (height, width))
     return (field - field.min()) / (field.max() - field.min())
+
+
+def spread(path: Path, target: Path, gap: int) -> Path:
+    """Write an MP4 with a sparse hole before its packets, so that they are more than `gap` bytes into the file."""
+    data = path.read_bytes()
+    boxes, at = {}, 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        boxes[data[at + 4 : at + 8]] = (at, size)
+        at += size
+    (moov, moov_size), (mdat, mdat_size) = boxes[b"moov"], boxes[b"mdat"]
+    tables = bytearray(data[moov : moov + moov_size])
+    stco = tables.find(b"stco") - 4
+    count = int.from_bytes(tables[stco + 12 : stco + 16], "big")
+    offsets = np.frombuffer(bytes(tables[stco + 16 : stco + 16 + 4 * count]), ">u4").astype(">u8")
+    # The file: ftyp, moov with 64-bit offsets, a box of `gap` bytes, mdat.
+    head = data[: boxes[b"ftyp"][1]]
+    start = len(head) + moov_size + 4 * count + gap
+    co64 = (16 + 8 * count).to_bytes(4, "big") + b"co64" + bytes(4) + count.to_bytes(4, "big")
+    co64 += (offsets - mdat + start).astype(">u8").tobytes()
+    tables[stco : stco + 16 + 4 * count] = co64
+    for name in (b"moov", b"trak", b"mdia", b"minf", b"stbl"):
+        place = tables.find(name) - 4
+        grown = int.from_bytes(tables[place : place + 4], "big") + 4 * count
+        tables[place : place + 4] = grown.to_bytes(4, "big")
+    with target.open("wb") as file:
+        file.write(head + bytes(tables))
+        file.write((1).to_bytes(4, "big") + b"free" + gap.to_bytes(8, "big"))
+        file.seek(start)
+        file.write(data[mdat : mdat + mdat_size])
+    return path

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastvid.audio.window import AudioWindow
 from fastvid.errors import FastvidError
-from fastvid.format.audio import AudioTrack, load_track
+from fastvid.format.mp4.audio import AudioTrack, load_track
 from fastvid.format.shard import Shard
 from fastvid.format.stream_reader import BlockReader
 from fastvid.runtime.arrays import IntArray

@@ -1,7 +1,8 @@
 """Read and verify planned packets: the one place where a request becomes an EncodedClip.
 
 No container is opened and nothing is searched: the packet table has the offsets, nearby packets are read together, and
-every packet's checksum is verified on every read. A damaged or replaced file is an error, never a wrong clip.
+every packet's checksum is verified on every read. A damaged or replaced file is an error, never a wrong clip. Packets
+of a video in place may have no checksums; then the reader requires the version of the file that was indexed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import numpy as np
 
 from fastvid.decode.request import ClipRequest, EncodedClip
 from fastvid.errors import ChecksumError, FormatError
-from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo
-from fastvid.format.schema import INPUT_PADDING, PacketFlag
+from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo, packet_offsets
+from fastvid.format.schema import INPUT_PADDING, PacketFlag, StreamFlag
 from fastvid.runtime.arrays import IntArray
 
 Read = Callable[[Sequence[tuple[int, memoryview]]], None]
 """Reads ranges of a stream, given as (byte offset, writable view to fill)."""
 
-_KEY: Final = np.uint32(PacketFlag.KEY)
+_KEY: Final = np.uint8(PacketFlag.KEY)
+_UNCHECKED: Final = int(StreamFlag.UNCHECKED)
 _PADDING: Final = bytes(INPUT_PADDING)
 
 
@@ -79,7 +81,7 @@ def read_clip(
     plan = plan or table.plan(request.frames)
     records = table.records[plan.packets]
     sizes = records["size"].tolist()
-    starts, runs = coalesce(records["offset"].tolist(), sizes, gap)
+    starts, runs = coalesce(packet_offsets(records), sizes, gap)
     if limit is not None and sum(runs[-1]) > limit:
         raise FormatError("packet table points outside the sample's bytes", hint="run `fastvid index` to rebuild it")
     total = sum(length for _, length in runs)
@@ -91,7 +93,8 @@ def read_clip(
         ranges.append((begin, data[at : at + length]))
         at += length
     read(ranges)
-    check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
+    if not info.flags & _UNCHECKED:
+        check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
     return EncodedClip(
         request=request,
         info=info,

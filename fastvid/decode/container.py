@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.decode.mp4 import minimal_mp4
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.errors import DecodeError, UsageError
 from fastvid.format.codecs.picture_size import declared_size
-from fastvid.format.mp4 import minimal_mp4
 from fastvid.format.schema import Codec, Matrix, Range
 from fastvid.runtime.arrays import IntArray
 

@@ -59,6 +59,7 @@ class Dataset:
             `fastvid.format.filters`.
         generation: Number or tag of the generation; the current one by default. A job that pins it sees no later
             change.
+        root: Folder or URL where the videos of a dataset of videos in place are now.
 
     Raises:
         StorageError: If there is no dataset.
@@ -67,9 +68,15 @@ class Dataset:
     """
 
     def __init__(
-        self, url: str, *, split: str | None = None, where: str | None = None, generation: int | str | None = None
+        self,
+        url: str,
+        *,
+        split: str | None = None,
+        where: str | None = None,
+        generation: int | str | None = None,
+        root: str | None = None,
     ) -> None:
-        self.storage = open_storage(url)
+        self.storage, self.root = open_storage(url), root
         self.dataset_id, self.generation = read_generation(self.storage, generation)
         self.split, self.where = split, where
         self.selection = ""  # identifies the samples chosen by `select`
@@ -268,8 +275,8 @@ class Dataset:
         """
         shard = self._shards.get(index)
         if shard is None:
-            # No lock, so that threads can open shards concurrently; if two open the same one, the first is kept.
-            shard = self._shards.setdefault(index, open_shard(self.storage, self.generation, index))
+            # No lock: threads can open shards concurrently; if two open the same one, the first is kept.
+            shard = self._shards.setdefault(index, open_shard(self.storage, self.generation, index, self.root))
         return shard
 
     def is_open(self, index: int) -> bool:
@@ -362,16 +369,21 @@ def change(storage: Storage, edit: Edit) -> Generation:
     raise AssertionError("unreachable")
 
 
-def open_shard(storage: Storage, generation: Generation, index: int) -> Shard:
+def open_shard(storage: Storage, generation: Generation, index: int, root: str | None = None) -> Shard:
     """Open a shard after checking that its files are those that the generation lists.
+
+    Args:
+        storage: The dataset's folder.
+        generation, index: The generation, and the number of the shard in it.
+        root: Where the videos in place are now; by default where they were indexed.
 
     Raises:
         StorageError: If a file is missing.
         FormatError: If a file is damaged, or not the one that the generation lists.
     """
-    record = generation.shards[index]
-    shard = Shard(storage, record.name, record.sha256)
-    found, expected = (shard.num_samples, shard.num_streams), (record.samples, len(generation.streams))
+    record, streams = generation.shards[index], generation.streams
+    shard = Shard(storage, record.name, record.sha256, streams=streams, root=generation.root_of(record, root))
+    found, expected = (shard.num_samples, shard.num_streams), (record.samples, len(streams))
     if found != expected:
         raise FormatError(
             f"packet sidecar contains {found[0]} samples of {found[1]} streams, the generation lists {expected[0]} of"
@@ -379,10 +391,10 @@ def open_shard(storage: Storage, generation: Generation, index: int) -> Shard:
             shard=record.name,
             hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
         )
-    if (size := storage.size(shard.tar)) != record.bytes:
+    if (size := storage.size(shard.data)) != record.bytes:
         raise FormatError(
-            f"tar has {size} bytes, the generation lists {record.bytes}",
+            f"{record.data} has {size} bytes, the generation lists {record.bytes}",
             shard=record.name,
-            hint="restore the tar from a copy of the dataset; `fastvid verify DIR` finds all damage",
+            hint="restore the file from a copy of the dataset; `fastvid verify DIR` finds all damage",
         )
     return shard

@@ -18,7 +18,7 @@ from fastvid.storage import Storage
 # Rows per row group: reading one row's facts then takes 1 ms instead of 7 (measured, pyarrow 26).
 _ROW_GROUP: Final = 100
 
-_META_FIELDS: Final = ("source_id", "source_sha256", "parent", "start_seconds", "end_seconds", "pix_fmt")
+META_FIELDS: Final = ("source_id", "source_sha256", "parent", "start_seconds", "end_seconds", "pix_fmt")
 
 
 def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
@@ -35,7 +35,7 @@ def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
     for (sample, stream), row in zip(flat, rows, strict=True):
         info, flags = stream.info, stream.records["flags"]
         facts.append(
-            {name: sample.meta.get(name) for name in _META_FIELDS}
+            {name: sample.meta.get(name) for name in META_FIELDS}
             | {
                 "key": sample.key,
                 "source_id": sample.meta.get("source_id", sample.key),
@@ -110,7 +110,7 @@ def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations
 
 def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
     info = audio.info
-    return {name: sample.meta.get(name) for name in _META_FIELDS if name != "pix_fmt"} | {
+    return {name: sample.meta.get(name) for name in META_FIELDS if name != "pix_fmt"} | {
         "key": sample.key,
         "source_id": sample.meta.get("source_id", sample.key),
         "stream": "audio",

@@ -27,12 +27,16 @@ import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, FormatError, StorageError, UsageError
 from fastvid.format.commit_record import Head, as_count, check_seal, malformed, read_head, sealed, swap_head
+from fastvid.format.in_place import Root, parse_root
 from fastvid.format.parquet import from_parquet, to_parquet
 from fastvid.format.reason import current_reason, now
 from fastvid.format.schema import (
     ANNOTATION_FIELDS,
     DATASET_JSON,
     FORMAT_VERSION,
+    IN_PLACE,
+    IN_PLACE_SUFFIXES,
+    SHARD_SUFFIXES,
     annotations_file,
     generation_file,
 )
@@ -47,9 +51,9 @@ class ShardRecord:
 
     Attributes:
         name: Stem of its file names, such as ``data-000000``.
-        bytes: Size of the tar in bytes.
-        sha256: SHA-256 of the tar, hex.
-        samples: Number of samples in the tar.
+        bytes: Size in bytes of the tar, or of the list of videos in place.
+        sha256: SHA-256 of this file, hex.
+        samples: Number of samples in it.
         profile: The encode profile with its parameters.
         encoder: The build of the encoder that wrote it.
     """
@@ -60,6 +64,21 @@ class ShardRecord:
     samples: int
     profile: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the dataset does not contain its videos, but a list of their files, `fastvid.format.in_place`."""
+        return self.profile.get("name") == IN_PLACE
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Suffixes of its files; that of the tar, or of the list of videos in place, first."""
+        return IN_PLACE_SUFFIXES if self.is_in_place else SHARD_SUFFIXES
+
+    @property
+    def data(self) -> str:
+        """Name of its tar, or of its list of videos in place."""
+        return f"{self.name}.{self.suffixes[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +112,29 @@ class Generation:
     removed: int | None = None
     time: str = ""
     reason: str = ""
+
+    def root_of(self, shard: ShardRecord, moved: str | None = None) -> Root | None:
+        """Return where the videos of a shard in place are; None for a shard with a tar.
+
+        Args:
+            shard: The shard.
+            moved: Folder or URL where all videos are now; by default where they were indexed.
+
+        Raises:
+            FormatError: If the generation does not say where they were.
+            UsageError: If `moved` is empty.
+        """
+        if not shard.is_in_place:
+            return None
+        if self.root is None:
+            raise FormatError("generation does not say where its videos are", shard=shard.name)
+        return parse_root(self.root, moved)
+
+    @property
+    def root(self) -> str | None:
+        """Folder or URL that contains the videos of its shards in place; None if there are none."""
+        found = self.extras.get(IN_PLACE)
+        return None if found is None else str(found["root"])
 
     @property
     def num_samples(self) -> int:
@@ -295,6 +337,8 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
         check_seal(record, major)
         if record["number"] != number:
             raise ValueError(f"it is the record of generation {record['number']!r}")
+        if not all(isinstance(name, str) for name in record["streams"]):
+            raise TypeError("names of streams are strings")
         return Generation(
             number=record["number"],
             shards=tuple(_shard(shard) for shard in record["shards"]),
@@ -313,4 +357,6 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
 
 def _shard(record: Mapping[str, Any]) -> ShardRecord:
     known = {name: value for name, value in record.items() if name in ShardRecord.__dataclass_fields__}
+    if not all(isinstance(known.get(name, {}), dict) for name in ("profile", "encoder")):
+        raise TypeError("profile and encoder of a shard are objects")
     return ShardRecord(**known | {name: as_count(known[name]) for name in ("bytes", "samples")})

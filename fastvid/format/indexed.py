@@ -12,21 +12,24 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.errors import FormatError
-from fastvid.format.audio import AudioInfo, index_m4a
-from fastvid.format.demux import index_mp4
+from fastvid.format.mp4.audio import AudioInfo, index_m4a
+from fastvid.format.mp4.demux import index_mp4
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import (
+    AUDIO,
     AUDIO_BLOCK,
     AUDIO_DTYPE,
+    FLOW,
     FORMAT_VERSION,
-    MEMBER_SUFFIX,
     PACKET_DTYPE,
+    PICTURES,
     PKT_HEADER_DTYPE,
     PKT_MAGIC,
     STREAM_DTYPE,
     Matrix,
     Range,
     StreamFlag,
+    member_suffix,
 )
 from fastvid.format.tar import TarMember
 from fastvid.runtime.arrays import RecordArray
@@ -79,10 +82,10 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
         raise FormatError(f"cannot parse the sample's JSON: {error}") from error
     indexed = []
     for name in streams:
-        member = by_suffix.get(MEMBER_SUFFIX[name])
+        member = by_suffix.get(member_suffix(name))
         if member is None:
-            raise FormatError(f"sample has no {MEMBER_SUFFIX[name]} member")
-        proved = meta.get("proved") if name == "rgb" else None
+            raise FormatError(f"sample has no {member_suffix(name)} member")
+        proved = meta.get("proved") if name == PICTURES else None
         info, records = index_mp4(
             view[member.offset : member.offset + member.size],
             conforms=bool(meta.get("conforms", False)),
@@ -91,12 +94,12 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
         if "fps" in meta:
             # Use the profile's exact rate: the mean over rounded container ticks only approximates it.
             info = replace(info, fps=Fraction(meta["fps"]))
-        if name == "flow":
+        if name == FLOW:
             info = replace(info, flow_bound=_flow_bound(meta))
         if proved is not None:
             info = proved_info(info, proved)
         indexed.append(IndexedStream(name, member, info, records))
-    sound = by_suffix.get(MEMBER_SUFFIX["audio"])
+    sound = by_suffix.get(member_suffix(AUDIO))
     if sound is None:
         return IndexedSample(key, meta, tuple(indexed))
     data = view[sound.offset : sound.offset + sound.size]

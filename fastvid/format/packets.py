@@ -32,6 +32,8 @@ _IS_REFERRED_TO: Final = bytes(not flags & PacketFlag.DROPPABLE for flags in ran
 # The column of frame indices of a stream that shows its packets in decode order.
 _IN_ORDER: Final = np.arange(2**15, dtype="<i4").tobytes()
 _HIDDEN: Final = np.uint8(PacketFlag.HIDDEN)
+# Number of offsets that a record can hold.
+_OFFSETS: Final = 2**48
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class PacketTable:
             raise FormatError(f"packet records are {records.dtype} {records.shape}, expected {PACKET_DTYPE} [P]")
         # A table is created for every clip, right after a decoder has evicted this code from the caches, so fewer and
         # smaller functions are faster: bytes methods replace several numpy calls, ufunc reductions array methods.
-        flags = records["flags"].astype(np.uint8)
+        flags = np.ascontiguousarray(records["flags"])
         kinds = flags.tobytes()
         if not kinds or not kinds[0] & PacketFlag.KEY:
             raise FormatError("the first packet of a stream must be a key packet")
@@ -194,12 +196,26 @@ def packet_records(
 ) -> RecordArray:
     """Build PACKET_DTYPE records from columns of equal length."""
     offsets = np.asarray(offsets, dtype=np.uint64)
-    if len(offsets) and int(offsets.max()) >= 2**32:
-        raise FormatError(
-            f"packet starts {int(offsets.max())} bytes into its member, at most 4 GiB is allowed",
-            hint="split long videos into shorter samples (--max-seconds)",
-        )
+    if len(offsets) and int(offsets.max()) >= _OFFSETS:
+        raise FormatError(f"packet starts {int(offsets.max())} bytes into its member, 256 TiB is too far")
     records = np.zeros(len(offsets), dtype=PACKET_DTYPE)
-    for name, column in (("offset", offsets), ("size", sizes), ("crc32", crc32), ("frame", frames), ("flags", flags)):
+    records["offset_high"] = offsets >> np.uint64(32)
+    columns = {
+        "offset": offsets & np.uint64(0xFFFFFFFF),
+        "size": sizes,
+        "crc32": crc32,
+        "frame": frames,
+        "flags": flags,
+    }
+    for name, column in columns.items():
         records[name] = column
     return records
+
+
+def packet_offsets(records: RecordArray) -> list[int]:
+    """Return the first byte of each packet in its member."""
+    low: list[int] = records["offset"].tolist()
+    high = records["offset_high"]
+    if not high.any():
+        return low
+    return [offset + (above << 32) for offset, above in zip(low, high.tolist(), strict=True)]

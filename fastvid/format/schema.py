@@ -29,14 +29,29 @@ REMOVALS: Final = "removals"
 KEY_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_/-]*")
 MAX_KEY_BYTES: Final = 90
 
-MEMBER_SUFFIX: Final = {"rgb": "mp4", "flow": "flow.mp4", "audio": "m4a"}
-VIDEO_STREAMS: Final = ("rgb", "flow")
+PICTURES: Final = "rgb"
+FLOW: Final = "flow"
+AUDIO: Final = "audio"
+_MEMBER_SUFFIX: Final = {PICTURES: "mp4", FLOW: "flow.mp4", AUDIO: "m4a"}
+
+# The name of a camera, such as "observation.images.top": part of the name of a tar's member.
+STREAM_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 FOREIGN: Final = "foreign"
 """Name of the profile that a generation records for a shard of another tool."""
 
+IN_PLACE: Final = "in-place"
+"""Name of the profile that a generation records for a shard that lists videos which the dataset does not contain."""
+
 # Bytes that FFmpeg may read past a packet's end (AV_INPUT_BUFFER_PADDING_SIZE in libavcodec/defs.h).
 INPUT_PADDING: Final = 64
+
+
+SHARD_SUFFIXES: Final = ("tar", "idx", "parquet", "pkt")
+"""Suffixes of a shard's files, the tar first."""
+
+IN_PLACE_SUFFIXES: Final = ("files", "parquet", "pkt")
+"""Suffixes of the files of a shard of videos in place, the list of their files first."""
 
 
 class Codec(IntEnum):
@@ -91,16 +106,20 @@ class StreamFlag(IntFlag):
     NONE = 0
     CONFORMS = 1  # written by a fastvid profile: constant frame rate, multiple-of-16 sides, 4:2:0, BT.601 limited
     WHOLE = 2  # parts of the stream cannot be decoded safely by themselves: feed every packet from the first
+    UNCHECKED = 4  # its packets have no checksums, only its file has a version (a shard of videos in place)
+    PART = 8  # the member is a file that contains more than this sample, such as other episodes
 
 
-# One packet, in decode order. `offset` counts from the first byte of the stream's tar member.
+# One packet, in decode order. Its offset counts from the first byte of the stream's member, and has 48 bits.
 PACKET_DTYPE: Final = np.dtype(
     [
-        ("offset", "<u4"),  # bytes
+        ("offset", "<u4"),  # bytes, lower 32 bits
         ("size", "<u4"),  # bytes
         ("crc32", "<u4"),  # zlib's CRC-32 (IEEE 802.3) of the packet's bytes: in the standard library, 5 GB/s measured
         ("frame", "<i4"),  # index, in display order, of the frame that it shows; -1 with HIDDEN
-        ("flags", "<u4"),  # PacketFlag
+        ("flags", "u1"),  # PacketFlag
+        ("reserved", "u1"),  # 0
+        ("offset_high", "<u2"),  # upper 16 bits of the offset: videos in place may have more than 4 GiB
     ]
 )
 
@@ -147,7 +166,7 @@ PKT_HEADER_DTYPE: Final = np.dtype(
         ("major", "<u2"),
         ("minor", "<u2"),
         ("num_samples", "<u8"),
-        ("num_streams", "<u4"),  # video streams per sample, in the order of VIDEO_STREAMS
+        ("num_streams", "<u4"),  # video streams per sample, in the order of the generation's
         ("stream_bytes", "<u4"),  # itemsize of STREAM_DTYPE
         ("packet_bytes", "<u4"),  # itemsize of PACKET_DTYPE
         ("extradata_bytes", "<u4"),  # size of the extradata section
@@ -228,9 +247,19 @@ LEDGER_SCHEMA: Final = pa.schema(
 )
 
 
+def member_suffix(stream: str) -> str:
+    """Return the suffix of a stream's member in a tar, such as ``mp4`` or ``observation.images.top.mp4``."""
+    return _MEMBER_SUFFIX.get(stream, f"{stream}.mp4")
+
+
 def shard_stem(index: int) -> str:
     """Return the name of shard `index` without a suffix, such as ``data-000012``."""
     return f"data-{index:06d}"
+
+
+def later_stem(stem: str, number: int) -> str:
+    """Return the name under which a shard is written again, such as ``data-000012-7``."""
+    return f"{'-'.join(stem.split('-')[:2])}-{number}"
 
 
 def generation_file(generation: int) -> str:

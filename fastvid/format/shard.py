@@ -5,33 +5,36 @@
     data-000000.parquet   facts for people and queries
     data-000000.pkt       index for the loader, read by range: header, streams, extradata, audio, packets
 
-`index_shard` is the only function that derives sidecars, for new shards as for repaired ones.
+Instead of a tar a shard may have a list of videos that the dataset does not contain, `fastvid.format.in_place`.
 """
 
 from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 
-from fastvid.errors import FastvidError, FormatError
-from fastvid.format.facts import facts_parquet, has_audio
-from fastvid.format.indexed import IndexedSample, index_crc32, index_sample, pack_index
+from fastvid.errors import FormatError
+from fastvid.format.facts import has_audio
+from fastvid.format.in_place import ListedFile, Root, read_files
+from fastvid.format.indexed import index_crc32
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.records import RecordReader
 from fastvid.format.schema import (
     AUDIO_BLOCK,
     AUDIO_DTYPE,
-    MEMBER_SUFFIX,
+    FLOW,
+    IN_PLACE_SUFFIXES,
     PACKET_DTYPE,
+    PICTURES,
     PKT_HEADER_DTYPE,
     PKT_MAGIC,
+    SHARD_SUFFIXES,
     STREAM_DTYPE,
-    VIDEO_STREAMS,
     Codec,
     Matrix,
     Range,
@@ -39,111 +42,38 @@ from fastvid.format.schema import (
     check_version,
 )
 from fastvid.format.stream_reader import BlockReader, StreamReader
-from fastvid.format.tar import TarDigest, TarMember, read_members, sample_groups, to_json, wds2idx, write_tar
-from fastvid.runtime import faults
 from fastvid.runtime.hashing import sha256
 from fastvid.storage import Storage
-from fastvid.storage.transfer import copy_file
+from fastvid.storage.urls import open_file
 
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
 _STREAMS: Final = RecordReader(STREAM_DTYPE, "Stream")
 _AUDIO: Final = RecordReader(AUDIO_DTYPE, "AudioMember")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
 _WHOLE: Final = int(StreamFlag.WHOLE)
+_UNCHECKED: Final = int(StreamFlag.UNCHECKED)
 _MOST_BYTES: Final = 2**63 - 1  # of a file, for the operating system
+_RESTORE: Final = "restore the file from a copy of the dataset, or run `fastvid index DIR` to index the videos again"
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
 
-SHARD_SUFFIXES: Final = ("tar", "idx", "parquet", "pkt")
-"""Suffixes of a shard's files, the tar first."""
 
+@dataclass(frozen=True, slots=True)
+class ShardFolder:
+    """What the shards of a generation have in common.
 
-Indexer = Callable[[memoryview, str, Sequence[TarMember], tuple[str, ...]], IndexedSample | None]
-"""Indexes one sample, given the tar, the sample's key, its members and the wanted streams. None omits the sample from
-the sidecars; it stays in the tar."""
-
-
-def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the tar members of a sample by suffix: its JSON first, then its streams in their fixed order."""
-    return {"json": to_json(meta)} | {MEMBER_SUFFIX[name]: streams[name] for name in MEMBER_SUFFIX if name in streams}
-
-
-def write_shard(
-    storage: Storage,
-    stem: str,
-    samples: Iterable[tuple[str, Mapping[str, bytes]]],
-    *,
-    streams: tuple[str, ...] = ("rgb",),
-    scratch: Storage | None = None,
-) -> TarDigest:
-    """Write a tar and its sidecars. The tar appears whole, before its sidecars.
-
-    Args:
+    Attributes:
         storage: The dataset's folder.
-        stem: Stem of the file names, such as ``data-000000``.
-        samples: Keys with members by suffix, as built by `sample_members`; read once, in order.
-        streams: The video streams that every sample has.
-        scratch: A local folder in which to build the shard before uploading it, for a remote storage, which would have
-            to be read back for indexing. Its files are deleted afterwards.
-
-    Raises:
-        UsageError: If a key violates the grammar or is duplicated.
-        FormatError: If a video member cannot be indexed.
+        streams: Names of the video streams of every sample.
+        root: Where the videos are that the shards list; None for shards with tars.
     """
-    place = storage if scratch is None else scratch
-    with place.create(f"{stem}.tar") as file:
-        digest = write_tar(file, samples)
-        faults.reach("rename")
-    index_shard(place, stem, streams=streams, tar_sha256=digest.sha256)
-    if scratch is not None:
-        for suffix in SHARD_SUFFIXES:
-            copy_file(scratch, f"{stem}.{suffix}", storage)
-            faults.reach("upload")
-        for suffix in SHARD_SUFFIXES:
-            scratch.delete(f"{stem}.{suffix}")
-    return digest
 
+    storage: Storage
+    streams: tuple[str, ...] = (PICTURES, FLOW)
+    root: Root | None = None
 
-def index_shard(
-    storage: Storage,
-    stem: str,
-    *,
-    streams: tuple[str, ...] = ("rgb",),
-    indexer: Indexer | None = None,
-    tar_sha256: str | None = None,
-) -> list[IndexedSample]:
-    """Derive the sidecars of a tar from its bytes and write them.
-
-    Args:
-        storage: The dataset's folder.
-        stem: Stem of the file names, such as ``data-000000``.
-        streams: The video streams that every sample has.
-        indexer: Indexes samples of tars that other tools wrote; by default `index_sample`, for fastvid's own.
-        tar_sha256: SHA-256 of the tar, hex, if the caller knows it; computed by default.
-
-    Raises:
-        FormatError: If the tar is malformed, or a sample has no JSON or no video of a stream.
-    """
-    view = storage.map(f"{stem}.tar")
-    members = list(read_members(view))
-    samples = []
-    for key, group in sample_groups(members):
-        try:
-            sample = (indexer or index_sample)(view, key, group, streams)
-        except FastvidError as error:
-            raise error.at(shard=stem, key=key) from error
-        if sample is not None:
-            samples.append(sample)
-    storage.write(f"{stem}.idx", wds2idx(members))
-    faults.reach("sidecar")
-    pkt, rows = pack_index(samples, streams, tar_sha256 or sha256(view))
-    storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
-    storage.write(f"{stem}.pkt", pkt)
-    return samples
-
-
-def has_sidecars(storage: Storage, stem: str) -> bool:
-    """Return whether all sidecars of a shard exist."""
-    return all(storage.exists(f"{stem}.{suffix}") for suffix in ("idx", "parquet", "pkt"))
+    def open(self, stem: str, tar_sha256: str | None = None) -> Shard:
+        """Open a shard, see `Shard`."""
+        return Shard(self.storage, stem, tar_sha256, streams=self.streams, root=self.root)
 
 
 class Shard:
@@ -158,7 +88,10 @@ class Shard:
     Args:
         storage: The dataset's folder.
         stem: Stem of the file names, such as ``data-000000``.
-        tar_sha256: SHA-256 that the tar must have had when the sidecar was computed, hex; any by default.
+        tar_sha256: SHA-256 that the tar, or the list of files, must have had when the sidecar was computed, hex; any by
+            default.
+        streams: Names of the video streams of every sample.
+        root: Where the videos are that the shard lists; None for a shard with a tar.
 
     Raises:
         StorageError: If the sidecar is missing.
@@ -171,20 +104,32 @@ class Shard:
         "_copy",
         "_extradata",
         "_file",
+        "_files",
         "_index",
         "_is_mute",
         "_num_packets",
         "_packets",
         "num_samples",
         "num_streams",
+        "root",
         "stem",
         "storage",
-        "tar",
+        "streams",
         "tar_sha256",
     )
 
-    def __init__(self, storage: Storage, stem: str, tar_sha256: str | None = None) -> None:
-        self.storage, self.stem, self.tar, self._file = storage, stem, f"{stem}.tar", f"{stem}.pkt"
+    def __init__(
+        self,
+        storage: Storage,
+        stem: str,
+        tar_sha256: str | None = None,
+        *,
+        streams: tuple[str, ...] = (PICTURES, FLOW),
+        root: Root | None = None,
+    ) -> None:
+        self.storage, self.stem, self._file = storage, stem, f"{stem}.pkt"
+        self.streams, self.root = streams, root
+        self._files: list[ListedFile] | None = None
         try:
             self._open(tar_sha256)
         except FormatError:
@@ -197,7 +142,17 @@ class Shard:
         return f"Shard({self.stem!r}, {self.num_samples} samples)"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Shard, (self.storage, self.stem, self.tar_sha256)
+        return self.folder.open, (self.stem, self.tar_sha256)
+
+    @property
+    def folder(self) -> ShardFolder:
+        """What it has in common with the other shards."""
+        return ShardFolder(self.storage, self.streams, self.root)
+
+    @property
+    def data(self) -> str:
+        """Name of the tar, or of the list of files."""
+        return f"{self.stem}.{(SHARD_SUFFIXES if self.root is None else IN_PLACE_SUFFIXES)[0]}"
 
     def _open(self, tar_sha256: str | None) -> None:
         self._copy = self.storage.map(self._file) if self.storage.copies else None
@@ -208,7 +163,7 @@ class Shard:
         check_version(header.major, header.minor, file=self._file)
         if header.stream_bytes != STREAM_DTYPE.itemsize or header.packet_bytes != PACKET_DTYPE.itemsize:
             raise FormatError("packet sidecar has records of an unknown size", file=self._file, hint=_REBUILD)
-        self.num_samples, self.num_streams = header.num_samples, header.num_streams
+        self.num_samples, self.num_streams = int(header.num_samples), int(header.num_streams)
         self._extradata = _STREAMS_AT + self.num_samples * self.num_streams * STREAM_DTYPE.itemsize
         self._audio = self._extradata + header.extradata_bytes
         self._packets = self._audio + header.audio_bytes
@@ -242,8 +197,8 @@ class Shard:
         for number in range(self.num_samples * self.num_streams):
             self._table(_STREAMS.read(self._index, _STREAMS_AT + number * STREAM_DTYPE.itemsize))
 
-    def info(self, row: int, stream: str = "rgb") -> StreamInfo:
-        """Return the description of a stream of the sample at `row`."""
+    def info(self, row: int, stream: str = "") -> StreamInfo:
+        """Return the description of a stream of the sample at `row`, by default of its first."""
         record = self._record(row, stream)
         start = self._extradata + record.extradata_offset
         try:
@@ -263,7 +218,7 @@ class Shard:
         except (ValueError, ZeroDivisionError) as error:
             raise self._invalid(error, row, stream) from error
 
-    def table(self, row: int, stream: str = "rgb") -> PacketTable:
+    def table(self, row: int, stream: str = "") -> PacketTable:
         """Read the packets of a stream.
 
         Raises:
@@ -277,14 +232,46 @@ class Shard:
         except FormatError as error:
             raise error.at(shard=self.stem, row=row, stream=stream) from error
 
-    def member(self, row: int, stream: str = "rgb") -> tuple[int, int]:
-        """Return the offset and size, in bytes, of a stream's member in the tar."""
+    def member(self, row: int, stream: str = "") -> tuple[int, int]:
+        """Return the offset and size, in bytes, of a stream's member in the tar, or of its part of a listed file."""
         record = self._record(row, stream)
         return record.member_offset, record.member_size
 
-    def reader(self, row: int, stream: str = "rgb") -> StreamReader:
-        """Return a reader of the stream's bytes."""
-        return StreamReader(self.storage, self.tar, *self.member(row, stream))
+    def reader(self, row: int, stream: str = "") -> StreamReader:
+        """Return a reader of the stream's bytes.
+
+        Raises:
+            StorageError: If the list of files is missing.
+            FormatError: If it is damaged.
+        """
+        record = self._record(row, stream)
+        place = record.member_offset, record.member_size
+        if self.root is None:
+            return StreamReader(self.storage, self.data, *place)
+        listed = self.file(row, stream)
+        # Checksums find any change; without them the version must be the one that was indexed.
+        version = listed.version if record.flags & _UNCHECKED else None
+        return StreamReader(*open_file(self.root.locate(listed.file)), *place, version)
+
+    def file(self, row: int, stream: str = "") -> ListedFile:
+        """Return the file of a stream, of a shard of videos in place.
+
+        Raises:
+            StorageError: If the list of files is missing.
+            FormatError: If it is damaged.
+        """
+        if self._files is None:
+            content = self.storage.read(self.data)
+            if sha256(content) != self.tar_sha256:
+                raise FormatError("list of files is not the one that was indexed", file=self.data, hint=_RESTORE)
+            self._files = read_files(content, file=self.data)
+            if len(self._files) != self.num_samples * self.num_streams:
+                raise FormatError(
+                    f"list of {len(self._files)} files for {self.num_samples} samples of {self.num_streams} streams",
+                    file=self.data,
+                    hint=_RESTORE,
+                )
+        return self._files[self._number(row, stream)]
 
     def audio(self, row: int) -> BlockReader | None:
         """Return a reader of a sample's M4A; None if the sample has no audio.
@@ -300,7 +287,7 @@ class Shard:
         stop = first + 4 * -(-record.member_size // AUDIO_BLOCK)
         if stop > self._packets or record.member_offset + record.member_size > _MOST_BYTES:
             raise self._invalid("it points outside the shard", row, "audio")
-        reader = StreamReader(self.storage, self.tar, record.member_offset, record.member_size)
+        reader = StreamReader(self.storage, self.data, record.member_offset, record.member_size)
         return BlockReader(reader, np.frombuffer(self._index[first:stop], "<u4").tolist())
 
     def audio_member(self, row: int) -> tuple[int, int] | None:
@@ -327,11 +314,18 @@ class Shard:
                 raise FormatError("packet sidecar does not list the shard's audio", file=self._file, hint=_REBUILD)
             self._is_mute = True
 
+    def _number(self, row: int, stream: str) -> int:
+        """Return the number of a stream of a sample among those of all samples."""
+        names = self.streams[: self.num_streams]
+        if not 0 <= row < self.num_samples or (stream and stream not in names):
+            known = f"use one of {', '.join(names)}" if names else "restore the generation's record from a copy"
+            place = f"{self.storage.url}/{self._file}"
+            raise FormatError(f"shard has no stream {stream!r} for sample {row}", file=place, hint=known)
+        number: int = names.index(stream) if stream else 0
+        return row * self.num_streams + number
+
     def _record(self, row: int, stream: str) -> Any:
-        number = VIDEO_STREAMS.index(stream)
-        if not 0 <= row < self.num_samples or number >= self.num_streams:
-            raise FormatError(f"shard has no stream {stream!r} for sample {row}", shard=self.stem)
-        record = _STREAMS.read(self._index, _STREAMS_AT + (row * self.num_streams + number) * STREAM_DTYPE.itemsize)
+        record = _STREAMS.read(self._index, _STREAMS_AT + self._number(row, stream) * STREAM_DTYPE.itemsize)
         if (
             record.first_packet + record.num_packets > self._num_packets
             or record.extradata_offset + record.extradata_size > self._audio - self._extradata

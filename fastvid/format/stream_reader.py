@@ -8,34 +8,38 @@ from collections.abc import Sequence
 from fastvid.errors import ChecksumError, FormatError
 from fastvid.format.schema import AUDIO_BLOCK
 from fastvid.storage import Storage
+from fastvid.storage.version import Version
 
 
 class StreamReader:
     """Reads one stream of a sample: called with offsets in the stream, each with the writable view to fill from there.
 
     Args:
-        storage: The dataset's folder.
-        tar: Name of the file there.
-        start: First byte of the stream in the tar.
+        storage: Folder of the file.
+        file: Its name there.
+        start: First byte of the stream in the file.
         size: Bytes of the stream.
+        version: The version that the file must have; any by default.
 
     Raises:
-        StorageError: The tar is missing, or ends inside a range.
+        StorageError: The file is missing, ends inside a range, or is of another version.
 
     Attributes:
         size: Bytes of the stream.
+        gap: Packets at most this many bytes apart are better read together, see `Storage`.
         requests: Ranges that were read.
     """
 
-    __slots__ = ("_start", "_storage", "_tar", "requests", "size")
+    __slots__ = ("_file", "_start", "_storage", "_version", "gap", "requests", "size")
 
-    def __init__(self, storage: Storage, tar: str, start: int, size: int) -> None:
-        self._storage, self._tar, self._start = storage, tar, start
-        self.size, self.requests = size, 0
+    def __init__(self, storage: Storage, file: str, start: int, size: int, version: Version | None = None) -> None:
+        self._storage, self._file, self._start, self._version = storage, file, start, version
+        self.size, self.gap, self.requests = size, storage.gap, 0
 
     def __call__(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
         self.requests += len(ranges)
-        self._storage.read_into(self._tar, [(self._start + offset, view) for offset, view in ranges])
+        moved = [(self._start + offset, view) for offset, view in ranges]
+        self._storage.read_into(self._file, moved, self._version)
 
 
 class BlockReader:

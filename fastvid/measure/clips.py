@@ -98,7 +98,7 @@ class Corpus:
         shard = self.dataset.shard(int(shards[0]))
         start, size = shard.member(int(rows[0]))
         data = bytearray(size)
-        shard.storage.read_into(shard.tar, [(start, memoryview(data))])
+        shard.storage.read_into(shard.data, [(start, memoryview(data))])
         return bytes(data)
 
     @cached_property

@@ -19,8 +19,8 @@ from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Planes
 from fastvid.decode.swscale import RgbConverter
 from fastvid.errors import ChecksumError, FastvidError, FormatError
-from fastvid.format.demux import read_track
-from fastvid.format.packets import PacketTable, StreamInfo
+from fastvid.format.mp4.demux import read_track
+from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.media.promises import FORMATS_420, Finding, Promised, broken_tables, play_stream
 
 # Frames of each sample decoded again from planned packets.
@@ -105,7 +105,7 @@ def check_packets(data: memoryview, table: PacketTable) -> Iterator[Finding]:
     """Compare every packet with its checksum."""
     wrong = []
     records = table.records
-    columns = (records["offset"].tolist(), records["size"].tolist(), records["crc32"].tolist())
+    columns = (packet_offsets(records), records["size"].tolist(), records["crc32"].tolist())
     for packet, (offset, size, crc32) in enumerate(zip(*columns, strict=True)):
         if offset + size > len(data) or zlib.crc32(data[offset : offset + size]) != crc32:
             wrong.append(packet)

@@ -21,11 +21,11 @@ from fastvid.errors import SourceError
 from fastvid.media.reasons import Reason
 
 
-def open_demuxer(file: str | bytes | memoryview, container: str) -> InputContainer:
+def open_demuxer(file: str | bytes | memoryview | io.RawIOBase, container: str) -> InputContainer:
     """Open a file with a forced demuxer and no access to other files. Its metadata may contain any bytes.
 
     Args:
-        file: The whole file, or its URL such as `fastvid.media.probe.OpenSource.url`.
+        file: The whole file, its URL such as `fastvid.media.probe.OpenSource.url`, or a file object that reads it.
         container: FFmpeg's demuxer, from `fastvid.media.containers.sniff`.
 
     Raises:
@@ -33,7 +33,7 @@ def open_demuxer(file: str | bytes | memoryview, container: str) -> InputContain
     """
     try:
         opened = av.open(
-            file if isinstance(file, str) else io.BytesIO(file),
+            file if isinstance(file, str | io.RawIOBase) else io.BytesIO(file),
             format=container,
             # The options also apply to nested demuxers; they allow no protocol except file.
             options={"protocol_whitelist": "file", "format_whitelist": container},

@@ -25,7 +25,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
-from fastvid.format.fields import FieldPairs
+from fastvid.format.codecs.fields import FieldPairs
 from fastvid.media.boxes import check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.limits import Limits

@@ -14,7 +14,7 @@ import av
 import numpy as np
 
 from fastvid.errors import FastvidError
-from fastvid.format.demux import Track
+from fastvid.format.mp4.demux import Track
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Matrix, Range, StreamFlag
 from fastvid.media.demuxer import fraction, open_demuxer

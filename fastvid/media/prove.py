@@ -13,6 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from av.video.frame import VideoFrame
 from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.codecs.bitstream import can_plan, packet_flags
-from fastvid.format.demux import frame_rate
+from fastvid.format.mp4.demux import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.containers import HEAD_BYTES, sniff
@@ -32,6 +33,7 @@ from fastvid.media.frame_digest import frame_digest
 from fastvid.media.limits import Limits
 from fastvid.media.playback import ENCODE_HINT, Playback, play
 from fastvid.media.reasons import Reason
+from fastvid.runtime.arrays import FloatArray, IntArray
 
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 # Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
@@ -53,6 +55,7 @@ class IndexedVideo:
         container: Name of FFmpeg's demuxer.
         notes: Differences from fastvid's own encodings, and the reason if it must be decoded whole.
         digests: Digests of its frames in display order.
+        seconds: When each frame is shown, since the first one, float64 [N]; None if the container does not tell.
     """
 
     info: StreamInfo
@@ -61,6 +64,7 @@ class IndexedVideo:
     container: str
     notes: tuple[str, ...]
     digests: tuple[bytes, ...] = ()
+    seconds: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def index_video(data: bytes, limits: Limits) -> IndexedVideo:
             f"{first.width}x{first.height} pixels are too few: cropping to even sizes leaves nothing",
             reason=Reason.BAD_SHAPE,
         )
-    matrix = int(first.colorspace)
+    range_, matrix = colours_of(first)
     info = StreamInfo(
         codec=played.codec,
         width=first.width,
@@ -108,8 +112,8 @@ def index_video(data: bytes, limits: Limits) -> IndexedVideo:
         num_frames=len(played.digests),
         fps=played.rate,
         extradata=played.extradata,
-        range=_RANGE.get(int(first.color_range), Range.FULL if first.format.name.startswith("yuvj") else Range.UNKNOWN),
-        matrix=Matrix(matrix) if matrix in list(Matrix) else Matrix.UNKNOWN,
+        range=range_,
+        matrix=matrix,
     )
     numbered = number_packets(played)
     info, notes = _rate(played, info, numbered.frames)
@@ -125,7 +129,34 @@ def index_video(data: bytes, limits: Limits) -> IndexedVideo:
         info = replace(info, flags=info.flags | StreamFlag.WHOLE)
         notes.append(f"whole: {whole}")
     notes = [*_differences(played, info, first), *notes]
-    return IndexedVideo(info, records, first.format.name, container, tuple(notes), tuple(played.digests))
+    digests, seconds = tuple(played.digests), frame_seconds(played.pts, numbered.frames, played.time_base)
+    return IndexedVideo(info, records, first.format.name, container, tuple(notes), digests, seconds)
+
+
+def frame_seconds(pts: Sequence[int | None], frames: IntArray, time_base: Fraction) -> FloatArray | None:
+    """Return when each frame is shown, since the first one, float64 [N]; None if times are missing or disordered.
+
+    Args:
+        pts: Time of each packet in ticks.
+        frames: The frame that each packet shows, -1 for none, int64 [P].
+        time_base: Seconds per tick.
+    """
+    shown = np.flatnonzero(frames >= 0)
+    times = [pts[number] for number in shown[np.argsort(frames[shown])].tolist()]
+    if None in times:
+        return None
+    known = np.asarray(times, np.int64)
+    if (np.diff(known) <= 0).any():
+        return None
+    seconds: FloatArray = (known - known[0]) * float(time_base)
+    return seconds
+
+
+def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
+    """Return the range and the luma coefficients of a frame."""
+    full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
+    matrix = int(frame.colorspace)
+    return _RANGE.get(int(frame.color_range), full), Matrix(matrix) if matrix in list(Matrix) else Matrix.UNKNOWN
 
 
 def number_packets(played: Playback) -> NumberedPackets:

@@ -18,7 +18,8 @@ from fastvid.errors import StorageError, UnavailableError
 from fastvid.runtime import faults
 from fastvid.runtime.file_lock import lock_file
 from fastvid.runtime.liveness import is_dead, namespace
-from fastvid.storage.protocol import check_name, truncated_error
+from fastvid.storage.protocol import changed_error, check_name, truncated_error
+from fastvid.storage.version import Version
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -89,10 +90,26 @@ class LocalStorage:
         with _translated(self.path(name)):
             return self.path(name).read_bytes()
 
-    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    def version(self, name: str) -> Version | None:
+        """Return the current version of `name`, whose tag is its modification time, or None without a file."""
+        try:
+            found = self.path(name).stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _translate(error, self.path(name)) from error
+        return Version.parse(str(found.st_mtime_ns), None, found.st_size)
+
+    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
         # No context managers: this runs for every clip, and they cost as much as the reads.
         handle = self._handle(name)
         try:
+            if version is not None:
+                # The file that is open is what will be read, whatever its name leads to now.
+                found = os.fstat(handle.descriptor)
+                if (str(found.st_mtime_ns), found.st_size) != (version.tag, version.size):
+                    self.discard(name)
+                    raise changed_error(self.path(name))
             for offset, view in ranges:
                 filled = os.preadv(handle.descriptor, (view,), offset)
                 while filled < len(view):

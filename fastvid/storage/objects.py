@@ -21,7 +21,7 @@ from fastvid.storage.cache import NodeCache
 from fastvid.storage.client import StoreClient, is_missing, lacks_ranges
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import Pool
-from fastvid.storage.protocol import check_name, replaced_error, truncated_error
+from fastvid.storage.protocol import REPLACED, changed_error, check_name, replaced_error, truncated_error
 from fastvid.storage.version import Version
 
 if TYPE_CHECKING:
@@ -134,8 +134,16 @@ class ObjectStorage:
         self._fill(name, [(0, memoryview(whole))], version)
         return bytes(whole)
 
-    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
         check_name(name, self.url)
+        if version is not None:
+            try:
+                self._fill(name, ranges, version)
+            except StorageError as error:
+                if error.message == REPLACED:
+                    raise changed_error(self._client.file(name)) from error
+                raise
+            return
         with self._lock:
             version = self._versions.get(name)
         found = self._fill(name, ranges, version)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import IO, Final, Protocol
 
 from fastvid.errors import StorageError, UsageError
+from fastvid.storage.version import Version
 
 REPLACED: Final = "file was replaced while it was being read"
+CHANGED: Final = "file is not the version that was indexed"
 
 
 class Storage(Protocol):
@@ -46,18 +48,27 @@ class Storage(Protocol):
         """Return the size of `name` in bytes."""
         ...
 
+    def version(self, name: str) -> Version | None:
+        """Return the current version of `name`, or None if the file does not exist."""
+        ...
+
     def read(self, name: str) -> bytes:
         """Return the current content of `name`."""
         ...
 
-    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
         """Read several ranges, given as (byte offset, writable view to fill).
 
         The bytes of one call never mix two versions of the file.
 
+        Args:
+            name: The file.
+            ranges: What to read.
+            version: The version that the file must have; by default any.
+
         Raises:
-            StorageError: If the file is missing or ends inside a range, or a remote file was replaced since this
-                storage first read it.
+            StorageError: If the file is missing or ends inside a range, is not of the version, or, of any version, is a
+                remote file that was replaced since this storage first read it.
         """
         ...
 
@@ -128,3 +139,12 @@ def truncated_error(offset: int, length: int, got: int, file: object) -> Storage
 def replaced_error(file: object) -> StorageError:
     """Return the error for a file that was replaced while it was being read."""
     return StorageError(REPLACED, file=file, hint="open the dataset again to read the new version")
+
+
+def changed_error(file: object) -> StorageError:
+    """Return the error for a file that is no longer the version that was indexed."""
+    return StorageError(
+        CHANGED,
+        file=file,
+        hint="restore it, or run `fastvid index DIR` on the dataset to index changed files again",
+    )

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from fastvid.errors import MissingDependency
+from fastvid.storage.local import LocalStorage
 from fastvid.storage.options import RemoteOptions
+from fastvid.storage.protocol import Storage
 
 if TYPE_CHECKING:
     from fastvid.storage.objects import ObjectStorage
@@ -66,6 +68,25 @@ def open_root(url: FileUrl, options: RemoteOptions) -> ObjectStorage:
         MissingDependency: If the package for remote storages is missing.
     """
     return _open(url.root, url.query, options)
+
+
+def open_file(location: str) -> tuple[Storage, str]:
+    """Return the storage that contains a file, given by its absolute path or URL, and the file's name there.
+
+    Raises:
+        UsageError: If the location is invalid.
+        MissingDependency: If the package for remote storages is missing.
+    """
+    if is_remote(location):
+        url = FileUrl.parse(location)
+        return open_root(url, RemoteOptions()), url.name
+    return _disk(), location.lstrip("/")
+
+
+@lru_cache(maxsize=1)
+def _disk() -> LocalStorage:
+    """Return the storage of all local files; it keeps the last ones that were read open."""
+    return LocalStorage("/")
 
 
 @lru_cache(maxsize=_STORAGES)

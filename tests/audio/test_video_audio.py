@@ -15,8 +15,9 @@ from fastvid.decode.access import Video
 from fastvid.decode.access import open as open_dataset
 from fastvid.errors import ChecksumError, DecodeError, FormatError, UsageError
 from fastvid.format.schema import AUDIO_BLOCK, PKT_HEADER_DTYPE, STREAM_DTYPE
-from fastvid.format.shard import Shard, index_shard
+from fastvid.format.shard import Shard
 from fastvid.format.stream_reader import BlockReader
+from fastvid.format.write_shard import index_shard
 from fastvid.sharding.job.index import rebuild
 from tests.audio.footage import (
     CLICKS,

@@ -120,9 +120,9 @@ def test_get_reads_a_sample_from_an_object_store_without_its_neighbours(s3, stor
     reads = []
     read_into = ObjectStorage.read_into
 
-    def counted(self, name, ranges):
+    def counted(self, name, ranges, version=None):
         reads.extend((name, len(view)) for _, view in ranges)
-        return read_into(self, name, ranges)
+        return read_into(self, name, ranges, version)
 
     monkeypatch.setattr(ObjectStorage, "read_into", counted)
     assert main(["get", url, "compact", "-o", str(tmp_path / "x.mp4")]) == 0

@@ -134,7 +134,9 @@ def test_html_of_a_dataset_opens_one_shard_and_reads_few_samples(folder, videos,
     pack(tmp_path, [[(f"key{m}{n:02d}", data, 0) for n in range(40)] for m in range(3)])
     opened, read = [], []
     init, reader = Shard.__init__, Shard.reader
-    monkeypatch.setattr(Shard, "__init__", lambda self, *given: opened.append(given[1]) or init(self, *given))
+    monkeypatch.setattr(
+        Shard, "__init__", lambda self, *given, **named: opened.append(given[1]) or init(self, *given, **named)
+    )
     monkeypatch.setattr(Shard, "reader", lambda self, row, *given: read.append(row) or reader(self, row, *given))
     fastvid.open(tmp_path)._repr_html_()
     assert opened == ["data-000000"]

@@ -11,7 +11,7 @@ import pytest
 
 from fastvid.errors import FastvidError, FormatError
 from fastvid.format.codecs.bitstream import nal_length_size, nal_units, packet_flags
-from fastvid.format.demux import index_mp4
+from fastvid.format.mp4.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
 from fastvid.media.ffmpeg import find_ffmpeg

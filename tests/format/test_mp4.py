@@ -11,9 +11,9 @@ import av
 import numpy as np
 import pytest
 
+from fastvid.decode.mp4 import minimal_mp4
 from fastvid.errors import FormatError
-from fastvid.format.demux import index_mp4
-from fastvid.format.mp4 import minimal_mp4
+from fastvid.format.mp4.demux import index_mp4
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range
 from tests.makers import ffmpeg, framemd5, read_numbers
 
@@ -108,3 +108,18 @@ def test_minimal_mp4_rejects_unsupported_packets(videos):
         wrapped(replace(clip, info=replace(clip.info, codec=Codec.MPEG4)))
     with pytest.raises(FormatError, match="avcC"):
         wrapped(replace(clip, info=replace(clip.info, extradata=b"\0\0\0\1\x67")))
+
+
+@pytest.mark.parametrize("milliseconds", [399, 400, 401, 1, 2000])
+def test_an_edit_shows_the_frames_that_ffmpeg_shows(videos, milliseconds):
+    # 70 frames of 40 ms: an edit of 400 ms ends where the eleventh begins, one of 401 ms shows it.
+    data = bytearray(videos.painted("compact").data)
+    at = data.index(b"elst") + 12
+    data[at : at + 4] = milliseconds.to_bytes(4, "big")
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        shown = [not packet.is_discard for packet in container.demux(stream) if packet.size]
+    assert sum(shown) == min(70, -(-milliseconds // 40))
+    _, records = index_mp4(bytes(data))
+    # FFmpeg leaves out the packets behind the last that it needs.
+    assert (records["frame"] >= 0).tolist() == shown + [False] * (70 - len(shown))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.packets import PacketTable, packet_records
+from fastvid.format.packets import PacketTable, packet_offsets, packet_records
 from fastvid.format.schema import PacketFlag
 
 KEY, DROP, HIDDEN = int(PacketFlag.KEY), int(PacketFlag.DROPPABLE), int(PacketFlag.HIDDEN)
@@ -133,7 +133,11 @@ def test_packet_table_rejects_arrays_that_are_no_packet_records():
             PacketTable(other)
 
 
-def test_packet_records_reject_offsets_beyond_4_gib():
-    with pytest.raises(FormatError, match=r"packet starts 4294967296 bytes .*4 GiB"):
-        packet_records([2**32], [1], [0], [0], [KEY])
-    assert packet_records([2**32 - 1], [1], [0], [0], [KEY])["offset"] == 2**32 - 1
+def test_offsets_have_48_bits():
+    offsets = [0, 2**32 - 1, 2**32, 2**40 + 5, 2**48 - 1]
+    records = packet_records(offsets, [1] * 5, [0] * 5, range(5), [KEY] * 5)
+    assert packet_offsets(records) == offsets
+    assert packet_offsets(records[:2]) == offsets[:2]
+    assert PacketTable(records).plan([3]).packets.tolist() == [3]
+    with pytest.raises(FormatError, match=r"packet starts 281474976710656 bytes .* too far"):
+        packet_records([2**48], [1], [0], [0], [KEY])

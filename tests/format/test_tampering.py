@@ -14,8 +14,8 @@ import pytest
 import fastvid
 from fastvid.errors import ChecksumError, FastvidError, FormatError, StorageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.schema import PKT_HEADER_DTYPE, PacketFlag
-from fastvid.format.shard import SHARD_SUFFIXES, Shard
+from fastvid.format.schema import PKT_HEADER_DTYPE, SHARD_SUFFIXES, PacketFlag
+from fastvid.format.shard import Shard
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests.datasets import edit_pkt, edit_record, make_clip, pack
 from tests.load.loaders import clip_loader
@@ -167,7 +167,7 @@ def test_a_tar_of_another_size_is_an_error_on_opening(store):
 
 
 def test_a_sample_with_deeply_nested_json_is_a_format_error(store):
-    from fastvid.format.shard import write_shard
+    from fastvid.format.write_shard import write_shard
 
     with pytest.raises(FormatError, match=r"cannot parse the sample's JSON.*key=bad"):
         write_shard(store, "data-000009", [("bad", {"json": b"[" * 200_000, "mp4": b""})])

@@ -19,7 +19,7 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, Rgb
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import Codec
-from fastvid.format.shard import sample_members, write_shard
+from fastvid.format.write_shard import sample_members, write_shard
 from fastvid.load.clips.augment import Spatial
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.arrays import IntArray

@@ -38,7 +38,7 @@ class MemoryStorage:
     def __init__(self):
         self.files = {}
 
-    def read_into(self, name, ranges):
+    def read_into(self, name, ranges, version=None):
         data = self.files[name]
         for offset, view in ranges:
             if offset + len(view) > len(data):
@@ -49,7 +49,7 @@ class MemoryStorage:
 class FakeShard:
     def __init__(self, storage, stem, first, lengths, looks):
         self.first, self.looks = first, looks
-        self.storage, self.stem, self.tar = storage, stem, f"{stem}.tar"
+        self.storage, self.stem, self.data = storage, stem, f"{stem}.tar"
         self.lengths, self.tar_sha256 = lengths, ""
         data, self.members, self.tables = bytearray(), [], []
         for row, frames in enumerate(lengths):
@@ -61,7 +61,7 @@ class FakeShard:
             self.tables.append(PacketTable(packet_records(offsets, sizes, crcs, range(frames), flags)))
             self.members.append((len(data), sum(sizes)))
             data += b"".join(packets)
-        storage.files[self.tar] = data
+        storage.files[self.data] = data
 
     def info(self, row, stream="rgb"):
         fps, height, width = self.looks[(self.first + row) % len(self.looks)]
@@ -74,7 +74,7 @@ class FakeShard:
         return self.members[row]
 
     def reader(self, row, stream="rgb"):
-        return StreamReader(self.storage, self.tar, *self.members[row])
+        return StreamReader(self.storage, self.data, *self.members[row])
 
 
 class FakeDataset:
@@ -156,7 +156,7 @@ class FakeDataset:
         shard, row = divmod(sample, SHARD_SAMPLES)
         start, _ = self.shards[shard].members[row]
         for offset in self.shards[shard].tables[row].records["offset"].tolist():
-            self.storage.files[self.shards[shard].tar][start + offset + 1] ^= 4
+            self.storage.files[self.shards[shard].data][start + offset + 1] ^= 4
 
 
 def picture(sample, frame, box, flip):

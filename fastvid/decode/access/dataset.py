@@ -109,6 +109,7 @@ def open(  # noqa: A001 - users type fastvid.open
     split: str | None = None,
     where: str | None = None,
     generation: int | str | None = None,
+    root: str | os.PathLike[str] | None = None,
 ) -> VideoDataset:
     """Open a dataset.
 
@@ -118,10 +119,13 @@ def open(  # noqa: A001 - users type fastvid.open
         where: Condition in DuckDB's SQL over the annotations' columns and ``class``, for example
             ``"duration > 2 and class = 'archery'"``.
         generation: Number or tag of the generation; the current one by default.
+        root: Folder or URL that contains the videos of a dataset that lists them in place, if they were moved since
+            they were indexed; it replaces the folder that all of them were below.
 
     Raises:
         StorageError: If there is no dataset.
         VersionError: If its major version is newer.
         UsageError: If the split or the condition is wrong, or no sample matches.
     """
-    return VideoDataset(os.fspath(path), split=split, where=where, generation=generation)
+    folder = None if root is None else os.fspath(root)
+    return VideoDataset(os.fspath(path), split=split, where=where, generation=generation, root=folder)

@@ -22,10 +22,11 @@ from fastvid.decode.access.shown import Shown
 from fastvid.decode.clips import check_packets, read_clip
 from fastvid.decode.request import Box, ClipRequest, Planes
 from fastvid.errors import FastvidError, UsageError
-from fastvid.format.audio import load_track
 from fastvid.format.flow import to_pixels
-from fastvid.format.packets import PacketTable, StreamInfo
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, Codec
+from fastvid.format.listed_samples import whole_file
+from fastvid.format.mp4.audio import load_track
+from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, Codec, StreamFlag
 from fastvid.format.shard import Shard
 from fastvid.report.fragment import fragment, missing_tile, player, tiles
 from fastvid.runtime.arrays import Float32Array, UInt8Array
@@ -142,17 +143,22 @@ class Video(Shown):
 
     def _mp4(self) -> bytes:
         """Return the stream's file after checking its packets."""
-        reader = self._shard.reader(self._row, self.stream)
-        data = bytearray(reader.size)
         try:
-            reader([(0, memoryview(data))])
+            if self._shard.root is not None:
+                _, data = whole_file(self._shard, self._row, self.stream)
+            else:
+                reader = self._shard.reader(self._row, self.stream)
+                whole = bytearray(reader.size)
+                reader([(0, memoryview(whole))])
+                data = bytes(whole)
             records = self.table.records
-            starts, sizes, crc32 = (records[name].tolist() for name in ("offset", "size", "crc32"))
-            check_packets(memoryview(data), starts, sizes, crc32, np.arange(len(records)))
+            if not self.info.flags & StreamFlag.UNCHECKED:
+                sizes, crc32 = records["size"].tolist(), records["crc32"].tolist()
+                check_packets(memoryview(data), packet_offsets(records), sizes, crc32, np.arange(len(records)))
         except FastvidError as error:
             error.at_sample(self._shard.stem, self.key)
             raise
-        return bytes(data)
+        return data
 
     @property
     def num_frames(self) -> int:

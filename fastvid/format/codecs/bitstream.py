@@ -29,10 +29,10 @@ _H264_IDR: Final = 5
 
 # HEVC, ITU-T H.265 table 7-1.
 _HEVC_VCL: Final = range(32)
-_HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset({0, 2, 4, 6, 8, 10, 12, 14})
+HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset({0, 2, 4, 6, 8, 10, 12, 14})
 _HEVC_IDR: Final = frozenset({19, 20})
-_HEVC_INTRA_RANDOM_ACCESS: Final = range(16, 24)
-_HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
+HEVC_INTRA_RANDOM_ACCESS: Final = range(16, 24)
+HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
 
 
 def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UInt32Array:
@@ -108,10 +108,10 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     flags = []
     for number, (kinds, layer) in enumerate(zip(types, layers, strict=True)):
         flag = 0
-        if kinds <= _HEVC_IDR or (kinds <= set(_HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
+        if kinds <= _HEVC_IDR or (kinds <= set(HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
             flag |= _KEY
         # A picture that its own sub-layer does not refer to may still be a reference of higher sub-layers.
-        if kinds <= _HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
+        if kinds <= HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
             flag |= _DROPPABLE
         flags.append(flag)
     return flags
@@ -119,11 +119,11 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 def _has_leading(types: Sequence[set[int]], number: int) -> bool:
     """Return whether leading pictures follow a clean random access point, and so need the previous GOP."""
-    return number + 1 < len(types) and bool(types[number + 1] & _HEVC_LEADING)
+    return number + 1 < len(types) and bool(types[number + 1] & HEVC_LEADING)
 
 
 def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    frames = [[_Vp9Frame(frame) for frame in vp9_superframe(memoryview(packet))] for packet in packets]
+    frames = [[Vp9Frame(frame) for frame in vp9_superframe(memoryview(packet))] for packet in packets]
     flags = []
     for number, packet_frames in enumerate(frames):
         if not packet_frames:
@@ -165,7 +165,7 @@ def vp9_superframe(packet: memoryview) -> list[memoryview]:
     return frames
 
 
-class _Vp9Frame:
+class Vp9Frame:
     """The first fields of a VP9 uncompressed header, section 6.2 of the bitstream specification."""
 
     __slots__ = ("independent", "key", "refreshes", "show_existing", "shown")

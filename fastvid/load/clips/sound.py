@@ -25,7 +25,7 @@ from fastvid.load.order.random_draws import Draws
 from fastvid.runtime.arrays import AnyArray, BoolArray, Float32Array
 
 _LARGEST_DENOMINATOR: Final = 100_000
-"""Of exact frame rates, see `fastvid.format.demux.frame_rate`: the double of an annotation stands for only one."""
+"""Of exact frame rates, see `fastvid.format.mp4.demux.frame_rate`: the double of an annotation stands for only one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

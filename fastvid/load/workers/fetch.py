@@ -52,7 +52,7 @@ def fetch(
             info or shard.info(row, request.stream),
             table,
             reader,
-            gap=shard.storage.gap if gap is None else gap,
+            gap=reader.gap if gap is None else gap,
             limit=reader.size,
             plan=plan,
             scratch=scratch,

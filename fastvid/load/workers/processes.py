@@ -37,6 +37,7 @@ from fastvid.audio.packets import EncodedAudio
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, Planes
 from fastvid.errors import FormatError, WorkerError
+from fastvid.format.shard import ShardFolder
 from fastvid.load.clips.clip import Clip
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sound import SoundTask
@@ -47,7 +48,6 @@ from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder,
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.children import SAFE_PATH, how_it_ended
 from fastvid.runtime.messages import Inbox
-from fastvid.storage import Storage
 
 _log = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ class _WorkerProcess:
         self._poll.register(self._socket, select.POLLIN)
         self._inbox = Inbox(_MOST_BYTES)
         self._status = status
-        self._known: list[Storage | RowLayout] = []
+        self._known: list[ShardFolder | RowLayout] = []
         self._planner: ClipPlanner | None = None
 
     @property
@@ -272,9 +272,8 @@ class _WorkerProcess:
         source = spot.source
         if isinstance(source, EncodedClip):
             return ClipOrder(spot.offset, layout, request=source.request, packets=source, sounds=spot.sounds)
-        storage = self._number(source.shard.storage)
         shard, sample = source.shard, (source.key, source.sample, source.position)
-        row = (shard.stem, source.shard_row, *sample, storage, shard.tar_sha256)
+        row = (shard.stem, source.shard_row, *sample, self._number(shard.folder), shard.tar_sha256)
         if isinstance(source, Clip):
             return ClipOrder(spot.offset, layout, *row, source.request, source.info)._replace(sounds=spot.sounds)
         return ClipOrder(spot.offset, layout, *row, shape=source.shape, sounds=spot.sounds)
@@ -329,14 +328,12 @@ class _WorkerProcess:
         self._process.kill()
         self._process.wait()
 
-    def _number(self, thing: Storage | RowLayout) -> int:
-        """Return the worker's number of a storage or layout, sending it first if necessary."""
-        for number, known in enumerate(self._known):
-            if known is thing or (isinstance(thing, RowLayout) and known == thing):
-                return number
-        self._send(thing)
-        self._known.append(thing)
-        return len(self._known) - 1
+    def _number(self, thing: ShardFolder | RowLayout) -> int:
+        """Return the worker's number of a folder of shards or layout, sending it first if necessary."""
+        if thing not in self._known:
+            self._send(thing)
+            self._known.append(thing)
+        return self._known.index(thing)
 
     def _send(self, message: object) -> None:
         try:

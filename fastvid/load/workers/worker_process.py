@@ -26,7 +26,7 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb
 from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
 from fastvid.format.packets import StreamInfo
-from fastvid.format.shard import Shard
+from fastvid.format.shard import Shard, ShardFolder
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.sound import SoundTask
@@ -36,7 +36,6 @@ from fastvid.load.workers.clip_worker import ClipResult, ClipTask, ClipWorker
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.messages import pack
-from fastvid.storage import Storage
 
 _ORPHAN_SECONDS: Final = 30.0
 """How much longer than the parent's timeout a hung worker lives, in case the parent has died."""
@@ -87,7 +86,7 @@ class ClipOrder(NamedTuple):
         key: The sample's key, for messages.
         sample: The sample's number.
         position: Position in the epoch's order.
-        storage: Number of the shard's storage.
+        folder: Number of the folder of shards.
         tar_sha256: SHA-256 of the shard's tar: the worker opens the shard that the parent has checked.
         request: Frames and crop to decode; None if the worker plans the clip.
         info: The stream, if the clip is planned.
@@ -103,7 +102,7 @@ class ClipOrder(NamedTuple):
     key: str = ""
     sample: int = 0
     position: int = 0
-    storage: int = 0
+    folder: int = 0
     tar_sha256: str = ""
     request: ClipRequest | None = None
     info: StreamInfo | None = None
@@ -186,8 +185,8 @@ class WorkerState:
         self._levels = np.empty(0, dtype=np.uint8)
         self._orders: Sequence[ClipOrder] = ()
 
-    def learn(self, thing: Storage | RowLayout | ClipPlanner) -> None:
-        """Store a storage or layout, which orders name by number, or replace the planner."""
+    def learn(self, thing: ShardFolder | RowLayout | ClipPlanner) -> None:
+        """Store a folder of shards or layout, which orders name by number, or replace the planner."""
         if isinstance(thing, ClipPlanner):
             self._planner = thing
         else:
@@ -237,11 +236,11 @@ class WorkerState:
     def _source(self, number: int, order: ClipOrder) -> BatchRow | EncodedClip:
         if order.packets is not None:
             return order.packets
-        shard = self._shards.get((order.storage, order.stem))
+        shard = self._shards.get((order.folder, order.stem))
         if shard is None:
             self._begin(number)
-            shard = Shard(self._known[order.storage], order.stem, order.tar_sha256)
-            self._shards[order.storage, order.stem] = shard
+            shard = self._known[order.folder].open(order.stem, order.tar_sha256)
+            self._shards[order.folder, order.stem] = shard
         row = (0, order.key, shard, order.row, order.sample, order.position)
         if order.request is None or order.info is None:
             return BatchRow(*row, shape=order.shape)

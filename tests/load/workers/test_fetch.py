@@ -78,7 +78,7 @@ def test_every_flipped_bit_of_a_planned_packet_is_detected():
     dataset = FakeDataset(20)
     shard = dataset.shard(1)
     start, size = shard.members[2]
-    data = dataset.storage.files[shard.tar]
+    data = dataset.storage.files[shard.data]
     planned = set()
     records = shard.table(2).records
     for frame in (1, 4):
@@ -108,7 +108,7 @@ def test_damage_goes_undetected_without_the_checksum(monkeypatch):
 
 def test_replaced_shard_is_an_error():
     dataset, other = FakeDataset(20), FakeDataset(20)
-    tar = dataset.shard(0).tar
+    tar = dataset.shard(0).data
     data = other.storage.files[tar]
     start, _ = other.shard(0).members[0]
     data[start : start + 4] = struct.pack("<I", 99)

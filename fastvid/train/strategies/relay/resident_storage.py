@@ -9,6 +9,7 @@ from typing import IO
 
 from fastvid.storage import Storage
 from fastvid.storage.protocol import truncated_error
+from fastvid.storage.version import Version
 
 
 class ResidentStorage:
@@ -43,18 +44,25 @@ class ResidentStorage:
         """Return a whole file."""
         return bytes(self.map(name))
 
-    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each writable view from its byte offset.
+    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
+        """Fill each writable view from its byte offset; a range of a certain version is not kept.
 
         Raises:
             StorageError: If the file ends inside a range.
         """
+        if version is not None:
+            self.inner.read_into(name, ranges, version)
+            return
         data = self.map(name)
         for offset, view in ranges:
             part = data[offset : offset + view.nbytes]
             if len(part) != view.nbytes:
                 raise truncated_error(offset, view.nbytes, len(part), f"{self.url}/{name}")
             view.cast("B")[:] = part
+
+    def version(self, name: str) -> Version | None:
+        """Return the current version of a file, or None if it does not exist."""
+        return self.inner.version(name)
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes."""

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from fastvid.errors import FormatError
-from fastvid.format.demux import (
+from fastvid.format.mp4.demux import (
     DECODER_CONFIG,
     DECODER_SPECIFIC,
     boxes,

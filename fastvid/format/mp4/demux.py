@@ -58,6 +58,7 @@ class Track:
         dts: Decode time in ticks, int64 [P].
         pts: Presentation time in ticks, with the edit list applied, int64 [P].
         shown: Whether the edit list shows the packet's frame, bool [P].
+        sync: Whether the tables call the packet a sync sample, where decoding may start, bool [P].
     """
 
     codec: Codec
@@ -72,6 +73,7 @@ class Track:
     dts: IntArray
     pts: IntArray
     shown: BoolArray
+    sync: BoolArray
 
 
 def index_mp4(
@@ -146,7 +148,15 @@ def read_track(view: memoryview) -> Track:
     Raises:
         FormatError: If the MP4 has no video track, is fragmented, or has malformed tables.
     """
-    moov = find_box(view, b"moov", "file")
+    return read_moov(find_box(view, b"moov", "file"), len(view))
+
+
+def read_moov(moov: memoryview, file_size: int) -> Track:
+    """Read the first video track of an MP4 of `file_size` bytes from the body of its ``moov`` box.
+
+    Raises:
+        FormatError: If there is no video track, the MP4 is fragmented, or has malformed tables.
+    """
     if any(name == b"mvex" for name, _ in boxes(moov)):
         raise FormatError("MP4 is fragmented")
     header = find_box(moov, b"mvhd", "moov")
@@ -156,7 +166,7 @@ def read_track(view: memoryview) -> Track:
             continue
         mdia = find_box(trak, b"mdia", "trak")
         if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == b"vide":
-            return _read_trak(trak, mdia, movie_scale, len(view))
+            return _read_trak(trak, mdia, movie_scale, file_size)
     raise FormatError("MP4 has no video track")
 
 
@@ -203,6 +213,7 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
         dts=dts,
         pts=pts - start,
         shown=shown,
+        sync=_sync_samples(tables.get(b"stss"), count),
     )
 
 
@@ -310,6 +321,15 @@ def _composition_offsets(ctts: memoryview | None, count: int) -> IntArray:
     return np.concatenate([offsets, np.zeros(count - len(offsets), np.int64)])
 
 
+def _sync_samples(stss: memoryview | None, count: int) -> BoolArray:
+    if stss is None:
+        return np.ones(count, dtype=np.bool_)
+    numbers = _table(stss, 8, _u32(stss, 4), 1)[:, 0] - 1
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+        raise FormatError(f"MP4 has no sync sample {int(numbers.max()) + 1} among {count} samples")
+    return np.isin(np.arange(count), numbers)
+
+
 def _edit(trak: memoryview, movie_scale: int, timescale: int) -> tuple[int, int | None]:
     """Return the start and length, in media ticks, of the only media edit; (0, None) without edits."""
     edts = next((body for name, body in boxes(trak) if name == b"edts"), None)
@@ -332,8 +352,8 @@ def _edit(trak: memoryview, movie_scale: int, timescale: int) -> tuple[int, int 
     start, duration = entries[0]
     if not duration or not movie_scale:
         return start, None
-    # Movie ticks are coarser than media ticks, so add half a movie tick to keep the last frame.
-    return start, (duration * 2 + 1) * timescale // (2 * movie_scale)
+    # In media ticks and rounded to the nearest, as FFmpeg does.
+    return start, (duration * timescale * 2 + movie_scale) // (2 * movie_scale)
 
 
 def _colour(colr: memoryview | None, codec: Codec, vpcc: memoryview | None) -> tuple[Range, Matrix]:

@@ -1,0 +1,131 @@
+"""Shards of videos that a dataset does not contain: the list of their files.
+
+    data-000000.files     one row for each stream of each sample: where its file is, and which version of it
+    data-000000.parquet   facts, as of any shard
+    data-000000.pkt       index for the loader; offsets count from the start of the file
+
+A list takes the place of the tar: a generation has its size and SHA-256, and so has the `.pkt`. Files are named by
+absolute paths and URLs below one root, which a reader may replace by another: the videos may have been moved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.parquet import from_parquet, to_parquet
+from fastvid.runtime.file_names import decode_name, encode_name
+from fastvid.storage.urls import is_remote
+from fastvid.storage.version import Version
+
+FILES_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),  # absolute path or URL; `encode_name` makes it valid Unicode
+        pa.field("size", pa.int64(), nullable=False),  # bytes
+        # The store's tag, or the time of the last change of a local file in nanoseconds; null if a server sends none.
+        pa.field("tag", pa.string()),
+        pa.field("modified", pa.string()),  # the server's date, for servers that send no tag
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """The file of a stream of a sample.
+
+    Attributes:
+        key: The sample's key.
+        stream: The stream's name.
+        file: Absolute path or URL.
+        size: Size in bytes.
+        tag: Tag of its version, see `fastvid.storage.version.Version`.
+        modified: When it was last modified, in ISO 8601; None for a version with a tag.
+    """
+
+    key: str
+    stream: str
+    file: str
+    size: int
+    tag: str | None
+    modified: str | None = None
+
+    @property
+    def version(self) -> Version:
+        """The version of the file that was indexed."""
+        return Version.parse(self.tag, self.modified, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Where the videos of a dataset are.
+
+    Attributes:
+        listed: Folder or URL that all listed files are below.
+        current: Where this folder is now; the same unless it was moved.
+    """
+
+    listed: str
+    current: str
+
+    def locate(self, file: str) -> str:
+        """Return the current path or URL of a listed file.
+
+        Raises:
+            FormatError: If the file is not below the root.
+        """
+        if self.listed == self.current:
+            return file
+        if not file.startswith(f"{self.listed}/"):
+            raise FormatError("listed file is not below the root of the dataset's videos", file=file, root=self.listed)
+        return self.current + file[len(self.listed) :]
+
+
+def pack_files(files: Iterable[ListedFile]) -> bytes:
+    """Return the list of a shard's files, sample by sample and in the order of the streams."""
+    rows = [asdict(file) | {"file": encode_name(file.file)} for file in files]
+    return to_parquet(pa.Table.from_pylist(rows, schema=FILES_SCHEMA))
+
+
+def read_files(data: bytes | memoryview, *, file: str) -> list[ListedFile]:
+    """Return the rows of a list.
+
+    Raises:
+        FormatError: If it is damaged.
+    """
+    table = from_parquet(bytes(data), file=file)
+    if table.schema != FILES_SCHEMA:
+        raise FormatError("list of files has other columns than expected", file=file)
+    columns = [column.to_pylist() for column in table.columns]
+    columns[2] = list(map(decode_name, columns[2]))
+    return [ListedFile(*row) for row in zip(*columns, strict=True)]
+
+
+def parse_root(listed: str, current: str | None) -> Root:
+    """Return the root of a dataset's videos, as listed, and as given by the user who opens it.
+
+    Raises:
+        UsageError: If the user's is empty.
+    """
+    if current is None:
+        return Root(listed, listed)
+    if not current.strip("/"):
+        raise UsageError(
+            f"root of the videos is {current!r}", hint="give the folder or URL that replaces the listed one"
+        )
+    return Root(listed, current.rstrip("/") if is_remote(current) else os.path.abspath(current))
+
+
+def common_root(files: Sequence[str]) -> str:
+    """Return the longest folder or URL that all files are below, without a slash at its end."""
+    folders = [file.split("/")[:-1] for file in (min(files), max(files))]
+    same = 0
+    while same < min(map(len, folders)) and folders[0][same] == folders[1][same]:
+        same += 1
+    return "/".join(folders[0][:same])

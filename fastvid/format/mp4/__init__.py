@@ -1,0 +1,1 @@
+"""Reads the tables of MP4 files."""
