@@ -1,0 +1,1 @@
+"""Indexes videos where they are, by ranges of their files."""

@@ -1,0 +1,151 @@
+"""Read parts of a video file on a disk or in an object store, and count what that takes."""
+
+from __future__ import annotations
+
+import io
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from fastvid.storage import Storage
+from fastvid.storage.version import Version
+
+BLOCK: Final = 1 << 16
+"""Bytes that are read at least: most MP4s of a minute have their tables in so many."""
+
+AHEAD: Final = 1 << 22
+"""Bytes that are read at once when a file is read from end to end."""
+
+KEPT: Final = 1 << 26
+"""Bytes that are kept of a file, so that a packet can be compared with what its demuxer has just read."""
+
+
+class FileReader(io.RawIOBase):
+    """One version of a file: read by ranges, or like an open file by a demuxer.
+
+    Args:
+        storage: Folder of the file.
+        name: Its name there.
+        version: Its version, which every read requests.
+        check: Called before every read from the storage; may raise.
+
+    Attributes:
+        version: The version.
+        size: Size in bytes.
+        bytes_read: Bytes that were read from the storage.
+        reads: Reads from the storage.
+    """
+
+    def __init__(self, storage: Storage, name: str, version: Version, check: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._storage, self._name, self._check = storage, name, check
+        self.version, self.size = version, version.size
+        self.bytes_read = self.reads = 0
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._place = self._expected = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a small read costs little."""
+        return self._storage.concurrency == 1
+
+    def part(self, offset: int, size: int) -> bytes:
+        """Return a range of the file, cut at its end; neighbours of what was read are read along and kept.
+
+        Raises:
+            StorageError: If the file cannot be read, or is no longer of the version.
+        """
+        stop = min(offset + size, self.size)
+        if offset >= stop:
+            return b""
+        first, last = offset // BLOCK, (stop - 1) // BLOCK
+        missing = [block for block in range(first, last + 1) if block not in self._blocks]
+        if missing:
+            self._load(missing[0], missing[-1])
+        joined = b"".join(self._kept(block) for block in range(first, last + 1))
+        return joined[offset - first * BLOCK : stop - first * BLOCK]
+
+    def whole(self) -> bytes:
+        """Return all of the file, without keeping it.
+
+        Raises:
+            StorageError: If the file cannot be read, or is no longer of the version.
+        """
+        (data,) = self.parts([(0, self.size)]) if self.size else (b"",)
+        return data
+
+    def parts(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return several ranges, given as (offset, size), with one read of the storage, which may be many requests.
+
+        Raises:
+            StorageError: If a range is not inside the file, the file cannot be read, or is no longer of the version.
+        """
+        runs: list[list[int]] = []
+        for offset, size in sorted(ranges):
+            if runs and offset - runs[-1][1] <= self._storage.gap:
+                runs[-1][1] = max(runs[-1][1], offset + size)
+            else:
+                runs.append([offset, offset + size])
+        data = [memoryview(bytearray(stop - start)) for start, stop in runs]
+        self._read([(start, view) for (start, _), view in zip(runs, data, strict=True)])
+        starts = [start for start, _ in runs]
+        found = []
+        for offset, size in ranges:
+            run = bisect_right(starts, offset) - 1
+            found.append(bytes(data[run][offset - starts[run] :][:size]))
+        return found
+
+    def readable(self) -> bool:
+        """See `io.IOBase`."""
+        return True
+
+    def seekable(self) -> bool:
+        """See `io.IOBase`."""
+        return True
+
+    def tell(self) -> int:
+        """See `io.IOBase`."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """See `io.IOBase`."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.size}[whence]
+        self._place = max(0, start + offset)
+        return self._place
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        """See `io.RawIOBase`. Read ahead once reads follow each other."""
+        view = memoryview(buffer)
+        block = self._place // BLOCK
+        if self._place < self.size and block not in self._blocks:
+            follows = self._place == self._expected and self._place > 0
+            ahead = AHEAD if follows else BLOCK
+            self._load(block, min(block + max(ahead, len(view)) // BLOCK, (self.size - 1) // BLOCK))
+        data = self.part(self._place, len(view))
+        view[: len(data)] = data
+        self._place += len(data)
+        self._expected = self._place
+        return len(data)
+
+    def _load(self, first: int, last: int) -> None:
+        start, stop = first * BLOCK, min((last + 1) * BLOCK, self.size)
+        data = memoryview(bytearray(stop - start))
+        self._read([(start, data)])
+        for block in range(first, last + 1):
+            self._blocks[block] = bytes(data[(block - first) * BLOCK :][:BLOCK])
+        most = max(KEPT // BLOCK, last - first + 1)
+        while len(self._blocks) > most:
+            self._blocks.popitem(last=False)
+
+    def _kept(self, block: int) -> bytes:
+        if block not in self._blocks:
+            self._load(block, block)
+        return self._blocks[block]
+
+    def _read(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        self._check()
+        self._storage.read_into(self._name, ranges, self.version)
+        self.reads += len(ranges)
+        self.bytes_read += sum(len(view) for _, view in ranges)
