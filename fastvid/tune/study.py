@@ -22,11 +22,12 @@ from fastvid.measure.rounds import RoundTimes, measure
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.runtime.cores import available_cores
+from fastvid.runtime.file_names import encode_name
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, get_profile
 from fastvid.sharding.job.estimate import SAMPLED, Estimate, children_seconds, draw_sources, make_estimate
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.sources.sources import Source, encode_name
+from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.sources.tar_sources import gather_sources
 from fastvid.tune.quality import compare, mean
 

@@ -17,13 +17,17 @@ from fastvid.errors import JobError, MissingDependency, UsageError
 from fastvid.format.generations import Generation, read_annotations, read_generation
 from fastvid.format.schema import LEDGER_PARTS, LEDGER_SCHEMA, MAX_KEY_BYTES
 from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.media.in_place.index_video import Proof
 from fastvid.media.limits import Limits
 from fastvid.runtime import faults
+from fastvid.runtime.file_names import encode_name
 from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.change.merge import KnownSource, known_sources, merge_parts, number_labels
 from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.encode.streams import same_streams
 from fastvid.sharding.engines.engine import open_engine
+from fastvid.sharding.in_place.index_files import IndexFiles
 from fastvid.sharding.job.blocked import read_blocked
 from fastvid.sharding.job.identity import differences
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts
@@ -33,7 +37,7 @@ from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart
 from fastvid.sharding.job.run import Job
 from fastvid.sharding.job.shard_work import EncodeShards
 from fastvid.sharding.job.staging import Staging
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, encode_name
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys
 from fastvid.sharding.sources.tar_sources import gather_sources
 from fastvid.sharding.work.messages import Settings
 from fastvid.storage import Storage, open_storage
@@ -83,6 +87,9 @@ def add_sources(
     limits: Limits | None = None,
 ) -> Added:
     """Encode the sources that a dataset does not know yet, with its own profile, and add them.
+
+    To a dataset of videos in place they are added in place, with its own proof; ``max_seconds`` and ``max_bad_frames``
+    are then ignored.
 
     A source is known by its name, also if it was rejected or its samples were removed, so removed samples are not added
     again. New class names are appended to the existing ones.
@@ -143,9 +150,11 @@ def add_sources(
         if not found.sources:
             return Added(JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored), generation.number, known)
         classes, labels = number_labels(generation, found)
-        job = Job(
-            scratch,
-            EncodeShards(
+        work: EncodeShards | IndexFiles
+        if settings.proof is not None:
+            work = IndexFiles(scratch, found, settings, seed=seed, samples_per_shard=samples_per_shard)
+        else:
+            work = EncodeShards(
                 scratch,
                 found,
                 settings,
@@ -155,7 +164,10 @@ def add_sources(
                 classes=classes,
                 labels=labels,
                 generation=generation.number + 1,
-            ),
+            )
+        job = Job(
+            scratch,
+            work,
             part=mine,
             reject_unreadable=reject_unreadable,
             added_to=storage,
@@ -167,7 +179,8 @@ def add_sources(
             rows = rows_table(row for part in parts for row in part.rows)
             return Added(JobReport(storage.url, rows, found.ignored, mine), generation.number, known)
         faults.reach("encoded")
-        number, ledger = merge_parts(storage, scratch, parts, found, settings.profile, drop_duplicates=drop_duplicates)
+        profile = generation.shards[-1].profile if settings.proof is not None else settings.profile.to_json()
+        number, ledger = merge_parts(storage, scratch, parts, found, profile, drop_duplicates=drop_duplicates)
         _delete_shards(scratch)
         job.end()
     return Added(JobReport(storage.url, ledger, found.ignored), number, known)
@@ -178,6 +191,15 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, all
     if not generation.shards:
         raise UsageError("the dataset has no shard to take the profile from", hint="make a new dataset")
     shard, build = generation.shards[-1], find_ffmpeg()
+    if shard.is_in_place:
+        if len(generation.streams) > 1:
+            raise UsageError(
+                "videos of several cameras cannot be added one by one",
+                hint="index all of the source into a new folder with `fastvid index`",
+            )
+        # The profile is irrelevant, because nothing is encoded.
+        proof = Proof(shard.profile.get("proof", Proof.SAMPLE))
+        return Settings(get_profile("compact"), build, limits, max_seconds, proof=proof)
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:

@@ -24,10 +24,12 @@ import pyarrow as pa
 
 from fastvid.errors import FormatError, JobError, StorageError, UsageError
 from fastvid.format.commit_record import Head, read_head, swap_head
+from fastvid.format.dataset import open_shard
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations
-from fastvid.format.schema import FOREIGN, GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
-from fastvid.format.shard import write_shard
+from fastvid.format.listed_samples import listed_samples, write_listed
+from fastvid.format.schema import FOREIGN, GENERATIONS, LEDGER_PARTS, annotations_file, generation_file, later_stem
 from fastvid.format.tar import read_members
+from fastvid.format.write_shard import write_shard
 from fastvid.runtime import faults
 from fastvid.runtime.hashing import sha256
 from fastvid.runtime.units import things
@@ -39,7 +41,7 @@ from fastvid.storage import LocalStorage, Storage
 _LOG = logging.getLogger(__name__)
 
 # File names made by fastvid; any other file in the folder belongs to the user and is never deleted.
-_SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|idx|parquet|pkt)")
+_SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|files|idx|parquet|pkt)")
 _ANNOTATIONS: Final = re.compile(r"annotations-(\d{6})\.parquet")
 _GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
 
@@ -145,7 +147,7 @@ def compact_shards(
 
 def _is_outdated(storage: Storage, shard: ShardRecord, rows: pa.Table, generation: Generation) -> bool:
     """Return whether the tar of a shard contains other annotations than the current ones."""
-    if shard.profile.get("name") == FOREIGN:
+    if shard.profile.get("name") == FOREIGN or shard.is_in_place:
         return False
     samples = kept_samples(map_checked(storage, shard), np.ones(shard.samples, np.bool_), shard)
     return not all(
@@ -258,10 +260,15 @@ def _rewrite(
     """Write the kept samples of a shard under a new name; None if there are none."""
     if not keep.any():
         return None
-    view = map_checked(storage, shard)
     # The revision makes the name unique for each state of the dataset; two runs from one state write equal bytes.
-    name = f"{re.sub('-[0-9]+$', '', shard.name) if shard.name.count('-') > 1 else shard.name}-{head.revision}"
+    name = later_stem(shard.name, head.revision)
     _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, int(keep.sum()), shard.samples, name)
+    if shard.is_in_place:
+        number = generation.shards.index(shard)
+        listed = zip(listed_samples(open_shard(storage, generation, number)), keep.tolist(), strict=True)
+        digest = write_listed(storage, name, (sample for sample, stays in listed if stays), generation.streams)
+        return replace(shard, name=name, bytes=digest.bytes, sha256=digest.sha256, samples=digest.samples)
+    view = map_checked(storage, shard)
     # Labels and captions may have changed since the shard was written.
     kept = zip(kept_samples(view, keep, shard), table.filter(pa.array(keep)).to_pylist(), strict=True)
     samples = ((key, annotate_members(members, row, generation.classes)) for (key, members), row in kept)

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from fastvid.errors import ConflictError, FormatError, UsageError
 from fastvid.format.commit_record import read_head
 from fastvid.format.generations import Generation, history
-from fastvid.format.schema import BLOCKED, DATASET_JSON, LEDGER, REMOVALS, annotations_file, generation_file
-from fastvid.format.shard import SHARD_SUFFIXES
+from fastvid.format.schema import (
+    BLOCKED,
+    DATASET_JSON,
+    LEDGER,
+    REMOVALS,
+    annotations_file,
+    generation_file,
+)
 from fastvid.runtime import faults
 from fastvid.runtime.progress import Progress
 from fastvid.storage import Storage
@@ -90,8 +96,8 @@ def _files(source: Storage, generations: list[Generation]) -> dict[str, str | No
     files: dict[str, str | None] = {}
     for generation in generations:
         for shard in generation.shards:
-            files |= {f"{shard.name}.{suffix}": None for suffix in SHARD_SUFFIXES}
-            files[f"{shard.name}.tar"] = shard.sha256
+            files |= {f"{shard.name}.{suffix}": None for suffix in shard.suffixes}
+            files[shard.data] = shard.sha256
         files[annotations_file(generation.number)] = generation.annotations_sha256
         files[generation_file(generation.number)] = None
     files |= {name: None for name in (LEDGER, BLOCKED) if source.exists(name)}

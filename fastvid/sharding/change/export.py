@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.format.listed_samples import whole_file
 from fastvid.format.parquet import to_parquet
-from fastvid.format.tar import read_members, sample_groups, write_tar
+from fastvid.format.tar import TarMember, read_members, sample_groups, write_tar
 from fastvid.runtime import faults
 from fastvid.sharding.change.compact import map_checked
 from fastvid.sharding.job.tar_annotations import annotate_members
@@ -88,8 +89,9 @@ def export_samples(
     writer = _Videos(source, target) if to == "hf" else _Tars(target)
     for shard in np.unique(shards).tolist():
         chosen = np.flatnonzero(shards == shard)
-        view = map_checked(source.storage, source.generation.shards[shard])
-        groups = {member.offset: group for _, group in sample_groups(read_members(view)) for member in group}
+        record_of = source.generation.shards[shard]
+        view = memoryview(b"") if record_of.is_in_place else map_checked(source.storage, record_of)
+        groups = {member.offset: group for _, group in _groups(view) for member in group}
         by_folder: dict[str, list[tuple[dict[str, Any], int, int]]] = {}
         annotations = source.annotations.take(source.rows[chosen]).to_pylist()
         numbers = source.rows[chosen].tolist()
@@ -195,6 +197,10 @@ def _write_energon(target: Storage, tars: Mapping[str, Mapping[str, Any]]) -> No
     target.write(".nv-meta/.info.json", json.dumps({"shard_counts": counts}, indent=1).encode())
 
 
+def _groups(view: memoryview) -> list[tuple[str, list[TarMember]]]:
+    return sample_groups(read_members(view)) if len(view) else []
+
+
 def _folder(annotation: Mapping[str, Any]) -> str:
     """Return the folder of a sample: its split."""
     value = annotation.get(_SPLIT)
@@ -220,6 +226,10 @@ def _samples(
     """Yield keys and members of samples, given by their annotations and rows in the shard and in the dataset."""
     opened = source.shard(shard)
     for annotation, row, _ in samples:
+        if opened.root is not None:
+            suffix, data = whole_file(opened, row)
+            yield annotation["key"], annotate_members({suffix: data}, annotation, source.classes)
+            continue
         group = groups[opened.member(row, source.streams[0])[0]]
         members = {member.suffix: bytes(view[member.offset : member.offset + member.size]) for member in group}
         yield annotation["key"], annotate_members(members, annotation, source.classes)

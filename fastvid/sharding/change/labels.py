@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from fastvid.errors import StorageError, UsageError
+from fastvid.runtime.file_names import encode_name
 from fastvid.sharding.sources.annotation_file import AnnotationFile
 from fastvid.sharding.sources.annotations import read_table
 from fastvid.sharding.sources.columns import Columns, NumberedRecord
 from fastvid.sharding.sources.rows import LABELS, AnnotationRow, Annotations, label_list
-from fastvid.sharding.sources.sources import encode_name, seconds_text
+from fastvid.sharding.sources.sources import seconds_text
 from fastvid.sharding.sources.tables import plain_value
 from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
 

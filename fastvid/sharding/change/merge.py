@@ -7,20 +7,20 @@ generation that contains the samples is not committed twice, and ledger rows rep
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any
 
 import pyarrow as pa
 
 from fastvid.format.annotations.build_table import annotation_table
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
-from fastvid.format.schema import LEDGER, LEDGER_SCHEMA, shard_stem
+from fastvid.format.in_place import common_root
+from fastvid.format.schema import IN_PLACE, LEDGER, LEDGER_SCHEMA, shard_stem
 from fastvid.runtime import faults
 from fastvid.runtime.units import things
 from fastvid.sharding.change.edit import ClassNames
-from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.job.blocked import read_blocked
 from fastvid.sharding.job.commit import annotation_rows, hide_sources, shard_records
 from fastvid.sharding.job.ledger import (
@@ -36,8 +36,6 @@ from fastvid.sharding.job.ledger import (
 from fastvid.sharding.sources.sources import SourceList
 from fastvid.storage import Storage
 from fastvid.storage.transfer import copy_file, sha256_of
-
-_SIDECARS: Final = ("idx", "parquet", "pkt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def merge_parts(
     scratch: Storage,
     parts: Sequence[Part],
     found: SourceList,
-    profile: Profile,
+    profile: Mapping[str, Any],
     *,
     drop_duplicates: bool = False,
 ) -> tuple[int, pa.Table]:
@@ -85,7 +83,7 @@ def merge_parts(
         scratch: Folder of the job's shards.
         parts: Records of the shards.
         found: The job's sources.
-        profile: How they were encoded.
+        profile: How they were encoded, as records of shards say it.
         drop_duplicates: Whether to hide samples of sources with the same bytes as an earlier one.
 
     Returns:
@@ -104,7 +102,8 @@ def merge_parts(
         def edit(old: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
             # Read again for every attempt: a takedown blocks a source before it hides the samples that it finds.
             _, hidden = settle_rows(new, read_blocked(storage), before=before, drop_duplicates=drop_duplicates)
-            return _extended(old, table, records, parts, found, hidden)
+            made, joined = _extended(old, table, records, parts, found, hidden)
+            return replace(made, extras=_extras(made, records, found)), joined
 
         generation = change(storage, edit)
     return generation.number, _extend_ledger(storage, parts, found, generation, drop_duplicates=drop_duplicates)
@@ -128,7 +127,7 @@ def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
 
 
 def _copy_all(
-    storage: Storage, scratch: Storage, parts: Sequence[Part], generation: Generation, profile: Profile
+    storage: Storage, scratch: Storage, parts: Sequence[Part], generation: Generation, profile: Mapping[str, Any]
 ) -> list[ShardRecord]:
     numbers = [int(found[1]) for shard in generation.shards if (found := re.match(r"data-(\d+)", shard.name))]
     number = max(numbers, default=-1) + 1
@@ -136,26 +135,35 @@ def _copy_all(
     for part in parts:
         if part.digest is None:
             continue
-        while storage.exists(f"{shard_stem(number)}.tar") and not _same(storage, shard_stem(number), part):
+        (record,) = shard_records([replace(part, stem=shard_stem(number))], profile)
+        while storage.exists(record.data) and not _same(storage, record):
             number += 1
-        _copy(storage, scratch, part, shard_stem(number))
-        records += shard_records([replace(part, stem=shard_stem(number))], profile.to_json())
+            record = replace(record, name=shard_stem(number))
+        _copy(storage, scratch, part.stem, record)
+        records.append(record)
         number += 1
     return records
 
 
-def _same(storage: Storage, stem: str, part: Part) -> bool:
-    """Return whether a shard is a copy of a part, left by an interrupted run."""
-    assert part.digest is not None
-    name = f"{stem}.tar"
-    return storage.size(name) == part.digest.bytes and sha256_of(storage, name) == part.digest.sha256
+def _same(storage: Storage, record: ShardRecord) -> bool:
+    """Return whether a shard is there already, left by an interrupted run."""
+    return storage.size(record.data) == record.bytes and sha256_of(storage, record.data) == record.sha256
 
 
-def _copy(storage: Storage, scratch: Storage, part: Part, stem: str) -> None:
-    if not storage.exists(f"{stem}.tar"):
-        copy_file(scratch, f"{part.stem}.tar", storage, f"{stem}.tar")
-    for suffix in _SIDECARS:
-        storage.write(f"{stem}.{suffix}", scratch.read(f"{part.stem}.{suffix}"))
+def _copy(storage: Storage, scratch: Storage, stem: str, record: ShardRecord) -> None:
+    if not storage.exists(record.data):
+        copy_file(scratch, f"{stem}.{record.suffixes[0]}", storage, record.data)
+    for suffix in record.suffixes[1:]:
+        storage.write(f"{record.name}.{suffix}", scratch.read(f"{stem}.{suffix}"))
+
+
+def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) -> Mapping[str, Any]:
+    """Return the extras of a generation with new shards, whose videos in place may be below another folder."""
+    paths = [source.path for source in found.sources if source.problem is None]
+    if not paths or not any(record.is_in_place for record in records):
+        return old.extras
+    known = [] if old.root is None else [f"{old.root}/file"]
+    return {**old.extras, IN_PLACE: {"root": common_root([*known, *paths])}}
 
 
 def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:

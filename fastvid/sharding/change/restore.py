@@ -17,8 +17,8 @@ from fastvid.format.annotations.build_table import annotation_table, fact_column
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
 from fastvid.format.indexed import IndexedSample
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS
-from fastvid.format.shard import index_shard
 from fastvid.format.tar import read_members
+from fastvid.format.write_shard import index_shard
 from fastvid.runtime.hashing import sha256
 from fastvid.sharding.job.blocked import read_blocked
 from fastvid.sharding.job.identity import digest

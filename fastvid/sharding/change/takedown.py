@@ -32,6 +32,7 @@ from fastvid.format.reason import now
 from fastvid.format.schema import GENERATIONS, LEDGER
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray
+from fastvid.runtime.file_names import encode_name
 from fastvid.runtime.hashing import sha256
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.units import things
@@ -52,7 +53,6 @@ from fastvid.sharding.job.receipts import (
     read_receipts,
     update_receipt,
 )
-from fastvid.sharding.sources.sources import encode_name
 from fastvid.storage import Storage
 
 _COMMAND: Final = "fastvid remove"
@@ -273,7 +273,8 @@ def _settle(storage: Storage, receipt: Receipt) -> None:
     names = storage.list()
     older = {int(match[1]) for name in names if (match := _GENERATION.fullmatch(name))}
     older = {number for number in older if number < receipt.generations.get("compacted", 0)}
-    if not older and not any(f"{shard.name}.tar" in names for shard in receipt.shards):
+    stems = {name.partition(".")[0] for name in names}
+    if not older and not any(shard.name in stems for shard in receipt.shards):
         update_receipt(storage, receipt, state=DELETED, deleted=now())
 
 
@@ -371,6 +372,8 @@ def _inventory(
     members: list[RemovedFile] = []
     sizes: Counter[str] = Counter()
     for shard in touched:
+        if shard.is_in_place:
+            continue  # none of their bytes are in the dataset
         facts = _facts(storage, shard.name, ["key", "member_offset", "member_size"])
         facts = facts.filter(pc.is_in(facts["key"], value_set=removed["key"].combine_chunks()))
         for key, offset, size in zip(*facts.to_pydict().values(), strict=True):

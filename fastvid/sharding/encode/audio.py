@@ -23,7 +23,7 @@ from typing import Any, Final
 import av
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.audio import AudioInfo, index_m4a
+from fastvid.format.mp4.audio import AudioInfo, index_m4a
 from fastvid.media.demuxer import fraction, open_demuxer
 from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.limits import Limits

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.demux import index_mp4, read_track
+from fastvid.format.mp4.demux import index_mp4, read_track
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.media.promises import Finding, Promised, broken_tables, play_stream

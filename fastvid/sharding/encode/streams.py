@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 from fastvid.errors import JobError, UsageError
-from fastvid.format.schema import VIDEO_STREAMS
 from fastvid.sharding.encode.flow import FlowSettings, flow_settings
 
 Audio = Literal["drop", "copy", "aac"]
 
-_KNOWN: Final = ", ".join(VIDEO_STREAMS)
+_NAMES: Final = ("rgb", "flow")
+_KNOWN: Final = ", ".join(_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def choose_streams(
         MissingDependency: If flow is selected, but no OpenCV is installed that computes it.
     """
     names = streams.split(",") if isinstance(streams, str) else list(streams)
-    unknown = [name for name in names if name not in VIDEO_STREAMS]
+    unknown = [name for name in names if name not in _NAMES]
     if unknown or len(set(names)) != len(names) or "rgb" not in names:
         raise UsageError(f"invalid streams {','.join(names)!r}", hint=f"use rgb, or rgb,flow; known are {_KNOWN}")
     flow = None

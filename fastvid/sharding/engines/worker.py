@@ -16,6 +16,7 @@ from fastvid.media.limits import confine
 from fastvid.runtime.messages import pack
 from fastvid.sharding.engines.child import Parent
 from fastvid.sharding.work.encode_source import encode_clips
+from fastvid.sharding.work.index_file import index_clips
 from fastvid.sharding.work.index_source import index_member
 from fastvid.sharding.work.messages import Settings, Task
 
@@ -43,7 +44,8 @@ def main() -> None:
             (task,) = tasks
             parent.send(index_member(task, settings, report).to_bytes())
             continue
-        for outcome in encode_clips(tasks, settings, report, begin):
+        work = encode_clips if settings.proof is None else index_clips
+        for outcome in work(tasks, settings, report, begin):
             parent.send(outcome.to_bytes())
 
 

@@ -13,11 +13,12 @@ from fastvid.errors import JobError
 from fastvid.format.annotations.build_table import annotation_table
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
 from fastvid.format.schema import LEDGER
+from fastvid.runtime.file_names import encode_name
 from fastvid.sharding.job.blocked import read_blocked
 from fastvid.sharding.job.identity import digest
 from fastvid.sharding.job.ledger import Part, problem_row, settle_rows, write_ledger
 from fastvid.sharding.job.tar_annotations import annotation_row
-from fastvid.sharding.sources.sources import SourceList, encode_name
+from fastvid.sharding.sources.sources import SourceList
 from fastvid.storage import Storage
 
 # Hex digits of the job's identity that form the dataset's id, so that the same job makes the same dataset.
@@ -31,6 +32,7 @@ def commit_job(
     parts: Sequence[Part],
     *,
     profile: Mapping[str, Any],
+    streams: Sequence[str] = ("rgb",),
     extras: Mapping[str, Any] | None = None,
     note: str,
     drop_duplicates: bool = False,
@@ -43,7 +45,8 @@ def commit_job(
         found: The job's sources.
         parts: The records of the shards, in order.
         profile: How the shards were encoded.
-        extras: Streams stored in addition to pictures.
+        streams: Video streams of every sample.
+        extras: What else the generation says of its samples, such as how flow and sound were made.
         note: Origin of the generation.
         drop_duplicates: Whether to hide samples of sources with the same bytes as an earlier one.
 
@@ -64,8 +67,7 @@ def commit_job(
             hint=f"see {LEDGER} for the reason of each",
         )
     labels = {name: number for number, name in enumerate(found.classes)}
-    names = ("rgb", "flow") if extras and "flow" in extras else ("rgb",)
-    generation = Generation(1, shards, names, found.classes, note=note, extras=extras or {})
+    generation = Generation(1, shards, tuple(streams), found.classes, note=note, extras=extras or {})
     table = hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden)
     commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
     return ledger

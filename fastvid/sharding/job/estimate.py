@@ -19,6 +19,7 @@ import numpy as np
 from fastvid.errors import UsageError
 from fastvid.media.limits import Limits
 from fastvid.runtime.cores import available_cores
+from fastvid.runtime.file_names import encode_name
 from fastvid.runtime.units import count, duration, size, things
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.engines.local_engine import LocalEngine
@@ -26,7 +27,7 @@ from fastvid.sharding.job.job import MAX_SECONDS, check_amounts, choose_settings
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, plan_shards
 from fastvid.sharding.job.run import Job
 from fastvid.sharding.job.shard_work import EncodeShards
-from fastvid.sharding.sources.sources import Source, SourceList, encode_name
+from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tar_sources import gather_sources
 from fastvid.storage import LocalStorage
 

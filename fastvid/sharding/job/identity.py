@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastvid.format.schema import FORMAT_VERSION
+from fastvid.runtime.file_names import encode_name
 from fastvid.runtime.hashing import sha256
-from fastvid.sharding.sources.sources import SourceList, encode_name
+from fastvid.sharding.sources.sources import SourceList
 from fastvid.sharding.work.messages import Settings
 
 

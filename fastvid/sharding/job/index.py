@@ -21,7 +21,7 @@ from fastvid.format.facts import with_facts
 from fastvid.format.generations import Generation, ShardRecord, history, read_generation, upgrade_records
 from fastvid.format.parquet import from_parquet
 from fastvid.format.schema import DATASET_JSON, FACT_FIELDS, FOREIGN, FORMAT_VERSION, annotations_file, shard_stem
-from fastvid.format.shard import index_shard
+from fastvid.format.write_shard import index_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.runtime.hashing import sha256
@@ -122,6 +122,8 @@ def rebuild(
 ) -> tuple[str, ...]:
     """Recompute the sidecars of shards of a dataset from their tars, and upgrade a dataset of fastvid 0.1.
 
+    Shards of videos in place are left to `fastvid.sharding.in_place.reindex`.
+
     Args:
         url: The dataset's folder.
         shards: The shards; by default all of the current generation. An upgrade ignores it and includes those of older
@@ -141,7 +143,9 @@ def rebuild(
     head = read_head(storage, oldest=1)
     is_old = head.major < FORMAT_VERSION[0]
     generations = list(history(storage, head)) if is_old else [read_generation(storage)[1]]
-    records = {record.name: record for generation in generations for record in generation.shards}
+    records = {
+        record.name: record for generation in generations for record in generation.shards if not record.is_in_place
+    }
     foreign = [record.name for record in records.values() if record.profile.get("name") == FOREIGN]
     chosen = [name for name in records if is_old or shards is None or name in shards]
     for stem in chosen:

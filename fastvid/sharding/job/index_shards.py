@@ -10,14 +10,15 @@ from typing import Any
 from fastvid.errors import FormatError
 from fastvid.format.indexed import IndexedSample, IndexedStream
 from fastvid.format.schema import FOREIGN, FORMAT_VERSION
-from fastvid.format.shard import index_shard
 from fastvid.format.tar import TarDigest, TarMember
+from fastvid.format.write_shard import index_shard
 from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
+from fastvid.runtime.file_names import encode_name
 from fastvid.runtime.hashing import sha256
 from fastvid.sharding.job.identity import digest
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, problem_row
-from fastvid.sharding.sources.sources import Source, encode_name
+from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.sources.tars import TarSample, missing_video, read_tar, sample_keys
 from fastvid.sharding.work.index_source import unpack_found
 from fastvid.sharding.work.messages import Outcome, Task
@@ -67,6 +68,7 @@ class IndexShards:
         sources: The samples of all tars as sources, for the annotations.
     """
 
+    suffix = "tar"
     encoder: Mapping[str, Any] = {}
     scratch: LocalStorage | None = None
 

@@ -188,7 +188,7 @@ def run_job(
         )
         job = Job(storage, work, part=mine, reject_unreadable=reject_unreadable, command=command)
         if storage.exists(DATASET_JSON):
-            ledger = _finished(storage, job.identity)
+            ledger = finished_ledger(storage, job.identity)
         else:
             place = open_engine(engine, settings, workers=workers, address=ray_address)
             parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
@@ -201,6 +201,7 @@ def run_job(
                 found,
                 parts,
                 profile=job.identity["profile"],
+                streams=settings.streams.video,
                 extras=settings.streams.to_json(),
                 note=f"fastvid {command}",
                 drop_duplicates=drop_duplicates,
@@ -308,7 +309,7 @@ def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: f
         )
 
 
-def _finished(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:
+def finished_ledger(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:
     """Return the ledger of the existing dataset, if the same job made it."""
     name = "its ledger"
     if storage.exists(LEDGER):

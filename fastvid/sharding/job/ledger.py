@@ -15,7 +15,8 @@ from fastvid.format.parquet import from_parquet, to_parquet
 from fastvid.format.schema import LEDGER, LEDGER_PARTS, LEDGER_SCHEMA
 from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import MEANING, Reason
-from fastvid.sharding.sources.sources import Source, encode_name, public_path
+from fastvid.runtime.file_names import encode_name
+from fastvid.sharding.sources.sources import Source, public_path
 from fastvid.sharding.work.messages import Outcome
 from fastvid.storage import Storage
 

@@ -15,8 +15,9 @@ from typing import Final
 
 from fastvid.errors import StorageError
 from fastvid.media.reasons import Reason
+from fastvid.runtime.file_names import encode_name
 from fastvid.runtime.units import things
-from fastvid.sharding.sources.sources import Source, encode_name
+from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work.messages import Outcome
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root

@@ -16,6 +16,7 @@ from fastvid.errors import JobError
 from fastvid.format.schema import LEDGER_PARTS
 from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
+from fastvid.runtime.file_names import encode_name
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.engines.engine import Engine
 from fastvid.sharding.job.heartbeat import Heartbeat
@@ -26,7 +27,6 @@ from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.job.scratch import remove_scratch
 from fastvid.sharding.job.shard_work import ShardWork
 from fastvid.sharding.job.staging import Staging
-from fastvid.sharding.sources.sources import encode_name
 from fastvid.sharding.work.messages import Outcome, Task
 from fastvid.storage import LocalStorage, Storage
 
@@ -204,8 +204,8 @@ class Job:
                     self._count(outcome)
 
     def _finished(self, stem: str) -> Part | None:
-        """Return the part of a finished shard; None if its tar is missing, as in an incomplete copy of the folder."""
-        part, name = read_part(self.storage, stem), f"{stem}.tar"
+        """Return the part of a finished shard; None if its file is missing, as in an incomplete copy of the folder."""
+        part, name = read_part(self.storage, stem), f"{stem}.{self.work.suffix}"
         if part.digest is None or (self.storage.exists(name) and self.storage.size(name) == part.digest.bytes):
             return part
         _LOG.warning("%s does not match its part of the ledger: its shard is made again", name)

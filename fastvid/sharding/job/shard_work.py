@@ -8,14 +8,15 @@ from itertools import chain
 from typing import Any, Protocol
 
 from fastvid.format.schema import shard_stem
-from fastvid.format.shard import sample_members, write_shard
+from fastvid.format.write_shard import sample_members, write_shard
 from fastvid.runtime import faults
+from fastvid.runtime.file_names import encode_name
 from fastvid.sharding.job.identity import job_identity
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row
 from fastvid.sharding.job.plan import file_order, plan_shards
 from fastvid.sharding.job.scratch import scratch_folder
 from fastvid.sharding.job.tar_annotations import annotate_members, annotation_row, dataset_record, with_record
-from fastvid.sharding.sources.sources import Source, SourceList, encode_name
+from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.messages import Outcome, Settings, Task
 from fastvid.storage import LocalStorage, Storage
 
@@ -27,7 +28,10 @@ class ShardWork(Protocol):
         identity: What must not change until the job is finished, under names that error messages quote.
         shards: The sources of each shard; planned before anything is processed.
         stems: The name of each shard.
+        suffix: Suffix of the file of each shard that its part of the ledger has the digest of.
     """
+
+    suffix: str
 
     @property
     def identity(self) -> Mapping[str, Any]: ...
@@ -84,6 +88,8 @@ class EncodeShards:
         labels: Numbers of the sources' labels in `classes`; by default their positions.
         generation: Number of the generation that will contain the shards.
     """
+
+    suffix = "tar"
 
     def __init__(
         self,

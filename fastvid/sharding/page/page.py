@@ -84,10 +84,14 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
         found += [
             ("Video", duration(seconds), f"{count(int(summary.num_frames.sum()))} frames"),
             ("Classes", count(used), f"{count(len(summary.generation.classes) - used)} without samples"),
-            ("Size", size(summary.tar_bytes), f"{size(summary.tar_bytes / summary.generation.num_samples)} per sample"),
         ]
         encoding = summary.encoding
-        if encoding.num_samples:
+        if summary.tar_bytes:
+            per_sample = summary.tar_bytes / (summary.generation.num_samples - summary.in_place)
+            found.append(("Size", size(summary.tar_bytes), f"{size(per_sample)} per sample"))
+        if summary.in_place:
+            found.append(("In place", count(summary.in_place), "videos that are not in tars"))
+        if encoding.num_samples and summary.tar_bytes:
             share = percent(encoding.conforming, encoding.num_samples)
             found.append(("Conforming", share, "to a profile's promises"))
     if summary.sources:

@@ -103,7 +103,12 @@ class Summary:
     @property
     def tar_bytes(self) -> int:
         """Total size of the tars in bytes."""
-        return sum(shard.bytes for shard in self.generation.shards)
+        return sum(shard.bytes for shard in self.generation.shards if not shard.is_in_place)
+
+    @property
+    def in_place(self) -> int:
+        """Number of samples, visible and hidden, whose videos are not in tars."""
+        return sum(shard.samples for shard in self.generation.shards if shard.is_in_place)
 
     @cached_property
     def num_frames(self) -> IntArray:
@@ -226,6 +231,7 @@ class Summary:
             "removed": self.removed,
             "shards": len(self.generation.shards),
             "tar_bytes": self.tar_bytes,
+            "in_place": self.in_place,
             "frames": int(self.num_frames.sum()),
             "seconds": float(self.seconds.sum()),
             "streams": list(self.generation.streams),

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
 from fastvid.format.generations import Generation, read_annotations, read_generation
-from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, check_key
+from fastvid.format.in_place import common_root
+from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, check_key
 from fastvid.runtime.units import things
 from fastvid.sharding.encode.streams import Streams
 from fastvid.sharding.job.ledger import Row
@@ -194,7 +195,8 @@ def _extras(generations: Sequence[Generation]) -> Mapping[str, Any]:
     extras: dict[str, Any] = {}
     for generation in generations:
         extras = {**generation.extras, **extras}
-    return extras
+    roots = [generation.root for generation in generations if generation.root is not None]
+    return extras | ({IN_PLACE: {"root": common_root([f"{root}/file" for root in roots])}} if roots else {})
 
 
 def _classes(urls: Sequence[str], generations: Sequence[Generation]) -> tuple[str, ...]:

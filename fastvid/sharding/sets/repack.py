@@ -18,10 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.errors import JobError, UsageError
+from fastvid.format.dataset import open_shard
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_generation
+from fastvid.format.listed_samples import ListedSample, listed_samples, write_listed
 from fastvid.format.schema import DATASET_JSON, FOREIGN, LEDGER, LEDGER_SCHEMA, shard_stem
-from fastvid.format.shard import SHARD_SUFFIXES, write_shard
+from fastvid.format.shard import Shard
 from fastvid.format.tar import TarDigest, to_json
+from fastvid.format.write_shard import write_shard
 from fastvid.runtime import faults
 from fastvid.sharding.change.compact import kept_samples, map_checked
 from fastvid.sharding.job.blocked import block, read_blocked
@@ -81,6 +84,16 @@ class Renaming:
             made["cls"] = str(self.labels.get(number, number)).encode()
         return f"{self.prefix}{key}", made
 
+    def rename(self, key: str) -> tuple[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
+        """Return the key of a sample as the new dataset has it, and how its facts change."""
+
+        def change(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+            fields = dict(facts)
+            self._change(fields)
+            return fields
+
+        return f"{self.prefix}{key}", change
+
     def _change(self, fields: dict[str, Any]) -> None:
         for name in ("key", "source_id", "parent"):
             if isinstance(fields.get(name), str):
@@ -104,6 +117,11 @@ class Piece:
     shard: ShardRecord
     keep: npt.NDArray[np.bool_]
     renaming: Renaming = field(default_factory=Renaming)
+
+    def opened(self) -> Shard:
+        """Open the shard."""
+        generation = read_generation(self.storage)[1]
+        return open_shard(self.storage, generation, generation.shards.index(self.shard))
 
     @property
     def samples(self) -> int:
@@ -292,11 +310,13 @@ def _write_shard(storage: Storage, stem: str, pieces: Sequence[Piece], recipe: R
     """Write a shard whose first sample is number `start` of the dataset."""
     if _is_taken_over(pieces):
         source, shard = pieces[0].storage, pieces[0].shard
-        for suffix in SHARD_SUFFIXES:
-            expected = shard.sha256 if suffix == "tar" else None
+        for suffix in shard.suffixes:
+            expected = shard.sha256 if f"{shard.name}.{suffix}" == shard.data else None
             link_or_copy(source, f"{shard.name}.{suffix}", storage, f"{stem}.{suffix}", expected)
         return TarDigest(shard.bytes, shard.sha256, shard.samples)
     shard = pieces[0].shard
+    if shard.is_in_place:
+        return write_listed(storage, stem, _listed(pieces), recipe.streams)
     record = dataset_record(
         _newest(recipe) + 1,
         streams=recipe.streams,
@@ -309,6 +329,14 @@ def _write_shard(storage: Storage, stem: str, pieces: Sequence[Piece], recipe: R
     samples = with_record(_samples(pieces, recipe, start), record)
     with short_scratch(storage) as scratch:
         return write_shard(storage, stem, samples, streams=recipe.streams, scratch=scratch)
+
+
+def _listed(pieces: Sequence[Piece]) -> Iterator[ListedSample]:
+    """Yield the samples of a shard of videos in place."""
+    for piece in pieces:
+        for sample, stays in zip(listed_samples(piece.opened()), piece.keep.tolist(), strict=True):
+            if stays:
+                yield sample.renamed(*piece.renaming.rename(sample.indexed.key)) if piece.renaming else sample
 
 
 def _newest(recipe: Recipe) -> int:
@@ -328,7 +356,7 @@ def _samples(pieces: Sequence[Piece], recipe: Recipe, start: int) -> Iterator[Me
             yield name, annotate_members(renamed, next(rows), recipe.classes)
         del view
         if piece.storage.copies:
-            piece.storage.discard(f"{piece.shard.name}.tar")
+            piece.storage.discard(piece.shard.data)
 
 
 def _ledger(recipe: Recipe, stems: Sequence[str]) -> list[Row]:

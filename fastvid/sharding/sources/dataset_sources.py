@@ -8,8 +8,9 @@ from typing import Any
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS
-from fastvid.sharding.sources.listing import decode_name
+from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, StreamFlag
+from fastvid.format.shard import Shard
+from fastvid.runtime.file_names import decode_name
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
@@ -55,14 +56,18 @@ def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
     rows = dataset.annotations.take(dataset.rows).to_pylist()
     for row, index, at in zip(rows, *(part.tolist() for part in dataset.locate(range(len(rows)))), strict=True):
         shard = dataset.shard(index)
-        path = f"{url}/{shard.tar}"
+        label = None if row["label"] is None else names[row["label"]]
+        if shard.root is not None:
+            found.append(_in_place(row, label, shard, at))
+            continue
+        path = f"{url}/{shard.data}"
         member = shard.member(at)
         found.append(
             Source(
                 decode_name(row["key"]),
                 path if is_remote(url) else os.path.abspath(path),
                 member[1],
-                None if row["label"] is None else names[row["label"]],
+                label,
                 _columns(row),
                 member=member,
                 sound=shard.audio_member(at),
@@ -70,6 +75,31 @@ def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
             )
         )
     return found
+
+
+def _in_place(row: dict[str, Any], label: str | None, shard: Shard, at: int) -> Source:
+    """Return a sample of a dataset that lists its file."""
+    bounds = row.get("asked_start_seconds"), row.get("asked_end_seconds")
+    if shard.info(at).flags & StreamFlag.PART and bounds == (None, None):
+        raise UsageError(
+            "the annotations do not say which part of its file a sample is",
+            key=row["key"],
+            hint="encode its source instead of the dataset with `fastvid shard`",
+        )
+    assert shard.root is not None
+    path, listed = shard.root.locate(shard.file(at).file), shard.file(at)
+    columns = _columns(row)
+    return Source(
+        decode_name(row["key"]),
+        path,
+        listed.size,
+        label,
+        columns,
+        *bounds,
+        key=row["key"],
+        tag=listed.tag if is_remote(path) else None,
+        parent=None if bounds == (None, None) else columns["parent"],
+    )
 
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:

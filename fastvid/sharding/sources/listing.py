@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.media.reasons import Reason
+from fastvid.runtime.file_names import encode_name
 from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 
-_RAW_NAME: Final = "bytes:"
 # The folder of a file system's own repairs, which only root may read.
 _RECOVERED: Final = "lost+found"
 
@@ -72,23 +71,6 @@ def file_at(url: str, *, with_query: bool = False) -> SourceFile:
 def public_path(path: str) -> str:
     """Return a path or URL that is safe to print and store: without a query, which may be a signature."""
     return str(FileUrl.parse(path)) if is_remote(path) else path
-
-
-def encode_name(name: str) -> str:
-    """Return a file name as valid Unicode: unchanged if UTF-8, else ``bytes:`` and percent-encoding."""
-    raw = os.fsencode(name)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return _RAW_NAME + quote_from_bytes(raw)
-    return _RAW_NAME + quote_from_bytes(raw) if text.startswith(_RAW_NAME) else text
-
-
-def decode_name(text: str) -> str:
-    """Return the file name that `encode_name` encoded."""
-    if text.startswith(_RAW_NAME):
-        return os.fsdecode(unquote_to_bytes(text[len(_RAW_NAME) :]))
-    return text
 
 
 def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bool) -> Iterator[SourceFile]:

@@ -13,12 +13,13 @@ from typing import Any, Final
 from fastvid.errors import UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES
 from fastvid.media.reasons import Reason
-from fastvid.sharding.sources.listing import SourceFile, decode_name, encode_name, file_at, find_files, public_path
+from fastvid.runtime.file_names import encode_name
+from fastvid.sharding.sources.listing import SourceFile, file_at, find_files, public_path
 from fastvid.sharding.sources.rows import AnnotationRow, Annotations, class_names
 from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES, split_of
 from fastvid.storage.urls import is_remote
 
-__all__ = ["Source", "SourceList", "assign_keys", "decode_name", "encode_name", "find_sources", "public_path"]
+__all__ = ["Source", "SourceList", "assign_keys", "find_sources", "public_path"]
 
 # Parts of a long video are called key/0000, key/0001, ...
 _PART_BYTES: Final = 5

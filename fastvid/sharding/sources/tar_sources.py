@@ -50,7 +50,7 @@ def gather_sources(
     if datasets:
         _check_alone("datasets", datasets, paths, annotated=rows is not None)
         return _storable(dataset_sources(datasets))
-    tars = [path for path in paths if _is_tar(path)]
+    tars = [path for path in paths if is_tar(path)]
     if not tars:
         return _storable(find_sources(paths, rows, follow_links=follow_links))
     _check_alone("tars", tars, paths, annotated=rows is not None)
@@ -85,7 +85,8 @@ def _storable(found: SourceList) -> SourceList:
     return found
 
 
-def _is_tar(root: str) -> bool:
+def is_tar(root: str) -> bool:
+    """Return whether a path is a tar, or a folder of tars without videos."""
     if not os.path.isdir(root):
         return root.endswith(".tar")
     names = [name for name in os.listdir(root) if not name.startswith(".")]

@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.parquet import from_parquet
-from fastvid.format.schema import BLOCKED, LEDGER, MEMBER_SUFFIX, REMOVALS
+from fastvid.format.schema import AUDIO, BLOCKED, LEDGER, REMOVALS, member_suffix
 from fastvid.format.tar import TarMember, read_members, sample_groups
+from fastvid.runtime.file_names import encode_name
 from fastvid.runtime.hashing import sha256
 from fastvid.sharding.job.blocked import read_blocked
 from fastvid.sharding.job.ledger import is_nameless
 from fastvid.sharding.job.receipts import DELETED, STATES, Receipt
-from fastvid.sharding.sources.sources import encode_name
 from fastvid.storage import LocalStorage, RemoteOptions, Storage, open_storage
 from fastvid.storage.transfer import read_pieces
 
@@ -178,7 +178,7 @@ class _Search:
                 self.members += len(members)
                 for member, content in data.items():
                     # Silence is encoded to the same bytes for every source.
-                    silence = member.suffix == MEMBER_SUFFIX["audio"] and self._has_other_source(data)
+                    silence = member.suffix == member_suffix(AUDIO) and self._has_other_source(data)
                     if sha256(content) in self._stored and not silence:
                         self.traces.append(Trace(shown, f"the bytes of a removed sample, as member {member.name!r}"))
         except FormatError as error:

@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from fastvid.errors import FormatError, error_from_json, error_to_json
 from fastvid.format.generations import ShardRecord
+from fastvid.format.in_place import Root
 from fastvid.format.schema import FOREIGN
 from fastvid.runtime import faults
 from fastvid.runtime.messages import pack
 from fastvid.sharding.engines.child import Child, Parent
 from fastvid.sharding.verify.check_foreign import check_foreign
+from fastvid.sharding.verify.check_in_place import check_in_place
 from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask, check_shard
 
 _MODULE: Final = "fastvid.sharding.verify.check_processes"
@@ -26,6 +28,8 @@ _MODULE: Final = "fastvid.sharding.verify.check_processes"
 
 def check(task: ShardTask) -> Findings:
     """Run a task in this process; see `check_shard`."""
+    if task.record.is_in_place:
+        return check_in_place(task)
     return check_foreign(task) if task.record.profile.get("name") == FOREIGN else check_shard(task)
 
 
@@ -106,6 +110,7 @@ def _run(
 
 def _task(record: Mapping[str, Any]) -> ShardTask:
     rest = {"record": ShardRecord(**record["record"]), "streams": tuple(record["streams"])}
+    rest["root"] = None if record["root"] is None else Root(**record["root"])
     return ShardTask(**{**record, **rest, "rows": tuple(record["rows"])})
 
 

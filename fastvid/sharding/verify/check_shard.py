@@ -15,11 +15,13 @@ import pyarrow as pa
 
 from fastvid.errors import FastvidError, SourceError
 from fastvid.format.generations import ShardRecord
+from fastvid.format.in_place import Root
 from fastvid.format.packets import PacketTable
 from fastvid.format.parquet import from_parquet
-from fastvid.format.schema import MEMBER_SUFFIX, PACKET_DTYPE, StreamFlag
-from fastvid.format.shard import Shard, index_shard
+from fastvid.format.schema import AUDIO, PACKET_DTYPE, StreamFlag, member_suffix
+from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, wds2idx
+from fastvid.format.write_shard import index_shard
 from fastvid.media.check_sample import Indexed, SampleChecker, check_packets
 from fastvid.media.promises import Finding
 from fastvid.runtime.hashing import sha256
@@ -59,6 +61,7 @@ class ShardTask:
         rows: Rows of the samples to decode.
         files: Whether to compare the shard's files, including the index rows and packets of all samples.
         alone: Whether to compare the index rows and packets of `rows` only.
+        root: Where the videos are that the shard lists; None for a shard with a tar.
     """
 
     url: str
@@ -67,6 +70,7 @@ class ShardTask:
     rows: tuple[int, ...]
     files: bool = False
     alone: bool = False
+    root: Root | None = None
 
 
 @dataclass(slots=True)
@@ -142,7 +146,9 @@ class ShardAudit:
         """Return the packet sidecar, or None if it is unusable."""
         self.findings.checked["pkt"] += self.task.files or self.task.alone
         try:
-            shard = Shard(self.storage, self.stem, self.task.record.sha256)
+            shard = Shard(
+                self.storage, self.stem, self.task.record.sha256, streams=tuple(self.task.streams), root=self.task.root
+            )
             shard.check()
         except FastvidError as error:
             self.note("pkt", error.message)
@@ -226,7 +232,7 @@ class ShardAudit:
             self.findings.facts[row] = (key, facts["source_id"][fact].as_py(), facts["num_frames"][fact].as_py())
             if shard is not None:
                 for stream in self.task.streams:
-                    member = next(member for member in members if member.suffix == MEMBER_SUFFIX[stream])
+                    member = next(member for member in members if member.suffix == member_suffix(stream))
                     self.note_all(_compare(view, member, (shard, row), (again, at), stream), key, stream)
 
     def _recompute(self, view: memoryview) -> tuple[Shard, pa.Table]:
@@ -235,7 +241,7 @@ class ShardAudit:
         index_shard(cast(Storage, scratch), self.stem, streams=self.task.streams)
         name = f"{self.stem}.parquet"
         facts = from_parquet(scratch.written[name], file=name)
-        return Shard(cast(Storage, scratch), self.stem), facts
+        return Shard(cast(Storage, scratch), self.stem, streams=tuple(self.task.streams)), facts
 
     def _audio(self, data: memoryview) -> Iterator[Finding]:
         """Decode the audio of a sample."""
@@ -253,10 +259,10 @@ class ShardAudit:
                 continue
             key, members = groups[row]
             by_suffix = {member.suffix: member for member in members}
-            if (sound := by_suffix.get(MEMBER_SUFFIX["audio"])) is not None:
+            if (sound := by_suffix.get(member_suffix(AUDIO))) is not None:
                 self.note_all(self._audio(view[sound.offset : sound.offset + sound.size]), key, "audio")
             for stream in self.task.streams:
-                member = by_suffix.get(MEMBER_SUFFIX[stream])
+                member = by_suffix.get(member_suffix(stream))
                 if member is None:
                     continue  # reported by the index check
                 found = index_row(shard, row, stream) if shard is not None else ""

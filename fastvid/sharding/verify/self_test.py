@@ -130,7 +130,7 @@ def _why(out: str) -> JobError | None:
 def _plan(dataset: Dataset) -> tuple[str, SampleClip]:
     shard = dataset.shard(0)
     start, size = shard.member(0)
-    video = bytes(dataset.storage.map(shard.tar)[start : start + size])
+    video = bytes(dataset.storage.map(shard.data)[start : start + size])
     clip = SampleClip("self-test", video, (shard.info(0), shard.table(0)))
     if clip.info.num_frames != _FRAMES:
         raise FormatError(f"the sample has {clip.info.num_frames} frames, {_FRAMES} were encoded")

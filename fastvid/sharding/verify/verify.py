@@ -16,7 +16,7 @@ import pyarrow as pa
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import FOREIGN
-from fastvid.format.shard import index_shard
+from fastvid.format.write_shard import index_shard
 from fastvid.runtime.cores import available_cores
 from fastvid.sharding.verify.check_processes import check, check_all
 from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask
@@ -24,6 +24,7 @@ from fastvid.storage import Storage, open_storage
 
 CHECKS: Final = {
     "annotations": "annotations are the committed ones and match the shards",
+    "files": "every list of videos in place is the committed one",
     "tar": "every tar has the committed size and SHA-256 and is readable to its end",
     "idx": "DALI's tar index matches the tar",
     "parquet": "facts match the tar",
@@ -156,23 +157,27 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
         hide the damage.
     """
     # Imported late, because it loads half of the package and only repairs need it.
+    from fastvid.sharding.in_place.reindex import reindex
     from fastvid.sharding.job.index import rebuild
 
     storage = open_storage(url)
     _, generation = read_generation(storage, report.generation)
     foreign = {shard.name for shard in generation.shards if shard.profile.get("name") == FOREIGN}
+    listed = {shard.name for shard in generation.shards if shard.is_in_place}
     checks: dict[str, set[str]] = {}
     for problem in report.problems:
         checks.setdefault(problem.shard, set()).add(problem.check)
     stems = [
         shard.name
         for shard in generation.shards
-        if checks.get(shard.name, set()) & _SIDECAR_CHECKS and "tar" not in checks[shard.name]
+        if checks.get(shard.name, set()) & _SIDECAR_CHECKS and not checks[shard.name] & {"tar", "files"}
     ]
     done = []
     for stem in stems:
         try:
-            if stem in foreign:
+            if stem in listed:
+                reindex(url, shards=[stem])
+            elif stem in foreign:
                 rebuild(url, shards=[stem])
             else:
                 index_shard(storage, stem, streams=generation.streams)
@@ -189,7 +194,9 @@ def _all(url: str, generation: Generation, workers: int) -> list[ShardTask]:
     for shard in generation.shards:
         for start in range(0, max(1, shard.samples), size):
             rows = tuple(range(start, min(start + size, shard.samples)))
-            tasks.append(ShardTask(url, shard, generation.streams, rows, files=not start))
+            tasks.append(
+                ShardTask(url, shard, generation.streams, rows, files=not start, root=generation.root_of(shard))
+            )
     return tasks
 
 
@@ -201,7 +208,10 @@ def _sampled(url: str, generation: Generation, sample: int, seed: int) -> list[S
     for shard in generation.shards:
         rows = chosen[(chosen >= start) & (chosen < start + shard.samples)] - start
         if len(rows):
-            tasks.append(ShardTask(url, shard, generation.streams, tuple(rows.tolist()), alone=True))
+            chosen_rows = tuple(rows.tolist())
+            tasks.append(
+                ShardTask(url, shard, generation.streams, chosen_rows, alone=True, root=generation.root_of(shard))
+            )
         start += shard.samples
     return tasks
 
@@ -220,13 +230,13 @@ def _missing_files(storage: Storage, generation: Generation, *, known: set[str])
         if shard.name in known:
             continue
         try:
-            size = storage.size(f"{shard.name}.tar")
+            size = storage.size(shard.data)
         except FastvidError as error:
             yield Problem("tar", error.message, shard.name)
             continue
         if size != shard.bytes:
-            yield Problem("tar", f"tar has {size} bytes, the generation says {shard.bytes}", shard.name)
-        for suffix in ("idx", "parquet", "pkt"):
+            yield Problem("tar", f"{shard.data} has {size} bytes, the generation says {shard.bytes}", shard.name)
+        for suffix in shard.suffixes[1:]:
             if not storage.exists(f"{shard.name}.{suffix}"):
                 yield Problem(suffix, "file does not exist", shard.name)
 

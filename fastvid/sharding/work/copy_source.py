@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.demux import index_mp4, read_track
 from fastvid.format.indexed import proved_info
+from fastvid.format.mp4.demux import index_mp4, read_track
 from fastvid.format.schema import StreamFlag
 from fastvid.media.limits import Limits
 from fastvid.media.playback import ENCODE_HINT, Playback, play

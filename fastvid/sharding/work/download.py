@@ -94,7 +94,7 @@ def _fetch_range(
     except SourceError:
         raise
     except StorageError as error:
-        raise _verdict(error) from error
+        raise verdict(error) from error
     except FastvidError as error:
         raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
     return size
@@ -104,7 +104,7 @@ def _fetch(task: Task, file: _Scratch, limits: Limits, report: Callable[[str, fl
     url = FileUrl.parse(task.path)
 
     def check(version: Version) -> None:
-        if task.tag is not None and version.tag is not None and _bare(task.tag) != _bare(version.tag):
+        if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
             raise SourceError(f"{url} was replaced after the sources were listed", reason=Reason.CHANGED)
         _check_size(version.size, limits)
         report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(version.size))
@@ -115,7 +115,7 @@ def _fetch(task: Task, file: _Scratch, limits: Limits, report: Callable[[str, fl
     except SourceError:
         raise
     except StorageError as error:
-        raise _verdict(error) from error
+        raise verdict(error) from error
     except FastvidError as error:
         raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
 
@@ -125,7 +125,7 @@ def _check_size(size: int, limits: Limits) -> None:
         raise SourceError(f"file has {size} bytes, at most {limits.source_bytes} are allowed", reason=Reason.TOO_LARGE)
 
 
-def _verdict(error: StorageError) -> SourceError:
+def verdict(error: StorageError) -> SourceError:
     from fastvid.storage.client import is_missing, is_replaced
 
     if is_missing(error):
@@ -135,7 +135,7 @@ def _verdict(error: StorageError) -> SourceError:
     return SourceError(error.message, reason=Reason.UNREACHABLE, transient=True)
 
 
-def _bare(tag: str) -> str:
+def bare_tag(tag: str) -> str:
     """A tag without its quotes: listings of some stores have them, others not."""
     return tag.removeprefix("W/").strip('"')
 

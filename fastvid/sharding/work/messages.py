@@ -8,6 +8,7 @@ from typing import Any
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild
+from fastvid.media.in_place.index_video import Proof
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.runtime.messages import pack, unpack
@@ -27,6 +28,7 @@ class Settings:
         max_seconds: Longer videos are split into parts of at most this length, in seconds.
         streams: What is written beside the picture.
         blocked: SHA-256 of the sources that are refused, hex; see `fastvid.sharding.job.blocked`.
+        proof: Index sources where they are, with this proof, see `fastvid.media.in_place.index_video`; None encodes.
         max_bad_frames: The most frames that may be left out of a damaged source, such as "100" or "5%" of its frames;
             None rejects every damaged source. See `fastvid.sharding.encode.salvage`.
 
@@ -41,6 +43,7 @@ class Settings:
     streams: Streams = PICTURES
     blocked: tuple[str, ...] = ()
     max_bad_frames: str | None = None
+    proof: Proof | None = None
 
     def __post_init__(self) -> None:
         if self.max_bad_frames is not None:
@@ -68,6 +71,7 @@ class Settings:
             Streams.from_json(record["streams"]),
             tuple(record["blocked"]),
             record["max_bad_frames"],
+            None if record["proof"] is None else Proof(record["proof"]),
         )
 
 
