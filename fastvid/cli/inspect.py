@@ -78,13 +78,15 @@ def _text(summary: Summary, top: int) -> str:
 
 def _videos(summary: Summary) -> list[str]:
     seconds, encoding = summary.seconds, summary.encoding
+    places = [f"{size(summary.tar_bytes)} of tars"] if summary.tar_bytes else []
+    places += [f"{things(summary.in_place, 'video')} in place"] if summary.in_place else []
     quartiles = np.quantile(seconds, [0, 0.5, 1])
     lines = [
         _row("video", f"{duration(float(seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames"),
         _row("duration", "{} shortest, {} median, {} longest".format(*map(duration, quartiles.tolist()))),
         _row("size", shares(summary.sizes)),
         _row("rate", shares(summary.rates) + " frames per second"),
-        _row("bytes", f"{size(summary.tar_bytes)} of tars"),
+        _row("bytes", " and ".join(places)),
     ]
     if encoding.num_samples:
         lines[-1] += f", {size(encoding.bytes.mean())} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
@@ -108,7 +110,7 @@ def _encoding(summary: Summary) -> list[str]:
             f"{encoding.packets_per_key:.1f} per key frame, {percent(encoding.droppable_share, 1)} are not referenced",
         ),
     ]
-    if encoding.conforming < encoding.num_samples:
+    if encoding.conforming < encoding.num_samples and summary.tar_bytes:
         lines.append(_row("conforming", percent(encoding.conforming, encoding.num_samples)))
     if encoding.whole:
         share = percent(encoding.whole, encoding.num_samples)

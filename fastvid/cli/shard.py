@@ -20,7 +20,8 @@ from typing import Final
 from fastvid.errors import UsageError, visible
 from fastvid.media.reasons import MEANING
 from fastvid.runtime.command_line import add_reason
-from fastvid.runtime.units import duration, size
+from fastvid.runtime.file_names import encode_name
+from fastvid.runtime.units import duration, size, things
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, get_profile
 from fastvid.sharding.engines.engine import ENGINES
@@ -28,7 +29,6 @@ from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 from fastvid.sharding.sources.annotations import FORMATS
-from fastvid.sharding.sources.sources import encode_name
 
 EXIT_REJECTED: Final = 3
 _NAMES: Final = 10  # most names in a line of an estimate
@@ -47,15 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="DIR", help="folder of the dataset; also s3:// and gs://; needed without --dry-run"
     )
-    parser.add_argument(
-        "--annotations",
-        action="append",
-        default=[],
-        metavar="FORMAT:PATH",
-        help=f"a format, {', '.join(FORMATS)}, and a file or folder, also s3:// and gs:// URLs; may be repeated",
-    )
-    add_columns(parser)
-    parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one per line")
+    add_annotation_options(parser)
     add_encoding_options(parser)
     parser.add_argument(
         "--audio",
@@ -73,6 +65,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sampled", type=int, default=SAMPLED, metavar="N", help="videos that --dry-run encodes (default: %(default)s)"
     )
+
+
+def add_annotation_options(parser: argparse.ArgumentParser) -> None:
+    """Options of commands that make a dataset of videos and annotations."""
+    parser.add_argument(
+        "--annotations",
+        action="append",
+        default=[],
+        metavar="FORMAT:PATH",
+        help=f"a format, {', '.join(FORMATS)}, and a file or folder, also s3:// and gs:// URLs; may be repeated",
+    )
+    add_columns(parser)
+    parser.add_argument("--classes", metavar="FILE", help="class names for integer labels, one per line")
 
 
 def add_encoding_options(parser: argparse.ArgumentParser) -> None:
@@ -158,15 +163,20 @@ def add_packing_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="seed of the order in the new shards (default: %(default)s)"
     )
     add_allow_rejected(parser)
-    parser.add_argument(
-        "--reject-unreadable",
-        action="store_true",
-        help="reject sources that the disk does not deliver; without it the job stops at its end, to be resumed",
-    )
+    add_source_options(parser)
     parser.add_argument(
         "--drop-duplicates",
         action="store_true",
         help="hide samples of files with the same bytes as an earlier one; `fastvid compact` frees their bytes",
+    )
+
+
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """Options of commands that look for videos in folders."""
+    parser.add_argument(
+        "--reject-unreadable",
+        action="store_true",
+        help="reject sources that the disk does not deliver; without it the job stops at its end, to be resumed",
     )
     parser.add_argument("--follow-links", action="store_true", help="accept links that point outside their folder")
 
@@ -233,9 +243,12 @@ def summary(report: JobReport) -> str:
     bytes_out = sum(row["bytes_out"] or 0 for row in packed)
     shards = len({row["shard"] for row in packed})
     frames = sum(row["num_frames"] or 0 for row in packed)
-    lines.append(f"{report.dataset}: {shards} shards, {frames} frames, {bytes_out / 1e6:.1f} MB")
-    if bytes_in:
-        lines[-1] += f" from {bytes_in / 1e6:.1f} MB ({100 * bytes_out / bytes_in:.0f} %)"
+    lines.append(f"{report.dataset}: {things(shards, 'shard')}, {things(frames, 'frame')}, ")
+    if packed and not bytes_out:
+        lines[-1] += f"videos of {size(bytes_in)} stay where they are"
+    else:
+        share = f" from {size(bytes_in)} ({100 * bytes_out / bytes_in:.0f} %)" if bytes_in else ""
+        lines[-1] += size(bytes_out) + share
     copies = [row for row in rows if "duplicate" in (row["warnings"] or ())]
     if copies:
         what = "1 source is a copy of another" if len(copies) == 1 else f"{len(copies)} sources are copies of others"

@@ -11,10 +11,13 @@ import logging
 import sys
 from pathlib import Path
 
+import numpy as np
+
 import fastvid.decode.access as access
 from fastvid.decode.access.clip_file import clip_frames, encode_clip, encode_still
 from fastvid.decode.access.video import Video
 from fastvid.errors import UsageError
+from fastvid.format.schema import StreamFlag
 from fastvid.runtime.units import size, things
 
 _LOG = logging.getLogger(__name__)
@@ -59,6 +62,9 @@ def _content(args: argparse.Namespace, video: Video) -> bytes:
     if args.frame is not None:
         suffix = ".png" if args.out == "-" else Path(args.out).suffix.lower()
         return encode_still(video.frames([args.frame]).data[0], suffix)
+    if video.info.flags & StreamFlag.PART and not args.sheet and not args.audio:
+        _LOG.info("a part of a file that others share: encoded again")
+        return encode_clip(video, np.arange(video.num_frames))
     return video.file(".png" if args.sheet else ".m4a" if args.audio else ".mp4")
 
 
