@@ -35,14 +35,18 @@ ORDER = {
             errors runtime report storage format audio decode media sharding load measure tune models train demo cli
         """,
         "fastvid/decode": """
-            colours engines libraries request device_stream annexb container clips libswscale swscale recut pyav
+            colours engines libraries request device_stream annexb mp4 container clips libswscale swscale recut pyav
             pixels_fused pixels nvdec torchcodec dali backends parity access
         """,
         "fastvid/format": """
-            schema filters records flow parquet reason packets commit_record tar stream_reader codecs mp4 generations
-            annotations fields demux audio indexed facts shard dataset
+            schema filters records flow parquet reason packets commit_record tar stream_reader in_place codecs mp4
+            generations annotations indexed facts write_shard shard listed_samples dataset
         """,
-        "fastvid/sharding": "sources encode work engines job verify change sets page",
+        "fastvid/media": """
+            reasons colour_tags frame_digest limits random_access timing boxes containers demuxer temporary ffmpeg
+            playback promises source_file sample_clips prove check_sample probe remux in_place
+        """,
+        "fastvid/sharding": "sources encode work engines job in_place verify change sets page",
         "fastvid/cli": """
             shard tune report status verify compact bench relabel demo inspect add doctor train evaluate remove index
             predict history access sets main

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.audio import index_m4a
 from fastvid.format.dataset import Dataset
+from fastvid.format.mp4.audio import index_m4a
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.source_file import open_source

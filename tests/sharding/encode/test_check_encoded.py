@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastvid.errors import SourceError
-from fastvid.format.demux import index_mp4
+from fastvid.format.mp4.demux import index_mp4
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.check_encoded import verify
 from fastvid.sharding.encode.profiles import PROFILES

@@ -22,7 +22,8 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.flow import STEPS, ZERO, to_pixels
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import Range
-from fastvid.format.shard import Shard, index_shard
+from fastvid.format.shard import Shard
+from fastvid.format.write_shard import index_shard
 from fastvid.media.colour_tags import tagged
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits

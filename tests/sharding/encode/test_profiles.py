@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import SourceError, UsageError
 from fastvid.format.codecs.bitstream import nal_units
-from fastvid.format.demux import index_mp4
+from fastvid.format.mp4.demux import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range
 from fastvid.media.ffmpeg import find_ffmpeg

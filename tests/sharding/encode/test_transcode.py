@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastvid.errors import SourceError
-from fastvid.format.demux import index_mp4
+from fastvid.format.mp4.demux import index_mp4
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.probe import probe

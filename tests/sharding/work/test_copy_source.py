@@ -63,7 +63,7 @@ def check(dataset, key, wanted):
     shards, rows = dataset.locate([dataset.find(key)])
     shard = dataset.shard(int(shards[0]))
     start, size = shard.member(int(rows[0]))
-    data = bytes(shard.storage.map(shard.tar)[start : start + size])
+    data = bytes(shard.storage.map(shard.data)[start : start + size])
     sides = (video.height, video.width)
     box, rng = Box(0, 0, *sides), np.random.default_rng(0)
     for frames in ([0], [len(wanted) - 1], *rng.integers(0, len(wanted), (4, 3)).tolist()):

@@ -1,0 +1,334 @@
+"""Datasets that list videos where they are: right frames, changed files, moved files, and all commands of a dataset."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+import fastvid
+from fastvid.cli.main import main
+from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
+from fastvid.format.generations import read_generation
+from fastvid.format.schema import StreamFlag
+from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.copying import copy_dataset
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.in_place.reindex import reindex
+from fastvid.sharding.in_place.run import index_videos
+from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
+from fastvid.storage import LocalStorage
+from tests import makers
+from tests.datasets import REPOSITORY
+from tests.sharding.in_place import tools
+
+ENCODINGS = ("compact", "pyramid", "hevc", "hevc-cra", "vp9", "av1", "av1-layers", "mjpeg")
+
+
+@pytest.fixture(scope="module")
+def folder(videos, tmp_path_factory):
+    """A folder of videos of several codecs."""
+    found = tmp_path_factory.mktemp("films")
+    for encoding in ENCODINGS:
+        (found / encoding[0]).mkdir(exist_ok=True)
+        shutil.copy(videos.painted(encoding).path, found / encoding[0] / f"{encoding}.mp4")
+    return found
+
+
+@pytest.fixture(scope="module", params=["none", "sample", "all"])
+def indexed(folder, tmp_path_factory, request):
+    """A dataset of the videos, with each proof."""
+    out = tmp_path_factory.mktemp(request.param) / "set"
+    report = index_videos([str(folder)], out, proof=request.param, samples_per_shard=3, workers=2)
+    assert (report.packed, report.rejected) == (len(ENCODINGS), {})
+    return out
+
+
+@pytest.fixture
+def mine(folder, tmp_path):
+    """Videos and a dataset of them that a test may change."""
+    shutil.copytree(folder, tmp_path / "films")
+    index_videos([str(tmp_path / "films")], tmp_path / "set", samples_per_shard=3, workers=2)
+    return tmp_path
+
+
+def test_every_frame_is_the_one_that_ffmpeg_shows(folder, indexed):
+    dataset = fastvid.open(indexed)
+    assert sorted(dataset.classes) == sorted({name[0] for name in ENCODINGS})
+    assert not list(indexed.glob("*.tar"))
+    for sample in range(len(dataset)):
+        key = dataset.key(sample)
+        assert tools.wrong_frames(dataset, sample, folder / f"{key.replace('_', '-')}.mp4") == [], key
+    assert verify_dataset(str(indexed), workers=1).problems == []
+
+
+def test_plans_are_as_small_as_those_of_tars(videos, folder, indexed):
+    dataset = fastvid.open(indexed)
+    for encoding in ("compact", "pyramid", "hevc"):
+        sample = dataset.find(f"{encoding[0]}/{encoding}")
+        (index,), (row,) = dataset.locate([sample])
+        table = dataset.shard(int(index)).table(int(row))
+        frames = [5, 33, 61]
+        assert len(table.plan(frames).packets) == len(videos.painted(encoding).table.plan(frames).packets), encoding
+
+
+def test_clips_of_a_loader_equal_those_of_a_dataset_that_contains_the_videos(folder, indexed, tmp_path):
+    assert main(["shard", str(folder), "--out", str(tmp_path / "copied"), "--profile", "copy"]) == 0
+    both = []
+    for path in (indexed, tmp_path / "copied"):
+        dataset = fastvid.open(path)
+        dataset = dataset.select(sorted(range(len(dataset)), key=dataset.key))
+        clips = fastvid.ClipLoader(
+            dataset, frames=fastvid.Segments(4), spatial=fastvid.RandomResizedCrop(32), global_batch_size=4, seed=3
+        )
+        both.append([batch.video.numpy().copy() for batch in clips])
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_replaced_file_is_an_error_that_names_it(mine, workers):
+    path = mine / "films" / "c" / "compact.mp4"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    clips = fastvid.ClipLoader(
+        fastvid.open(mine / "set"),
+        frames=fastvid.Dense(70, 1),
+        spatial=fastvid.Resize(64),
+        global_batch_size=8,
+        shuffle=False,
+        workers=fastvid.Workers(workers, num_threads=1),
+    )
+    with pytest.raises((StorageError, ChecksumError)) as caught:
+        list(clips)
+    assert "compact" in str(caught.value)
+
+
+def test_a_file_of_another_time_is_refused_where_no_checksum_shows_a_change(videos, tmp_path):
+    large = tmp_path / "films" / "large.mp4"
+    large.parent.mkdir()
+    # Larger than what is read whole, so that there are no checksums.
+    makers.spread(videos.painted("compact").path, large, 5 << 20)
+    index_videos([str(large.parent)], tmp_path / "set", proof="none", workers=1)
+    dataset = fastvid.open(tmp_path / "set")
+    assert dataset.shard(0).info(0).flags & StreamFlag.UNCHECKED
+    before = dataset[0].frames([0, 1]).data
+    os.utime(large, (1, 1))
+    with pytest.raises(StorageError, match="not the version that was indexed") as caught:
+        fastvid.open(tmp_path / "set")[0].frames([0, 1])
+    assert "fastvid index" in caught.value.hint
+    assert reindex(str(tmp_path / "set")).changed == 1
+    assert np.array_equal(fastvid.open(tmp_path / "set")[0].frames([0, 1]).data, before)
+
+
+def test_changed_files_are_indexed_again_and_keep_their_labels(mine, videos):
+    out, path = mine / "set", mine / "films" / "c" / "compact.mp4"
+    labels = dict(zip(fastvid.open(out).keys.to_pylist(), fastvid.open(out).labels.tolist(), strict=True))
+    shutil.copy(videos.painted("pyramid", frames=41).path, path)
+    found = reindex(str(out))
+    assert (found.changed, len(found.shards), found.generation) == (1, 1, 2)
+    dataset = fastvid.open(out)
+    sample = dataset.find("c/compact")
+    assert dataset.num_frames[sample] == 41
+    assert tools.wrong_frames(dataset, sample, path) == []
+    assert dict(zip(dataset.keys.to_pylist(), dataset.labels.tolist(), strict=True)) == labels
+    assert verify_dataset(str(out), workers=1).problems == []
+    assert reindex(str(out)).shards == {}
+    path.write_bytes(b"no video")
+    with pytest.raises(FormatError, match="can no longer be indexed"):
+        reindex(str(out))
+    assert read_generation(LocalStorage(out))[1].number == 2
+
+
+def test_videos_that_were_moved_are_found_below_another_root(mine, monkeypatch):
+    before = fastvid.open(mine / "set")[0].frames([3]).data
+    (mine / "films").rename(mine / "moved")
+    with pytest.raises(StorageError, match="does not exist"):
+        fastvid.open(mine / "set")[1].frames([3])
+    monkeypatch.chdir(mine)
+    moved = fastvid.open(mine / "set", root="moved")
+    assert np.array_equal(moved[0].frames([3]).data, before)
+    clips = fastvid.ClipLoader(
+        moved, frames=fastvid.Segments(2), spatial=fastvid.Resize(32), global_batch_size=4,
+        workers=fastvid.Workers("process", num_threads=1),
+    )  # fmt: skip
+    assert sum(len(batch.position) for batch in clips) == len(moved)
+    assert main(["index", str(mine / "set"), "--root", "moved"]) == 0
+    assert np.array_equal(fastvid.open(mine / "set")[0].frames([3]).data, before)
+    assert verify_dataset(str(mine / "set"), workers=1).problems == []
+
+
+def test_commands_of_a_dataset_work_without_its_videos_inside(mine):
+    out = mine / "set"
+    keys = fastvid.open(out).keys.to_pylist()
+    remove_samples(LocalStorage(out), keys=[keys[0]])
+    compact_shards(LocalStorage(out))
+    collect_garbage(LocalStorage(out))
+    assert fastvid.open(out).keys.to_pylist() == keys[1:]
+    assert not [path for path in out.glob("data-*") if keys[0].encode() in path.read_bytes()]
+    copy_dataset(LocalStorage(out), LocalStorage(mine / "copy"))
+    assert main(["subset", str(out), "--share", "0.5", "--out", str(mine / "half")]) == 0
+    assert main(["merge", str(out), str(mine / "half"), "--prefix", "a,b", "--out", str(mine / "both")]) == 0
+    for name in ("set", "copy", "half", "both"):
+        assert verify_dataset(str(mine / name), workers=1).problems == [], name
+    dataset = fastvid.open(mine / "both")
+    assert len(dataset) == len(keys) - 1 + len(fastvid.open(mine / "half"))
+    sample = dataset.find("a/h/hevc")
+    assert tools.wrong_frames(dataset, sample, mine / "films" / "h" / "hevc.mp4", most=5) == []
+
+
+def test_verify_finds_damage_and_repairs_sidecars(mine):
+    out = mine / "set"
+    data = bytearray((out / "data-000000.pkt").read_bytes())
+    data[-30] ^= 1
+    (out / "data-000000.pkt").write_bytes(data)
+    report = verify_dataset(str(out), workers=1)
+    assert {problem.check for problem in report.problems} == {"pkt"}
+    assert repair_sidecars(str(out), report) == ("data-000000",)
+    assert verify_dataset(str(out), workers=1).problems == []
+    name = next(name for name in os.listdir(out) if name.endswith(".files"))
+    data = bytearray((out / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (out / name).write_bytes(data)
+    assert {problem.check for problem in verify_dataset(str(out), workers=1).problems} == {"files"}
+    damaged = fastvid.open(out)
+    with pytest.raises(FormatError, match="not the one that was indexed"):
+        [damaged[sample].frames([0]) for sample in range(len(damaged))]
+
+
+def test_clips_of_annotations_are_parts_of_their_files(folder, tmp_path):
+    table = tmp_path / "clips.csv"
+    table.write_text("path,start,end,label\nc/compact.mp4,0.4,1.2,x\nc/compact.mp4,1.2,2.0,y\nv/vp9.mp4,1,2,y\n")
+    out = tmp_path / "set"
+    report = index_videos([str(folder)], out, annotations=f"csv:{table}", workers=1)
+    assert (report.packed, report.rejected) == (3, {})
+    dataset = fastvid.open(out)
+    assert sorted(dataset.num_frames.tolist()) == [20, 20, 25]
+    for sample in range(3):
+        row = {name: dataset.column(name)[sample].as_py() for name in ("parent", "start_seconds", "end_seconds")}
+        first = round(row["start_seconds"] * 25)
+        assert tools.wrong_frames(dataset, sample, folder / row["parent"], first=first) == []
+    assert verify_dataset(str(out), workers=1).problems == []
+
+
+def index(folder, out, *options, fault=""):
+    return subprocess.run(
+        [sys.executable, "-m", "fastvid", "index", str(folder), "--out", str(out), *options],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": fault},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("fault", ["source:3", "ledger:1", "sidecar:1", "manifest:1", "committed:1"])
+def test_a_killed_run_resumes_to_the_same_dataset(folder, mine, fault):
+    out = mine / "killed"
+    killed = index(mine / "films", out, "--workers", "1", fault=fault)
+    assert killed.returncode != 0 or fault.startswith("source"), killed.stderr
+    done = index(mine / "films", out, "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    whole = mine / "whole"
+    assert index(mine / "films", whole).returncode == 0
+    for name in sorted(path.name for path in whole.glob("*.*") if path.suffix in (".files", ".pkt")):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    assert not (out / "ledger-parts").exists()
+
+
+def test_parts_make_the_same_dataset(mine):
+    for part in ("1/2", "0/2"):
+        index_videos([str(mine / "films")], mine / "parts", part=part, samples_per_shard=3, workers=1)
+    index_videos([str(mine / "films")], mine / "parts", samples_per_shard=3, workers=1)
+    for path in (mine / "set").glob("*.pkt"):
+        assert (mine / "parts" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_wrong_arguments_are_told(folder, tmp_path):
+    with pytest.raises(UsageError, match="invalid proof"):
+        index_videos([str(folder)], tmp_path / "set", proof="some")
+    table = tmp_path / "urls.csv"
+    table.write_text("path\nhttps://example.com/film.mp4?token=secret\n")
+    with pytest.raises(UsageError, match="signature"):
+        index_videos([], tmp_path / "set", annotations=f"csv:{table}")
+    assert main(["index", str(folder)]) == 2
+
+
+def test_a_file_of_more_than_4_gib(videos, tmp_path):
+    path = tmp_path / "films" / "huge.mp4"
+    path.parent.mkdir()
+    expected = makers.spread(videos.painted("compact").path, path, 5 << 30)
+    index_videos([str(path.parent)], tmp_path / "set", workers=1)
+    dataset = fastvid.open(tmp_path / "set")
+    small = tmp_path / "small"
+    small.mkdir()
+    shutil.copy(expected, small / "same.mp4")
+    index_videos([str(small)], tmp_path / "other", workers=1)
+    frames = [0, 17, 44, 69]
+    assert tools.planned(dataset, 0, frames) == tools.planned(fastvid.open(tmp_path / "other"), 0, frames)
+    assert path.stat().st_size > 5 << 30
+
+
+def test_samples_are_written_exported_and_encoded_again(folder, indexed, tmp_path):
+    stored = (folder / "p" / "pyramid.mp4").read_bytes()
+    assert main(["get", str(indexed), "p/pyramid", "-o", str(tmp_path / "one.mp4")]) == 0
+    assert (tmp_path / "one.mp4").read_bytes() == stored
+    assert main(["export", str(indexed), "--to", "wds", "--out", str(tmp_path / "wds")]) == 0
+    with tarfile.open(next((tmp_path / "wds").rglob("*.tar"))) as tar:
+        names = {name for name in tar.getnames() if name.endswith(".mp4")}
+    assert names <= {f"{encoding[0]}/{encoding}.mp4".replace("-", "_") for encoding in ENCODINGS} | {
+        f"{encoding[0]}/{encoding}.mp4" for encoding in ENCODINGS
+    }
+    some = tmp_path / "some"
+    assert main(["subset", str(indexed), "--where", "key like 'p/%' or key like 'c/%'", "--out", str(some)]) == 0
+    assert main(["transcode", str(some), "--out", str(tmp_path / "new"), "--short-side", "64"]) == 0
+    new = fastvid.open(tmp_path / "new")
+    assert sorted(new.keys.to_pylist()) == sorted(fastvid.open(some).keys.to_pylist())
+    assert new.classes == fastvid.open(indexed).classes
+
+
+def test_parts_of_files_are_encoded_again_by_get_and_transcode(folder, tmp_path):
+    table = tmp_path / "clips.csv"
+    table.write_text("path,start,end\nc/compact.mp4,0.4,1.2\n")
+    out = tmp_path / "set"
+    index_videos([str(folder)], out, annotations=f"csv:{table}", workers=1)
+    key = fastvid.open(out).key(0)
+    assert main(["get", str(out), key, "-o", str(tmp_path / "part.mp4")]) == 0
+    assert len(tools.played(tmp_path / "part.mp4")) == 20
+    assert main(["export", str(out), "--to", "hf", "--out", str(tmp_path / "hf")]) == 2
+    assert main(["transcode", str(out), "--out", str(tmp_path / "new"), "--short-side", "64"]) == 0
+    assert fastvid.open(tmp_path / "new").num_frames.tolist() == [20]
+
+
+def test_videos_are_added_in_place(mine, videos):
+    out = mine / "set"
+    before = fastvid.open(out).keys.to_pylist()
+    more = mine / "more" / "x"
+    more.mkdir(parents=True)
+    shutil.copy(videos.painted("vp9-intra").path, more / "new.mp4")
+    assert main(["add", str(out), str(mine / "more")]) == 0
+    dataset = fastvid.open(out)
+    assert sorted(dataset.keys.to_pylist()) == sorted([*before, "x/new"])
+    assert not list(out.glob("*.tar"))
+    assert tools.wrong_frames(dataset, dataset.find("x/new"), more / "new.mp4", most=5) == []
+    assert tools.wrong_frames(dataset, dataset.find("p/pyramid"), mine / "films/p/pyramid.mp4", most=5) == []
+    assert dataset.generation.root == str(mine)
+    assert main(["add", str(out), str(mine / "more")]) == 0
+    assert len(fastvid.open(out)) == len(before) + 1
+    assert verify_dataset(str(out), workers=1).problems == []
+
+
+def test_a_takedown_leaves_no_name_in_the_dataset(mine):
+    out = mine / "set"
+    assert main(["remove", str(out), "--source", "c/compact.mp4", "--reason", "asked to"]) == 0
+    assert main(["compact", str(out)]) == 0
+    assert main(["gc", str(out), "--yes"]) == 0
+    assert "c/compact" not in fastvid.open(out).keys.to_pylist()
+    traces = [path for path in out.rglob("*") if path.is_file() and b"c/compact" in path.read_bytes()]
+    assert not traces
+    receipt = next((out / "removals").glob("*.json"))
+    assert main(["verify", str(out), "--receipt", str(receipt), "--name", "c/compact"]) == 0

@@ -1,0 +1,37 @@
+"""Real videos indexed in place: every frame of what is accepted is the one that a player shows."""
+
+from __future__ import annotations
+
+import pytest
+
+import fastvid
+from fastvid.media.reasons import Reason
+from fastvid.sharding.in_place.run import index_videos
+from fastvid.sharding.verify.verify import verify_dataset
+from tests.sharding.in_place import tools
+
+FRAMES = 12
+"""Frames of a file that are compared, each decoded from its own plan."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "proof", "least"), [("clean", "none", 47), ("clean", "sample", 47), ("odd", "sample", 96)]
+)
+def test_every_frame_is_the_one_that_a_player_shows(footage, tmp_path, kind, proof, least):
+    report = index_videos([str(footage / kind)], tmp_path / "set", proof=proof, workers=2)
+    assert report.packed >= least
+    dataset = fastvid.open(tmp_path / "set")
+    for sample in range(len(dataset)):
+        path = footage / kind / dataset.column("source_id")[sample].as_py()
+        assert tools.wrong_frames(dataset, sample, path, most=FRAMES) == [], path
+    assert verify_dataset(str(tmp_path / "set"), workers=2).problems == []
+
+
+def test_bad_files_are_rejected_or_right(footage, tmp_path):
+    report = index_videos([str(footage / "bad")], tmp_path / "set", workers=2)
+    assert report.rejected
+    assert Reason.CRASHED not in report.rejected
+    dataset = fastvid.open(tmp_path / "set")
+    for sample in range(len(dataset)):
+        path = footage / "bad" / dataset.column("source_id")[sample].as_py()
+        assert tools.wrong_frames(dataset, sample, path, most=FRAMES) == [], path
