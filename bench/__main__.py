@@ -38,6 +38,7 @@ BENCHES: Final = {
         "training the motion dataset with kavg, asgd and relay, on as many samples as ddp",
     ),
     "elastic": ("bench.elastic.elastic", "nodes that join, leave, are killed and are cut off during training"),
+    "index": ("bench.shard.in_place", "indexing videos over a slow network against downloading them"),
     "loops": ("bench.load.loops", "the same ten-line job with fastvid and with other libraries"),
     "launch": ("bench.elastic.launch", "the launch script of the docs on four hosts, one of which loses power"),
     "motion": ("bench.train.motion_models", "motion accuracy of TSM, I3D and TSN; in-place shift against copies"),

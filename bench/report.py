@@ -30,6 +30,7 @@ READERS: Final = {
     "fastvid-bench-decode/1": "bench.decode.charts:charts",
     "fastvid-bench-elastic/1": "bench.train.charts:elastic",
     "fastvid-bench-gpu/2": "bench.gpu.charts:charts",
+    "fastvid-bench-index/1": "bench.shard.in_place:charts",
     "fastvid-bench-launch/1": "bench.train.charts:launch",
     "fastvid-bench-load/1": "bench.load.charts:load",
     "fastvid-bench-loops/1": "bench.load.charts:loops",

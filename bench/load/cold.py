@@ -194,7 +194,7 @@ def make_wide(folder: Path) -> str:
 
     from fastvid.format.dataset import Generation, ShardRecord, commit_generation
     from fastvid.format.schema import ANNOTATION_FIELDS
-    from fastvid.format.shard import sample_members, write_shard
+    from fastvid.format.write_shard import sample_members, write_shard
     from fastvid.media.colour_tags import tagged
     from fastvid.media.ffmpeg import find_ffmpeg
     from fastvid.storage import LocalStorage

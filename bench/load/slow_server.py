@@ -1,7 +1,7 @@
-"""A web server on loopback that delays each response and counts requests and bytes.
+"""A web server on loopback that delays each response, limits its bandwidth and counts requests and bytes.
 
-Run as a process: ``python -m bench.load.slow_server FOLDER MILLISECONDS`` prints its port; ``GET /log`` returns the
-counts.
+Run as a process: ``python -m bench.load.slow_server FOLDER MILLISECONDS [MEGABITS]`` prints its port; ``GET /log``
+returns the counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 _LOG: Final = "/log"
+_CHUNK: Final = 1 << 18
 
 
 class SlowServer:
@@ -23,13 +24,15 @@ class SlowServer:
     Args:
         folder: The folder.
         seconds: Delay before each response.
+        bits_per_second: Bandwidth of all connections together; unlimited without it.
     """
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self.folder, self.seconds = folder, seconds
+    def __init__(self, folder: Path, seconds: float, bits_per_second: float = 0) -> None:
+        self.folder, self.seconds, self.bits_per_second = folder, seconds, bits_per_second
         self.requests: dict[str, int] = {}
         self.bytes: dict[str, int] = {}
         self._maps: dict[str, memoryview] = {}
+        self._free = 0.0  # when the network has sent what it was given
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve the requests of one connection in sequence."""
@@ -43,16 +46,27 @@ class SlowServer:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 else:
                     await asyncio.sleep(self.seconds)
-                    self._answer(writer, method, path.lstrip("/"), fields.get("range"))
+                    body = self._answer(writer, method, path.lstrip("/"), fields.get("range"))
+                    for start in range(0, len(body), _CHUNK):
+                        await self._send(writer, body[start : start + _CHUNK])
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    def _answer(self, writer: asyncio.StreamWriter, method: str, name: str, asked: str | None) -> None:
+    async def _send(self, writer: asyncio.StreamWriter, chunk: memoryview) -> None:
+        if self.bits_per_second:
+            now = asyncio.get_running_loop().time()
+            self._free = max(now, self._free) + 8 * len(chunk) / self.bits_per_second
+            await asyncio.sleep(self._free - now)
+        writer.write(chunk)
+        await writer.drain()
+
+    def _answer(self, writer: asyncio.StreamWriter, method: str, name: str, asked: str | None) -> memoryview:
+        """Write the head of the response; return its body."""
         data = self._data(name)
         if data is None:
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-            return
+            return memoryview(b"")
         start, stop, status = 0, len(data), "200 OK"
         if asked:
             first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -71,11 +85,12 @@ class SlowServer:
         if asked:
             lines.append(f"Content-Range: bytes {start}-{stop - 1}/{len(data)}")
         writer.write("\r\n".join([*lines, "", ""]).encode())
-        if method == "GET":
-            kind = name.rpartition(".")[2]
-            self.requests[kind] = self.requests.get(kind, 0) + 1
-            self.bytes[kind] = self.bytes.get(kind, 0) + stop - start
-            writer.write(data[start:stop])
+        kind = name.rpartition(".")[2] if method == "GET" else method
+        self.requests[kind] = self.requests.get(kind, 0) + 1
+        if method != "GET":
+            return memoryview(b"")
+        self.bytes[kind] = self.bytes.get(kind, 0) + stop - start
+        return data[start:stop]
 
     def _data(self, name: str) -> memoryview | None:
         if name not in self._maps:
@@ -87,12 +102,12 @@ class SlowServer:
         return self._maps[name]
 
 
-async def _main(folder: Path, seconds: float) -> None:
-    server = await asyncio.start_server(SlowServer(folder, seconds).serve, "127.0.0.1", 0)
+async def _main(folder: Path, seconds: float, bits_per_second: float) -> None:
+    server = await asyncio.start_server(SlowServer(folder, seconds, bits_per_second).serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]) / 1e3))
+    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]) / 1e3, 1e6 * float(sys.argv[3] if sys.argv[3:] else 0)))

@@ -244,7 +244,7 @@ def verification(folder: Path, profile: str) -> tuple[int, float]:
         shard = dataset.shard(int(shards[0]))
         start, size = shard.member(int(rows[0]))
         data = bytearray(size)
-        shard.storage.read_into(shard.tar, [(start, memoryview(data))])
+        shard.storage.read_into(shard.data, [(start, memoryview(data))])
         video = dataset[number]
         count = (video.num_frames, video.num_frames)
         started = time.process_time()

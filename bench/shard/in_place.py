@@ -1,0 +1,193 @@
+"""Measure ``fastvid index`` on videos behind a slow network against downloading them.
+
+The videos are real footage encoded as people have it: x264's defaults in MP4 at the bit rate of phones, with the tables
+at the front or at the end. A web server on this machine answers each request after a delay and sends all responses
+through one link of limited bandwidth. The rival downloads whole files over as many connections as it has files in
+flight, and discards them: the least that any tool does which needs them on a disk. fastvid is timed as users call it,
+from the start of the interpreter to the committed dataset. The server, fastvid and the rival share the cores.
+
+Both run in alternating rounds; a ratio is the median of the rounds' ratios of seconds per file. The rival downloads
+fewer files, because its time is proportional to bytes: the link is its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.charts import Chart, Table
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.load.load import slow_server
+from fastvid.errors import FastvidError
+from fastvid.media.ffmpeg import find_ffmpeg
+
+SCHEMA: Final = "fastvid-bench-index/1"
+CONNECTIONS: Final = 32
+_SECONDS: Final = (12, 25, 40, 60, 95)
+_CHUNK: Final = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m bench index``."""
+    parser.add_argument("--footage", type=Path, required=True, metavar="FILE", help="a real video, used in a loop")
+    parser.add_argument("--files", type=int, default=10_000, help="files to index by --prove none (%(default)s)")
+    parser.add_argument("--sampled", type=int, default=100, help="files to index by --prove sample (%(default)s)")
+    parser.add_argument("--downloads", type=int, default=100, help="files to download in a round (%(default)s)")
+    parser.add_argument("--latency", type=float, default=20.0, help="milliseconds before a response (%(default)s)")
+    parser.add_argument("--megabits", type=float, default=1000.0, help="bandwidth per second (%(default)s)")
+    parser.add_argument("--workers", type=int, help="workers of fastvid index (its own default)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds (%(default)s)")
+    parser.add_argument("--scratch", type=Path, default=Path("runs/bench/index"), help="(%(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "index.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    videos = make_videos(args.footage, args.scratch / "videos")
+    with tempfile.TemporaryDirectory(dir=args.scratch) as name:
+        folder = Path(name).resolve()
+        served = folder / "served"
+        served.mkdir()
+        for number in range(args.files):
+            os.link(videos[number % len(videos)], served / f"{number:05d}.mp4")
+        record = compare(args, served, folder)
+    record["video_seconds"] = list(_SECONDS)
+    record["video_bytes"] = [video.stat().st_size for video in videos]
+    print(json.dumps(record, indent=1))
+    write_json(args.json, record)
+    return 0
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the charts of a result, for `bench.report`."""
+    rows = [
+        (name, f"{1e3 * statistics.median(record[name]['seconds_a_file']):.1f}", f"{record[name]['bytes_a_file']:.0f}")
+        for name in ("download", *record["files"])
+    ]
+    ratios = record["times_faster"]
+    note = ", ".join(f"--prove {name} {found['median']:.1f} times as fast" for name, found in ratios.items())
+    title = f"{record['files']['none']} videos behind {record['latency_ms']:g} ms and {record['megabits']:g} Mbit/s"
+    return [Table(title, ("", "ms a file", "bytes a file"), rows, note)]
+
+
+def make_videos(footage: Path, folder: Path) -> list[Path]:
+    """Return the distinct videos, made once: 1280x720 at about 5 Mbit/s, every second one with its tables in front."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for number, seconds in enumerate(_SECONDS):
+        path = folder / f"{seconds}s.mp4"
+        if not path.exists():
+            part = path.with_suffix(".part.mp4")
+            command = [find_ffmpeg().path, "-v", "error", "-stream_loop", "-1", "-i", str(footage), "-an"]
+            filters = "scale=1280:720,setsar=1,noise=alls=12:allf=t"
+            command += ["-t", str(seconds), "-vf", filters, "-r", "30"]
+            command += ["-c:v", "libx264", "-preset", "veryfast", "-b:v", "5M", "-pix_fmt", "yuv420p"]
+            command += ["-movflags", "+faststart"] if number % 2 else []
+            subprocess.run([*command, "-y", str(part)], check=True)
+            part.rename(path)
+        made.append(path)
+    return made
+
+
+def compare(args: argparse.Namespace, served: Path, folder: Path) -> dict[str, Any]:
+    """Time both in alternating rounds; return the record.
+
+    Raises:
+        FastvidError: If fastvid does not index every file.
+    """
+    names = sorted(path.name for path in served.iterdir())
+    proofs = {"none": len(names), "sample": min(args.sampled, len(names))}
+    seconds: dict[str, list[float]] = {name: [] for name in ("download", *proofs)}
+    counts: dict[str, dict[str, float]] = {}
+    with slow_server(served, args.latency, args.megabits) as (url, _):
+        for proof, files in proofs.items():
+            rows = [f"{url}/{name},video" for name in names[:files]]
+            (folder / f"{proof}.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+        for number in range(args.rounds):
+            before = _log(url)
+            spent = download([f"{url}/{name}" for name in names[: args.downloads]])
+            seconds["download"].append(spent / args.downloads)
+            counts["download"] = _difference(before, _log(url), args.downloads)
+            for proof, files in proofs.items():
+                out = folder / f"{proof}-{number}"
+                before = _log(url)
+                spent = index(folder / f"{proof}.csv", out, proof, args.workers)
+                seconds[proof].append(spent / files)
+                counts[proof] = _difference(before, _log(url), files)
+                if number == 0:
+                    _check(out, files)
+                shutil.rmtree(out)
+    ratios = {proof: [d / i for d, i in zip(seconds["download"], seconds[proof], strict=True)] for proof in proofs}
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "machine": machine_facts(),
+        "files": proofs,
+        "downloads": args.downloads,
+        "connections": CONNECTIONS,
+        "latency_ms": args.latency,
+        "megabits": args.megabits,
+        "rounds": args.rounds,
+        "times_faster": {
+            proof: {"median": statistics.median(found), "min": min(found), "max": max(found)}
+            for proof, found in ratios.items()
+        },
+    }
+    for name, spent_a_file in seconds.items():
+        record[name] = {"seconds_a_file": spent_a_file, **counts[name]}
+    return record
+
+
+def download(urls: Sequence[str]) -> float:
+    """Download files and discard them; return the seconds."""
+
+    def one(url: str) -> None:
+        with urllib.request.urlopen(url) as response:
+            while response.read(_CHUNK):
+                pass
+
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        list(pool.map(one, urls))
+    return time.perf_counter() - begun
+
+
+def index(table: Path, out: Path, proof: str, workers: int | None) -> float:
+    """Index the files of a table; return the seconds."""
+    command = [sys.executable, "-m", "fastvid", "index", "--annotations", f"csv:{table}", "--out", str(out)]
+    command += ["--prove", proof]
+    command += [] if workers is None else ["--workers", str(workers)]
+    begun = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begun
+
+
+def _check(out: Path, expected: int) -> None:
+    import fastvid
+
+    dataset = fastvid.open(str(out))
+    if len(dataset) != expected:
+        raise FastvidError(f"the dataset has {len(dataset)} videos instead of {expected}")
+
+
+def _log(url: str) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = json.loads(urllib.request.urlopen(f"{url}/log").read())
+    return found
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any], files: int) -> dict[str, float]:
+    return {
+        f"{what}_a_file": (sum(after[what].values()) - sum(before[what].values())) / files
+        for what in ("requests", "bytes")
+    }
