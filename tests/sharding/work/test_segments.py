@@ -13,6 +13,7 @@ from fastvid.cli.main import main
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
+from fastvid.runtime.units import size
 from fastvid.sharding.encode import window
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.streams import Streams
@@ -213,7 +214,7 @@ def test_summary_counts_the_bytes_of_a_file_once(footage, tmp_path, capsys):
     (tmp_path / "rows.csv").write_text(f"path,start,end\n{path.name},0,1\n{path.name},1,2\n{path.name},2,3\n")
     out = tmp_path / "out"
     assert main(["shard", str(path), "--annotations", f"csv:{tmp_path / 'rows.csv'}", "--out", str(out)]) == 0
-    assert f" from {path.stat().st_size / 1e6:.1f} MB (" in capsys.readouterr().out
+    assert f" from {size(path.stat().st_size)} (" in capsys.readouterr().out
 
 
 def test_file_in_a_store_is_fetched_once_for_all_its_clips(s3, footage):
