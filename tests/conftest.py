@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from fastvid.runtime.cores import available_cores
+from fastvid.storage import urls
 from tests.makers import Videos
 from tests.server_fixtures import ceph, obstore, s3, web
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
@@ -70,6 +75,19 @@ def footage() -> Path:
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Videos:
     """Makes each video once per session."""
     return Videos(tmp_path_factory.mktemp("videos"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def open_stores_end() -> Iterator[None]:
+    """Close the stores that a file's tests leave open for the next read: later tests count threads."""
+    yield
+    if urls._open.cache_info().currsize:
+        urls._open.cache_clear()
+        gc.collect()
+        end = time.monotonic() + 60
+        while any(thread.name.startswith("fastvid-storage-") for thread in threading.enumerate()):
+            assert time.monotonic() < end, "threads of a store are still alive after 60 s"
+            time.sleep(0.01)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
