@@ -17,7 +17,7 @@ __all__ = ["LocalStorage", "RemoteOptions", "Storage", "open_storage"]
 
 
 def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None = None) -> Storage:
-    """Open a local folder, ``file://``, ``s3://`` or ``gs://``, or ``http(s)://`` read-only.
+    """Open a local folder, ``file://``, ``s3://`` or ``gs://``; ``http(s)://`` and ``hf://`` read-only.
 
     Args:
         url: The folder.
@@ -33,11 +33,11 @@ def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None =
         return LocalStorage(text)
     if scheme == "file":
         return LocalStorage(rest)
-    if scheme not in ("s3", "gs", "http", "https"):
+    if scheme not in ("s3", "gs", "http", "https", "hf"):
         raise UsageError(
             f"unknown storage scheme {scheme!r}",
             file=text,
-            hint="use a local path, file://, s3:// or gs://; http:// and https:// are read-only",
+            hint="use a local path, file://, s3:// or gs://; http://, https:// and hf:// are read-only",
         )
     try:
         from fastvid.storage.objects import ObjectStorage

@@ -31,6 +31,8 @@ _USED: Final = ".used"
 POLL_SECONDS: Final = 0.02
 """Time between two attempts to take a lock: little compared with fetching a file, 50 system calls a second."""
 
+_ABANDONED_SECONDS: Final = 3600.0
+
 FREE_FRACTION: Final = 0.1
 """Fraction of the limit that an eviction frees, so that not every new file causes one."""
 
@@ -126,21 +128,26 @@ class NodeCache:
             with temporary.open("rb") as file:
                 # Without fsync a power cut could leave a file of the right size and name without its bytes.
                 os.fsync(file.fileno())
-            self._reserve(size)
+            self.reserve(size, written=size)
             os.replace(temporary, path)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
-    def _reserve(self, size: int) -> None:
-        """Count a temporary file of `size` bytes as used, evicting others first if they exceed the limit."""
+    def reserve(self, size: int, *, written: int = 0) -> None:
+        """Count `size` bytes as used, evicting others first if they exceed the limit.
+
+        Args:
+            size: The bytes.
+            written: How many of them are in the folder already.
+        """
         with self._locked(self.folder / _USED) as book:
             book.seek(0)
             text = book.read()
             # A process that died between counting and renaming leaves too high a count; the next eviction corrects it.
-            used = int(text) if text.isdigit() else self._evict(self.limit) - size
+            used = int(text) if text.isdigit() else self._evict(self.limit) - written
             if used + size > self.limit:
-                used = self._evict(int(self.limit * (1 - FREE_FRACTION))) - size
+                used = self._evict(max(int(self.limit * (1 - FREE_FRACTION)) - size + written, 0)) - written
             book.seek(0)
             book.truncate()
             book.write(b"%d" % (used + size))
@@ -148,9 +155,13 @@ class NodeCache:
     def _evict(self, most: int) -> int:
         """Delete least recently used files until at most `most` bytes remain; return the bytes that remain."""
         files = []
+        abandoned = (time.time() - _ABANDONED_SECONDS) * 1e9
         for path in self.folder.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()
+                if path.suffix == _TEMPORARY and facts.st_mtime_ns < abandoned:
+                    path.unlink()  # its writer died
+                    continue
                 files.append((facts.st_mtime_ns, facts.st_size, path))
         used = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):

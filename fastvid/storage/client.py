@@ -11,15 +11,11 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
-import random
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import IO, Any, Final, TypeVar, cast
 
 import obstore
 from obstore.exceptions import (
@@ -27,34 +23,23 @@ from obstore.exceptions import (
     BaseError,
     GenericError,
     NotSupportedError,
-    PermissionDeniedError,
     PreconditionError,
-    UnauthenticatedError,
 )
-from obstore.store import GCSStore, HTTPStore, S3Store
 
-from fastvid.errors import FastvidError, StorageError, UnavailableError, UsageError
+from fastvid.errors import MissingDependency, StorageError
 from fastvid.storage import request_errors
+from fastvid.storage.attempts import Attempts
 from fastvid.storage.options import RemoteOptions
-from fastvid.storage.pool import pause
-from fastvid.storage.protocol import REPLACED, replaced_error
+from fastvid.storage.protocol import REPLACED
+from fastvid.storage.stores import Store, open_store
+from fastvid.storage.traffic import TRAFFIC
 from fastvid.storage.version import Version
-
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig
 
 RANGE_SECONDS: Final = 60.0
 """Time limit of a read request, so that a slow server cannot block a reader: 16 MiB at 280 kB/s."""
 
 WRITE_SECONDS: Final = 600.0
 """Time limit of a write request: S3 may need minutes to assemble a large upload."""
-
-FIRST_SECONDS: Final = 15.0
-"""Time to retry before the first response: a storage that never responded more likely has a wrong address."""
-
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 10.0
-"""Pauses between attempts double from the first to the longest, each drawn uniformly from its upper half (jitter)."""
 
 PART_BYTES: Final = 16 * 2**20
 """Size of an upload's part. S3 allows 10,000 parts, so up to 156 GiB a file; four parts in flight take 64 MiB."""
@@ -68,17 +53,9 @@ STREAM_BYTES: Final = 2**20
 RANGE_NOT_SATISFIABLE: Final = 416
 
 _WRITER: Final = "fastvid-writer"
-_TRIES_TO_REPORT: Final = 3
-
 log = logging.getLogger(__name__)
 
-_jitter = random.SystemRandom()  # does not touch the state of the user's `random`
-
 T = TypeVar("T")
-_Store = S3Store | GCSStore | HTTPStore
-
-# Process that made the first request. obstore's runtime threads do not survive a fork: a forked child would hang.
-_process: int | None = None
 
 
 class StoreClient:
@@ -96,8 +73,9 @@ class StoreClient:
 
     def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
         self.url, self.options, self._query = url.rstrip("/"), options, query
-        self._answered = False
-        self._reader = _store(
+        self._attempts = Attempts(self.url, options, request_errors.explain, request_errors.translated)
+        self.rate = self._attempts.rate
+        self._reader = open_store(
             self.url,
             {
                 "allow_http": True,  # only where the user gave an http:// address
@@ -113,10 +91,10 @@ class StoreClient:
         )
 
     @cached_property
-    def _writer(self) -> _Store:
+    def _writer(self) -> Store:
         # Created on first write only: a client takes 40 ms to load its certificates. obstore retries the parts of an
         # upload one by one, limited by time rather than by the number of attempts.
-        return _store(
+        return open_store(
             self.url,
             {
                 "allow_http": True,
@@ -143,7 +121,7 @@ class StoreClient:
         def call() -> tuple[memoryview | None, Version]:
             result = obstore.get(self._reader, name)
             version = _version(result.meta)
-            return (memoryview(result.bytes()) if version.size <= most else None), version
+            return (TRAFFIC.received(memoryview(result.bytes())) if version.size <= most else None), version
 
         return self._call(name, call)
 
@@ -177,7 +155,7 @@ class StoreClient:
                 if request_errors.http_status(error) == RANGE_NOT_SATISFIABLE:
                     return memoryview(b""), version
                 raise
-            return memoryview(result.bytes()), _version(result.meta)
+            return TRAFFIC.received(memoryview(result.bytes())), _version(result.meta)
 
         return self._call(name, call)
 
@@ -280,42 +258,28 @@ class StoreClient:
         try:
             return call()
         except (BaseError, OSError, ValueError) as error:
-            raise _translated(error, self.file(name)) from error
+            raise request_errors.translated(error, self.file(name)) from error
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
-        """Make a call, retrying transient errors until `patience_seconds` have passed."""
-        global _process
-        if _process not in (None, os.getpid()):
-            raise StorageError(
-                "remote storage was used before this process was forked",
-                file=self.file(name),
-                hint="start worker processes with the spawn or forkserver method",
-            )
-        _process = os.getpid()
-        start, tries = time.monotonic(), 0
-        while True:
-            tries += 1
-            try:
-                result = call()
-            except (BaseError, OSError, ValueError) as error:
-                if isinstance(error, FastvidError):
-                    raise
-                patience = self.options.patience_seconds
-                if not self._answered:
-                    patience = min(patience, FIRST_SECONDS)
-                wait = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * _jitter.uniform(0.5, 1.0)
-                spent = time.monotonic() - start
-                transient = isinstance(error, GenericError) and request_errors.is_transient(error)
-                if not transient or spent + wait > patience:
-                    raise _translated(error, self.file(name), tries, spent) from error
-                say = log.warning if tries >= _TRIES_TO_REPORT else log.info
-                text = request_errors.reason(error)
-                say("attempt %d at %s failed, retrying in %.1f s: %s", tries, self.file(name), wait, text)
-                if not pause(wait):
-                    raise _translated(error, self.file(name), tries, spent) from error
-            else:
-                self._answered = True
-                return result
+        return self._attempts.make(self.file(name), call)
+
+
+def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClient:
+    """Return the client of a folder, see `StoreClient`; of the Hub, one with its reading methods.
+
+    Raises:
+        UsageError: If the URL is invalid.
+        MissingDependency: If the Hub's client is not installed.
+    """
+    if not url.startswith("hf://"):
+        return StoreClient(url, options, query)
+    try:
+        from fastvid.storage.hub import HubClient
+    except ImportError as error:
+        raise MissingDependency(
+            f"storage hf:// needs a package that fails to import: {error}", hint="pip install 'fastvid-toolkit[hub]'"
+        ) from error
+    return cast(StoreClient, HubClient(url, options))
 
 
 def is_missing(error: StorageError) -> bool:
@@ -353,48 +317,5 @@ class _Upload(io.RawIOBase):
         return len(data)
 
 
-def _store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -> _Store:
-    parts = urlsplit(url)
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        # URLs appear in messages and logs, so they must not contain secrets.
-        raise UsageError(
-            "storage URL contains a user, a query or a fragment",
-            file=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}",
-            hint="pass credentials through environment variables",
-        )
-    if not parts.netloc:
-        raise UsageError("storage URL has no bucket or host", file=url)
-    prefix = parts.path.strip("/") or None
-    try:
-        if parts.scheme == "s3":
-            return S3Store(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
-        if parts.scheme == "gs":
-            return GCSStore(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
-        return HTTPStore.from_url(f"{url}/?{query}" if query else url, client_options=client, retry_config=retry)
-    except (BaseError, OSError, ValueError) as error:
-        raise UsageError(f"cannot open the storage: {request_errors.reason(error)}", file=url) from error
-
-
 def _version(meta: obstore.ObjectMeta) -> Version:
     return Version(meta["e_tag"], meta["last_modified"], meta["size"], meta["version"])
-
-
-def _translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
-    if isinstance(error, FileNotFoundError):
-        what = "bucket" if "NoSuchBucket" in str(error) else "file"
-        return StorageError(f"{what} does not exist", file=file)
-    if isinstance(error, PreconditionError):
-        return replaced_error(file)
-    if isinstance(error, NotSupportedError):
-        return StorageError(
-            "server does not support byte ranges", file=file, hint="use a server that does, such as nginx"
-        )
-    if isinstance(error, ValueError):
-        return UsageError(f"invalid file name: {request_errors.reason(error)}", file=file)
-    text = request_errors.reason(error)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        text = f"access denied: {text}"
-    if tries > 1:
-        text += f" ({tries} attempts in {seconds:.0f} s)"
-    too_short = request_errors.http_status(error) == 416  # the file ends before the range
-    return (StorageError if too_short else UnavailableError)(text, hint=request_errors.hint(error), file=file)

@@ -47,6 +47,7 @@ class LocalStorage:
 
     concurrency = 1
     copies = False
+    units = None
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
@@ -134,6 +135,10 @@ class LocalStorage:
                 os.close(descriptor)
         except OSError as error:
             raise _translate(error, path) from error
+
+    def keep(self, name: str) -> bool:
+        """Return whether there is such a file: it is here already."""
+        return self.exists(name)
 
     def discard(self, name: str) -> bool:
         # An open handle still refers to the old file after another process has replaced it.

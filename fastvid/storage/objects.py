@@ -1,4 +1,4 @@
-"""Storage in object stores (``s3://``, ``gs://``), and read-only on web servers (``http(s)://``).
+"""Storage in object stores (``s3://``, ``gs://``), read-only on web servers (``http(s)://``) and the Hub (``hf://``).
 
 Credentials and endpoints come from the usual environment variables, such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
 AWS_REGION, AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE and GOOGLE_APPLICATION_CREDENTIALS, or from the machine's role.
@@ -13,12 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol
 
 from fastvid.errors import StorageError
 from fastvid.runtime.hashing import sha256
 from fastvid.storage.cache import NodeCache
-from fastvid.storage.client import StoreClient, is_missing, lacks_ranges
+from fastvid.storage.client import is_missing, lacks_ranges, open_client
+from fastvid.storage.local import LocalStorage
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import Pool
 from fastvid.storage.protocol import REPLACED, changed_error, check_name, replaced_error, truncated_error
@@ -35,6 +37,13 @@ DOWNLOAD_PIECES: Final = 4
 
 MEMORY_BYTES: Final = 256 * 2**20
 """Total size of mapped files that a storage keeps in memory; a file in use stays alive after its eviction."""
+
+
+BYTES_PER_SECOND: Final = 64 * 2**20
+"""What a process reads from a store without effort: where a second has r requests, one more costs 1/r of that."""
+
+MOST_GAP: Final = 8 * 2**20
+"""Most bytes that are read to save a request."""
 
 
 class SeekableFile(Protocol):
@@ -60,7 +69,7 @@ class ObjectStorage:
     """A folder in an object store, or on a web server, which supports neither listing nor writing.
 
     Args:
-        url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
+        url: ``s3://bucket/folder``, ``gs://bucket/folder``, ``http(s)://host/folder`` or ``hf://datasets/OWNER/NAME``.
         options: See `RemoteOptions`.
         query: Sent with every request to a web server, such as a signature.
 
@@ -68,7 +77,7 @@ class ObjectStorage:
         UsageError: If the URL or an environment variable is invalid.
     """
 
-    gap = 32 * 1024
+    _GAP = 32 * 1024
     """On loopback without TLS a request costs 90 to 110 us of CPU and a byte 0.5 ns (measured, 20 kB to 2 MB), so CPU
     alone would break even near 180 kB; but the network is shared with others. For eight frames of a `compact` clip
     8 kB needs 6.0 requests and 54 % of the video's bytes, 32 kB 2.2 and 72 %, 128 kB 1.0 and 94 %, at 1.07, 0.68 and
@@ -79,11 +88,14 @@ class ObjectStorage:
     def __init__(self, url: str, options: RemoteOptions | None = None, *, query: str = "") -> None:
         self.url, self._query = url.rstrip("/"), query
         self.options = options or RemoteOptions()
-        self._is_http = self.url.startswith("http")
-        self._client = StoreClient(self.url, self.options, query)
+        self._is_http, self._is_hub = self.url.startswith("http"), self.url.startswith("hf://")
+        self._client = open_client(self.url, self.options, query)
         folder = self.options.cache_folder()
         limits = (self.options.cache_limit(), self.options.patience_seconds)
         self._cache = NodeCache(folder, *limits) if folder else None
+        self.units = self.options.units()
+        self._kept: dict[str, str] = {}  # names of files in the cache, by their names here
+        self._local: LocalStorage | None = None
         self._lock = threading.Lock()
         self._pool: Pool | None = None
         self._versions: dict[str, Version] = {}
@@ -95,6 +107,12 @@ class ObjectStorage:
     def concurrency(self) -> int:
         """Maximum number of requests in flight."""
         return self.options.concurrency
+
+    @property
+    def gap(self) -> int:
+        """Bytes that cost as much as one more request: more while the store limits the rate of requests."""
+        limit = self._client.rate.limit
+        return self._GAP if limit is None else int(min(MOST_GAP, max(self._GAP, BYTES_PER_SECOND / limit)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -124,6 +142,10 @@ class ObjectStorage:
         return self._client.head(check_name(name, self.url)) is not None
 
     def size(self, name: str) -> int:
+        kept = self._kept.get(name)
+        if kept is not None and self._local is not None:
+            with contextlib.suppress(StorageError):
+                return self._local.size(kept)
         return self._head(name).size
 
     def read(self, name: str) -> bytes:
@@ -136,6 +158,8 @@ class ObjectStorage:
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
         check_name(name, self.url)
+        if version is None and self._read_kept(name, ranges):
+            return
         if version is not None:
             try:
                 self._fill(name, ranges, version)
@@ -200,6 +224,22 @@ class ObjectStorage:
                     self._memory_bytes -= len(self._memory.popitem(last=False)[1])
             return data
 
+    def keep(self, name: str) -> bool:
+        if self._cache is None:
+            return False
+        version = self._head(name)
+        key = self._cache_key(name, version)
+        path = self._cache.file(key, partial(self._write_copy, name, version))
+        if path is not None and path.stat().st_size != version.size:
+            self._cache.discard(key)
+            path = self._cache.file(key, partial(self._write_copy, name, version))
+        if path is None:
+            return False
+        with self._lock:
+            self._local = self._local or LocalStorage(self._cache.folder)
+            self._kept[name] = path.relative_to(self._cache.folder).as_posix()
+        return True
+
     def discard(self, name: str) -> bool:
         self._forget(name)
         if self._cache is not None:
@@ -207,7 +247,8 @@ class ObjectStorage:
         return True
 
     def write(self, name: str, data: bytes) -> None:
-        self._client.put(self._writing(name), data)
+        self._writing(name)
+        self._client.put(name, data)
         self._forget(name)
 
     def swap(self, name: str, data: bytes, expected: bytes | None) -> bool:
@@ -228,12 +269,14 @@ class ObjectStorage:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        with self._client.upload(self._writing(name)) as file:
+        self._writing(name)
+        with self._client.upload(name) as file:
             yield file
         self._forget(name)
 
     def delete(self, name: str) -> None:
-        self._client.delete(self._writing(name))
+        self._writing(name)
+        self._client.delete(name)
         self._forget(name)
 
     def sweep(self) -> None:
@@ -246,6 +289,25 @@ class ObjectStorage:
             self._memory_bytes = 0
         if pool is not None:
             pool.close()
+
+    def _read_kept(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> bool:
+        kept = self._kept.get(name)
+        if kept is None or self._local is None:
+            return False
+        try:
+            self._local.read_into(kept, ranges)
+        except StorageError:  # the cache has dropped the file
+            self._kept.pop(name, None)
+            return False
+        return True
+
+    def _write_copy(self, name: str, version: Version, path: Path) -> None:
+        def check(found: Version) -> None:
+            if not version.same(found):
+                raise replaced_error(self._client.file(name))
+
+        with path.open("wb") as file:
+            self.download(name, file, check)
 
     def _head(self, name: str) -> Version:
         version = self._client.head(check_name(name, self.url))
@@ -323,8 +385,12 @@ class ObjectStorage:
         with self._lock:
             self._versions.pop(name, None)
             self._memory_bytes -= len(self._memory.pop(name, b""))
+            kept = self._kept.pop(name, None)
+        if kept is not None and self._local is not None:
+            self._local.discard(kept)
 
     def _writing(self, name: str) -> str:
-        if self._is_http:
-            raise StorageError("cannot write over HTTP", file=self.url, hint="use s3:// or gs://")
+        if self._is_http or self._is_hub:
+            where = "over HTTP" if self._is_http else "to the Hub"
+            raise StorageError(f"cannot write {where}", file=self.url, hint="use s3:// or gs://")
         return check_name(name, self.url)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from fastvid.errors import UsageError
+from fastvid.storage.unit_cache import UnitCache
 
 CACHE_VARIABLE: Final = "FASTVID_CACHE"
 CACHE_BYTES_VARIABLE: Final = "FASTVID_CACHE_BYTES"
+VIDEO_CACHE_VARIABLE: Final = "FASTVID_CACHE_VIDEO"
 DEFAULT_CACHE_BYTES: Final = 16 * 2**30
 """16 GiB: the sidecars of about ten thousand shards."""
 
@@ -32,6 +34,8 @@ class RemoteOptions:
             FASTVID_CACHE; "" keeps them in memory.
         cache_bytes: Maximum size of the folder; None uses FASTVID_CACHE_BYTES (a number, optionally with K, M, G or T
             for powers of 1,024), else 16 GiB.
+        video_cache_bytes: Maximum size of the videos that the folder keeps as well, in addition; None uses
+            FASTVID_CACHE_VIDEO, else 0: videos are read from the storage each time.
     """
 
     concurrency: int = 64
@@ -40,6 +44,7 @@ class RemoteOptions:
     patience_seconds: float = 120.0
     cache: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
+    video_cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "connect_seconds", "stall_seconds", "patience_seconds"):
@@ -57,12 +62,31 @@ class RemoteOptions:
         Raises:
             UsageError: If FASTVID_CACHE_BYTES is not a size.
         """
-        if self.cache_bytes is not None:
-            return self.cache_bytes
-        text = os.environ.get(CACHE_BYTES_VARIABLE, "")
-        if not text:
-            return DEFAULT_CACHE_BYTES
-        found = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-        if not found:
-            raise UsageError(f"{CACHE_BYTES_VARIABLE} is {text!r}, not a size", hint="write it like 20G or 500M")
-        return int(found[1]) * _UNITS[found[2].upper()]
+        return _size(CACHE_BYTES_VARIABLE, DEFAULT_CACHE_BYTES) if self.cache_bytes is None else self.cache_bytes
+
+    def units(self) -> UnitCache | None:
+        """Return the cache of videos, or None if there is none.
+
+        Raises:
+            UsageError: If FASTVID_CACHE_VIDEO is not a size, or if there is no folder for it.
+        """
+        limit = self.video_cache_bytes
+        if limit is None:
+            limit = _size(VIDEO_CACHE_VARIABLE, 0)
+        folder = self.cache_folder()
+        if limit and folder is None:
+            raise UsageError(
+                f"{VIDEO_CACHE_VARIABLE} is set, but there is no folder for it",
+                hint=f"set {CACHE_VARIABLE} to a folder on a fast local disk",
+            )
+        return UnitCache(folder / "video", limit) if limit and folder is not None else None
+
+
+def _size(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    if not text:
+        return default
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise UsageError(f"{variable} is {text!r}, not a size", hint="write it like 20G or 500M")
+    return int(found[1]) * _UNITS[found[2].upper()]

@@ -84,6 +84,8 @@ class _PendingCall(Generic[T]):
 
 def pause(seconds: float) -> bool:
     """Sleep, and return True; return False early when the program is exiting."""
+    if seconds <= 0:
+        return True
     end = time.monotonic() + seconds
     while threading.main_thread().is_alive():
         left = end - time.monotonic()

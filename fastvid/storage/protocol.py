@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import IO, Final, Protocol
 
 from fastvid.errors import StorageError, UsageError
+from fastvid.storage.unit_cache import UnitCache
 from fastvid.storage.version import Version
 
 REPLACED: Final = "file was replaced while it was being read"
@@ -22,15 +23,21 @@ class Storage(Protocol):
         url: The folder.
         gap: Bytes that cost as much as one more range: ranges closer than this are better read as one.
         copies: Whether `map` keeps a copy in memory, so that all later reads of the file are free.
+        units: Cache of this node for the bytes of videos; None if they are read where they are.
         concurrency: Number of concurrent reads that pays off; 1 if sequential reads are as fast.
     """
 
     url: str
-    gap: int
     copies: bool
 
     @property
+    def gap(self) -> int: ...
+
+    @property
     def concurrency(self) -> int: ...
+
+    @property
+    def units(self) -> UnitCache | None: ...
 
     def list(self, prefix: str = "") -> list[str]:
         """Return the names that start with `prefix`, sorted. Files being written are not listed.
@@ -75,6 +82,14 @@ class Storage(Protocol):
     def map(self, name: str) -> memoryview:
         """Return all of `name`, mapped read-only or fetched once. For files that do not change: a process that reads a
         mapped local file dies of SIGBUS if the file is cut in the meantime."""
+        ...
+
+    def keep(self, name: str) -> bool:
+        """Fetch a file that does not change once for all processes of this node, so that reading parts of it is cheap.
+
+        Returns:
+            Whether parts of it are now cheap to read; False for a remote file without a node cache.
+        """
         ...
 
     def discard(self, name: str) -> bool:

@@ -1,9 +1,22 @@
-"""Extract the HTTP status, the cause and a hint from obstore's error texts."""
+"""Extract the HTTP status, the cause and a hint from obstore's error texts, and translate its errors."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+from obstore.exceptions import (
+    BaseError,
+    GenericError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from fastvid.errors import FastvidError, StorageError, UnavailableError, UsageError
+from fastvid.storage.attempts import Failure
+from fastvid.storage.protocol import replaced_error
 
 _DEBUG: Final = "\n\nDebug source"
 _METADATA_HOST: Final = "169.254.169.254"  # serves a machine's credentials on AWS and Google Cloud
@@ -12,10 +25,26 @@ _TRANSIENT_STATUS: Final = frozenset({408, 425, 429})
 """Status codes below 500 that mean "not now" (RFC 9110, RFC 8470, RFC 6585)."""
 
 
+_REFUSED: Final = frozenset({429, 503})
+"""Status codes that mean "too many requests" (RFC 6585; S3 says "503 Slow Down")."""
+
+
 def http_status(error: Exception) -> int | None:
     """Return the HTTP status of the response, or None without a response."""
     match = re.search(r"non-2xx status code: (\d{3})", str(error))
     return int(match[1]) if match else None
+
+
+def explain(error: Exception) -> Failure:
+    """Return what a failed request says.
+
+    Raises:
+        Exception: The error itself, if it does not come from a request.
+    """
+    if not isinstance(error, BaseError | OSError | ValueError):
+        raise error
+    transient = isinstance(error, GenericError) and is_transient(error)
+    return Failure(reason(error), transient=transient, refused=http_status(error) in _REFUSED)
 
 
 def is_transient(error: Exception) -> bool:
@@ -54,3 +83,32 @@ def hint(error: Exception) -> str | None:
     if http_status(error) in (401, 403):
         return "check the credentials in the environment; without permission to list, missing files are denied, too"
     return None
+
+
+def translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
+    """Return the error that describes a failed request.
+
+    Args:
+        error: What obstore raised.
+        file: URL of the file.
+        tries: Attempts that were made.
+        seconds: Time that they took.
+    """
+    if isinstance(error, FileNotFoundError):
+        what = "bucket" if "NoSuchBucket" in str(error) else "file"
+        return StorageError(f"{what} does not exist", file=file)
+    if isinstance(error, PreconditionError):
+        return replaced_error(file)
+    if isinstance(error, NotSupportedError):
+        return StorageError(
+            "server does not support byte ranges", file=file, hint="use a server that does, such as nginx"
+        )
+    if isinstance(error, ValueError):
+        return UsageError(f"invalid file name: {reason(error)}", file=file)
+    text = reason(error)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        text = f"access denied: {text}"
+    if tries > 1:
+        text += f" ({tries} attempts in {seconds:.0f} s)"
+    too_short = http_status(error) == 416  # the file ends before the range
+    return (StorageError if too_short else UnavailableError)(text, hint=hint(error), file=file)

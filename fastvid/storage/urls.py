@@ -16,7 +16,7 @@ from fastvid.storage.protocol import Storage
 if TYPE_CHECKING:
     from fastvid.storage.objects import ObjectStorage
 
-_REMOTE: Final = re.compile(r"(s3|gs|https?)://", re.IGNORECASE)
+_REMOTE: Final = re.compile(r"(s3|gs|hf|https?)://", re.IGNORECASE)
 _STORAGES: Final = 64
 """Number of servers whose connections stay open; a list of web URLs may name thousands of servers."""
 
@@ -26,7 +26,7 @@ class FileUrl:
     """The parts of one file's URL.
 
     Attributes:
-        root: Scheme and bucket or host, such as ``s3://bucket``.
+        root: Scheme and bucket, host or repository, such as ``s3://bucket``.
         name: Path below the root, in the form that the storage expects.
         query: Query string of a web URL. Never printed, because it may contain a signature.
     """
@@ -41,6 +41,11 @@ class FileUrl:
         scheme, _, rest = url.partition("://")
         host, _, path = rest.partition("/")
         root = f"{scheme.lower()}://{host}"
+        if scheme.lower() == "hf":
+            # A repository is a store of its own: hf://datasets/OWNER/NAME@REVISION.
+            owner, _, path = path.partition("/")
+            name, _, path = path.partition("/")
+            return cls(f"{root}/{owner}/{name}", path)
         if not scheme.lower().startswith("http"):
             return cls(root, path)
         path, _, query = path.partition("#")[0].partition("?")

@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import threading
+import time
 import urllib.parse
 from collections import deque
 from dataclasses import dataclass
@@ -54,9 +55,12 @@ class FaultyServer(LocalServer):
         dates: Whether responses have dates.
         delay: Seconds before each response.
         meet: Number of requests that must be pending before any gets a response; after a time-out they get 400.
+        rate: GETs that it serves in any second; more get 429.
     """
 
-    def __init__(self, *, tags: bool = True, dates: bool = True, delay: float = 0.0, meet: int = 1) -> None:
+    def __init__(
+        self, *, tags: bool = True, dates: bool = True, delay: float = 0.0, meet: int = 1, rate: int | None = None
+    ) -> None:
         super().__init__(_Handler)
         self.files: dict[str, bytes] = {}
         self.faults: deque[int | str] = deque()
@@ -66,6 +70,7 @@ class FaultyServer(LocalServer):
         self.most_at_once = self._now = 0
         self.over = threading.Event()
         self.gate = threading.Barrier(meet)
+        self.rate, self._served = rate, deque[float]()
         self.url = f"{self.endpoint}/set"
 
     def __exit__(self, *_: object) -> None:
@@ -83,6 +88,18 @@ class FaultyServer(LocalServer):
         finally:
             with self.lock:
                 self._now -= 1
+
+    def refuses(self) -> bool:
+        """Whether one more request exceeds the rate; the caller holds the lock."""
+        if self.rate is None:
+            return False
+        now = time.monotonic()
+        while self._served and self._served[0] < now - 1:
+            self._served.popleft()
+        if len(self._served) >= self.rate:
+            return True
+        self._served.append(now)
+        return False
 
     def tag(self, data: bytes) -> str:
         return f'"{hashlib.sha256(data).hexdigest()[:16]}"'
@@ -108,6 +125,8 @@ class _Handler(LocalHandler):
         with server.lock:
             data = server.files.get(name)
             fault = server.faults.popleft() if body and server.faults else None
+            if body and fault is None and server.refuses():
+                fault = 429
             size = len(data or b"")
             bounds = (int(asked[1]), int(asked[2] or size - 1) + 1) if asked else None
             seen = Seen(self.command, name, bounds, if_match)

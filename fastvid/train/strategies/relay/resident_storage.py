@@ -26,7 +26,7 @@ class ResidentStorage:
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
-        self.url, self.gap, self.concurrency = inner.url, inner.gap, inner.concurrency
+        self.url, self.gap, self.concurrency, self.units = inner.url, inner.gap, inner.concurrency, None
         self.bytes_moved = 0
         self._files: dict[str, memoryview] = {}
         self._lock = threading.Lock()
@@ -72,6 +72,11 @@ class ResidentStorage:
         """Drop all other files from memory."""
         with self._lock:
             self._files = {name: data for name, data in self._files.items() if name in names}
+
+    def keep(self, name: str) -> bool:
+        """See `Storage`: once it was read, a file is in memory."""
+        self.map(name)
+        return True
 
     def discard(self, name: str) -> bool:
         """See `Storage`."""
