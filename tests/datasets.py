@@ -66,36 +66,48 @@ def pack(
 
     Args:
         folder: Output folder.
-        shards: The samples of each shard: key, MP4, label. The number of frames is read from the sidecar.
+        shards: The samples of each shard: key, MP4 or a mapping of MP4s by stream, label. The number of frames is read
+            from the sidecar.
         classes: Class names.
         meta: Additional fields of every sample's JSON; `conforms` is true by default.
         columns: Additional annotation columns, one value per sample.
     """
     store, records, rows = LocalStorage(folder), [], []
+    first = shards[0][0][1]
+    streams = tuple(first) if isinstance(first, dict) else ("rgb",)
     for index, samples in enumerate(shards):
         stem = f"data-{index:06d}"
         members = [
-            (key, sample_members({"source_id": f"{key}.avi", "conforms": True, **(meta or {})}, {"rgb": data}))
+            (
+                key,
+                sample_members(
+                    {"source_id": f"{key}.avi", "conforms": True, **(meta or {})},
+                    data if isinstance(data, dict) else {"rgb": data},
+                ),
+            )
             for key, data, _ in samples
         ]
-        digest = write_shard(store, stem, members)
+        digest = write_shard(store, stem, members, streams=streams)
         records.append(ShardRecord(stem, digest.bytes, digest.sha256, digest.samples, {"name": "compact"}))
         rows += [
-            {"key": key, "source_id": f"{key}.avi", "label": label, "removed": False} | facts_of(store, stem, row)
+            {"key": key, "source_id": f"{key}.avi", "label": label, "removed": False}
+            | facts_of(store, stem, row, streams)
             for row, (key, _, label) in enumerate(samples)
         ]
     for name, values in (columns or {}).items():
         for row, value in zip(rows, values, strict=True):
             row[name] = value
-    commit_generation(store, "made", Generation(1, tuple(records), classes=classes), annotation_table(rows))
+    commit_generation(
+        store, "made", Generation(1, tuple(records), classes=classes, streams=streams), annotation_table(rows)
+    )
     return store
 
 
-def facts_of(store: LocalStorage, stem: str, row: int) -> dict[str, object]:
+def facts_of(store: LocalStorage, stem: str, row: int, streams: tuple[str, ...] = ("rgb",)) -> dict[str, object]:
     """Return the facts of a sample for its annotations, from its shard's packet sidecar."""
     from fastvid.format.shard import Shard
 
-    info = Shard(store, stem).info(row)
+    info = Shard(store, stem, streams=streams).info(row)
     facts = {name: getattr(info, name) for name in ("num_frames", "width", "height")}
     return facts | {"fps": float(info.fps), "duration": info.num_frames / float(info.fps)}
 

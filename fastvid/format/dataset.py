@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -23,12 +23,16 @@ import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, FormatError, SampleNotFoundError, UsageError
 from fastvid.format.annotations.annotations import open_annotations
+from fastvid.format.annotations.signals import Signals
 from fastvid.format.commit_record import read_head
+from fastvid.format.depth import DepthScale
 from fastvid.format.filters import in_split, matching_rows, with_class
 from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
 from fastvid.format.generations import history, read_annotations, read_generation
+from fastvid.format.open_shards import OpenShards, open_shard
+from fastvid.format.schema import DEPTH
 from fastvid.format.shard import Shard
 from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.runtime.hashing import sha256
@@ -80,7 +84,7 @@ class Dataset:
         self.dataset_id, self.generation = read_generation(self.storage, generation)
         self.split, self.where = split, where
         self.selection = ""  # identifies the samples chosen by `select`
-        self._shards: dict[int, Shard] = {}
+        self._shards = OpenShards()
         counts = [shard.samples for shard in self.generation.shards]
         self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
         self._annotations = open_annotations(self.storage, self.generation)
@@ -96,13 +100,12 @@ class Dataset:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens the shards that it uses, and derives arrays from the annotations, which may be mapped.
-        state = self.__dict__ | {"_shards": {}}
-        if self.rows is self._annotations.rows:
-            del state["rows"]
-        return {name: value for name, value in state.items() if name not in _DERIVED}
+        left_out = _DERIVED | {"_shards"} | ({"rows"} if self.rows is self._annotations.rows else set())
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
+        self._shards = OpenShards()
         if "rows" not in state:
             self.rows = self._annotations.rows
 
@@ -147,6 +150,17 @@ class Dataset:
         """Number of frames of each selected sample's first video stream, int64 [N]. Copy it before writing to it."""
         self._require("num_frames")
         return self._chosen(self._annotations.num_frames)
+
+    @cached_property
+    def depth(self) -> Mapping[str, DepthScale]:
+        """The streams of depth, by name, and how their levels become distances."""
+        known = self.generation.extras.get(DEPTH, {})
+        return {stream: DepthScale.from_json(record) for stream, record in known.items()}
+
+    @property
+    def signals(self) -> Signals:
+        """Numbers that the dataset has for every frame, by name: ``dataset.signals["action"]["stats"]``."""
+        return Signals(self.storage, self.generation, self._annotations.num_frames)
 
     @cached_property
     def keys(self) -> pa.ChunkedArray:
@@ -267,20 +281,16 @@ class Dataset:
         return self.generation.shards[index].name
 
     def shard(self, index: int) -> Shard:
-        """Return a shard of the generation, opening it on first use.
+        """Return a shard of the generation, opening it on first use, or again if it was closed to save memory.
 
         Raises:
             StorageError: If a file is missing.
             FormatError: If a file is damaged, or not the one that the generation lists.
         """
-        shard = self._shards.get(index)
-        if shard is None:
-            # No lock: threads can open shards concurrently; if two open the same one, the first is kept.
-            shard = self._shards.setdefault(index, open_shard(self.storage, self.generation, index, self.root))
-        return shard
+        return self._shards.get(index, partial(open_shard, self.storage, self.generation, index, self.root))
 
     def is_open(self, index: int) -> bool:
-        """Return whether a shard has been opened."""
+        """Return whether a shard is open."""
         return index in self._shards
 
     def _require(self, name: str) -> None:
@@ -367,34 +377,3 @@ def change(storage: Storage, edit: Edit) -> Generation:
                 raise
             _LOG.info("the dataset was changed by someone else; retrying on the new generation")
     raise AssertionError("unreachable")
-
-
-def open_shard(storage: Storage, generation: Generation, index: int, root: str | None = None) -> Shard:
-    """Open a shard after checking that its files are those that the generation lists.
-
-    Args:
-        storage: The dataset's folder.
-        generation, index: The generation, and the number of the shard in it.
-        root: Where the videos in place are now; by default where they were indexed.
-
-    Raises:
-        StorageError: If a file is missing.
-        FormatError: If a file is damaged, or not the one that the generation lists.
-    """
-    record, streams = generation.shards[index], generation.streams
-    shard = Shard(storage, record.name, record.sha256, streams=streams, root=generation.root_of(record, root))
-    found, expected = (shard.num_samples, shard.num_streams), (record.samples, len(streams))
-    if found != expected:
-        raise FormatError(
-            f"packet sidecar contains {found[0]} samples of {found[1]} streams, the generation lists {expected[0]} of"
-            f" {expected[1]}",
-            shard=record.name,
-            hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
-        )
-    if (size := storage.size(shard.data)) != record.bytes:
-        raise FormatError(
-            f"{record.data} has {size} bytes, the generation lists {record.bytes}",
-            shard=record.name,
-            hint="restore the file from a copy of the dataset; `fastvid verify DIR` finds all damage",
-        )
-    return shard

@@ -56,6 +56,7 @@ class ShardRecord:
         samples: Number of samples in it.
         profile: The encode profile with its parameters.
         encoder: The build of the encoder that wrote it.
+        signals: SHA-256 of the file of its signals, hex; empty if there are none.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ShardRecord:
     samples: int
     profile: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
+    signals: str = ""
 
     @property
     def is_in_place(self) -> bool:
@@ -73,7 +75,8 @@ class ShardRecord:
     @property
     def suffixes(self) -> tuple[str, ...]:
         """Suffixes of its files; that of the tar, or of the list of videos in place, first."""
-        return IN_PLACE_SUFFIXES if self.is_in_place else SHARD_SUFFIXES
+        suffixes = IN_PLACE_SUFFIXES if self.is_in_place else SHARD_SUFFIXES
+        return (*suffixes, *(("signals.parquet",) if self.signals else ()))
 
     @property
     def data(self) -> str:
@@ -294,7 +297,7 @@ def upgrade_records(storage: Storage, head: Head) -> None:
         found = sha256(storage.read(annotations_file(generation.number)))
         complete = replace(generation, annotations_sha256=generation.annotations_sha256 or found)
         read_annotations(storage, complete)
-        storage.write(generation_file(generation.number), sealed(asdict(complete)))
+        storage.write(generation_file(generation.number), sealed(_as_record(complete)))
     swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
 
 
@@ -316,9 +319,18 @@ def history(storage: Storage, head: Head) -> Iterator[Generation]:
             number = max((tagged for tagged in older if storage.exists(generation_file(tagged))), default=0)
 
 
+def _as_record(generation: Generation) -> dict[str, Any]:
+    """Return the JSON of a generation; shards without signals do not mention them."""
+    record = asdict(generation)
+    for shard in record["shards"]:
+        if not shard["signals"]:
+            del shard["signals"]
+    return record
+
+
 def _claim(storage: Storage, generation: Generation) -> Generation:
     """Create the generation's record under its number, or under the next free one."""
-    while not storage.swap(generation_file(generation.number), sealed(asdict(generation)), None):
+    while not storage.swap(generation_file(generation.number), sealed(_as_record(generation)), None):
         # A record that differs only in its time is an interrupted commit of the same change: resume it. Do not reuse
         # the number of a different record, whose files may be about to be deleted.
         with contextlib.suppress(FormatError, StorageError):

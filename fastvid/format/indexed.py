@@ -85,10 +85,12 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
         member = by_suffix.get(member_suffix(name))
         if member is None:
             raise FormatError(f"sample has no {member_suffix(name)} member")
-        proved = meta.get("proved") if name == PICTURES else None
+        # What a stream has of its own, such as depth that was copied beside cameras that were encoded.
+        told = meta.get("streams", {}).get(name, {"proved": meta.get("proved")} if name == PICTURES else {})
+        proved = told.get("proved")
         info, records = index_mp4(
             view[member.offset : member.offset + member.size],
-            conforms=bool(meta.get("conforms", False)),
+            conforms=bool(told.get("conforms", meta.get("conforms", False))),
             whole=isinstance(proved, dict) and proved.get("whole") is True,
         )
         if "fps" in meta:

@@ -11,6 +11,7 @@ and sufficient for every structure in which a packet refers only to packets befo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -219,3 +220,39 @@ def packet_offsets(records: RecordArray) -> list[int]:
     if not high.any():
         return low
     return [offset + (above << 32) for offset, above in zip(low, high.tolist(), strict=True)]
+
+
+# Cached: few combinations occur in a dataset, and each conversion to an enum costs as much as a cache look-up.
+@functools.lru_cache(maxsize=4096)
+def stream_info(
+    codec: int,
+    width: int,
+    height: int,
+    num_frames: int,
+    fps_num: int,
+    fps_den: int,
+    extradata: bytes,
+    range_: int,
+    matrix: int,
+    flags: int,
+    flow_bound: float,
+) -> StreamInfo:
+    """Return the description of a stream, given by the fields of its STREAM_DTYPE record.
+
+    Raises:
+        ValueError: If a field is invalid.
+    """
+    if min(width, height) < 2 or fps_num < 1:
+        raise ValueError(f"pictures of {width}x{height} at {fps_num}/{fps_den} frames per second")
+    return StreamInfo(
+        codec=Codec(codec),
+        width=width,
+        height=height,
+        num_frames=num_frames,
+        fps=Fraction(fps_num, fps_den),
+        extradata=extradata,
+        range=Range(range_),
+        matrix=Matrix(matrix),
+        flags=StreamFlag(flags),
+        flow_bound=flow_bound,
+    )

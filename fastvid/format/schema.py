@@ -43,6 +43,15 @@ FOREIGN: Final = "foreign"
 IN_PLACE: Final = "in-place"
 """Name of the profile that a generation records for a shard that lists videos which the dataset does not contain."""
 
+SIGNALS: Final = "signals"
+"""Entry of a generation's `extras`: what is known of each signal, by name; see `fastvid.format.annotations.signals`."""
+
+DEPTH: Final = "depth"
+"""Entry of a generation's `extras`: how levels become distances, by stream; see `fastvid.format.depth`."""
+
+LEROBOT: Final = "lerobot"
+"""Entry of a generation's `extras`, for a dataset of a LeRobot dataset: its ``info``, ``tasks``, and statistics."""
+
 # Bytes that FFmpeg may read past a packet's end (AV_INPUT_BUFFER_PADDING_SIZE in libavcodec/defs.h).
 INPUT_PADDING: Final = 64
 

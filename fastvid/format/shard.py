@@ -10,10 +10,8 @@ Instead of a tar a shard may have a list of videos that the dataset does not con
 
 from __future__ import annotations
 
-import functools
 import zlib
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +20,7 @@ from fastvid.errors import FormatError
 from fastvid.format.facts import has_audio
 from fastvid.format.in_place import ListedFile, Root, read_files
 from fastvid.format.indexed import index_crc32
-from fastvid.format.packets import PacketTable, StreamInfo
+from fastvid.format.packets import PacketTable, StreamInfo, stream_info
 from fastvid.format.records import RecordReader
 from fastvid.format.schema import (
     AUDIO_BLOCK,
@@ -35,9 +33,6 @@ from fastvid.format.schema import (
     PKT_MAGIC,
     SHARD_SUFFIXES,
     STREAM_DTYPE,
-    Codec,
-    Matrix,
-    Range,
     StreamFlag,
     check_version,
 )
@@ -52,6 +47,9 @@ _AUDIO: Final = RecordReader(AUDIO_DTYPE, "AudioMember")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
 _WHOLE: Final = int(StreamFlag.WHOLE)
 _UNCHECKED: Final = int(StreamFlag.UNCHECKED)
+_HEAD_BYTES: Final = 1 << 16  # one request: the index of 500 samples
+_SHARD_BYTES: Final = 1000  # of the object itself
+_LISTED_BYTES: Final = 600  # of a `ListedFile` with a path of 100 bytes (measured)
 _MOST_BYTES: Final = 2**63 - 1  # of a file, for the operating system
 _RESTORE: Final = "restore the file from a copy of the dataset, or run `fastvid index DIR` to index the videos again"
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
@@ -71,9 +69,9 @@ class ShardFolder:
     streams: tuple[str, ...] = (PICTURES, FLOW)
     root: Root | None = None
 
-    def open(self, stem: str, tar_sha256: str | None = None) -> Shard:
+    def open(self, stem: str, tar_sha256: str | None = None, *, whole: bool = True) -> Shard:
         """Open a shard, see `Shard`."""
-        return Shard(self.storage, stem, tar_sha256, streams=self.streams, root=self.root)
+        return Shard(self.storage, stem, tar_sha256, streams=self.streams, root=self.root, whole=whole)
 
 
 class Shard:
@@ -81,9 +79,9 @@ class Shard:
 
     Opening reads and checks the index: the header, the streams, the extradata and the position and checksums of audio,
     about 70 bytes of memory per sample and stream, and 24 per sample and 4 per second of audio. Packet tables, 20 bytes
-    per packet, are read and checked when they are used. On a local disk nothing else is in memory and nothing is
-    mapped, so a file that is cut while it is open is an error. From remote storage every process keeps the whole file,
-    about 6 MB per 1,000 samples of 300 frames, and checks all of it on opening.
+    per packet, are read and checked when they are used. Nothing is mapped, so a file that is cut while it is open is an
+    error. From remote storage without a node cache the whole file is kept in memory and checked on opening, about 6 MB
+    per 1,000 samples of 300 frames, unless the caller has no memory for it.
 
     Args:
         storage: The dataset's folder.
@@ -92,6 +90,7 @@ class Shard:
             default.
         streams: Names of the video streams of every sample.
         root: Where the videos are that the shard lists; None for a shard with a tar.
+        whole: Keep the whole file of a remote storage without a node cache; else its tables are requested one by one.
 
     Raises:
         StorageError: If the sidecar is missing.
@@ -109,6 +108,7 @@ class Shard:
         "_is_mute",
         "_num_packets",
         "_packets",
+        "_whole",
         "num_samples",
         "num_streams",
         "root",
@@ -126,9 +126,10 @@ class Shard:
         *,
         streams: tuple[str, ...] = (PICTURES, FLOW),
         root: Root | None = None,
+        whole: bool = True,
     ) -> None:
         self.storage, self.stem, self._file = storage, stem, f"{stem}.pkt"
-        self.streams, self.root = streams, root
+        self.streams, self.root, self._whole = streams, root, whole
         self._files: list[ListedFile] | None = None
         try:
             self._open(tar_sha256)
@@ -150,14 +151,33 @@ class Shard:
         return ShardFolder(self.storage, self.streams, self.root)
 
     @property
+    def nbytes(self) -> int:
+        """Memory that it takes, in bytes."""
+        files = 0 if self._files is None else _LISTED_BYTES * len(self._files)
+        return _SHARD_BYTES + len(self._index if self._copy is None else self._copy) + files
+
+    @property
     def data(self) -> str:
         """Name of the tar, or of the list of files."""
         return f"{self.stem}.{(SHARD_SUFFIXES if self.root is None else IN_PLACE_SUFFIXES)[0]}"
 
+    def _forget(self) -> bool:
+        """Forget what is known of the sidecar, and return whether reading it again may give other bytes."""
+        if not self.storage.discard(self._file):
+            return False
+        self._find()
+        return True
+
+    def _find(self) -> None:
+        """Find out from where the sidecar is read: its place, the node's cache, or a copy in memory."""
+        kept = not self.storage.copies or self.storage.keep(self._file)
+        self._copy = self.storage.map(self._file) if self._whole and not kept else None
+
     def _open(self, tar_sha256: str | None) -> None:
-        self._copy = self.storage.map(self._file) if self.storage.copies else None
+        self._find()
         size = self.storage.size(self._file) if self._copy is None else len(self._copy)
-        header = _HEADERS.read(self._bytes(0, _STREAMS_AT), 0) if size >= _STREAMS_AT else None
+        head = self._bytes(0, min(size, _HEAD_BYTES if self.storage.copies else _STREAMS_AT))
+        header = _HEADERS.read(head, 0) if size >= _STREAMS_AT else None
         if header is None or header.magic != PKT_MAGIC:
             raise FormatError("file is not a packet sidecar", file=self._file, hint=_REBUILD)
         check_version(header.major, header.minor, file=self._file)
@@ -174,7 +194,11 @@ class Shard:
                 f"packet sidecar has {size} bytes, its header says {expected}", file=self._file, hint=_REBUILD
             )
         self._num_packets = header.num_packets
-        self._index = self._bytes(0, self._packets)
+        rest = self._packets - len(head)
+        if self._copy is not None:
+            self._index = self._copy[: self._packets]
+        else:
+            self._index = memoryview(bytes(head[: self._packets]) + bytes(self._bytes(len(head), max(rest, 0))))
         if index_crc32(self._index) != header.index_crc32:
             raise FormatError("packet sidecar does not match its checksum", file=self._file, hint=_REBUILD)
         self.tar_sha256 = header.tar_sha256.hex()
@@ -202,7 +226,7 @@ class Shard:
         record = self._record(row, stream)
         start = self._extradata + record.extradata_offset
         try:
-            return _stream_info(
+            return stream_info(
                 record.codec,
                 record.width,
                 record.height,
@@ -227,8 +251,13 @@ class Shard:
         """
         record = self._record(row, stream)
         try:
-            records = np.frombuffer(self._table(record), PACKET_DTYPE)
-            return PacketTable(records, whole=bool(record.flags & _WHOLE))
+            try:
+                data = self._table(record)
+            except FormatError:
+                if not self._forget():
+                    raise
+                data = self._table(record)
+            return PacketTable(np.frombuffer(data, PACKET_DTYPE), whole=bool(record.flags & _WHOLE))
         except FormatError as error:
             raise error.at(shard=self.stem, row=row, stream=stream) from error
 
@@ -247,11 +276,12 @@ class Shard:
         record = self._record(row, stream)
         place = record.member_offset, record.member_size
         if self.root is None:
-            return StreamReader(self.storage, self.data, *place)
+            return StreamReader(self.storage, self.data, *place, content=self.tar_sha256)
         listed = self.file(row, stream)
         # Checksums find any change; without them the version must be the one that was indexed.
         version = listed.version if record.flags & _UNCHECKED else None
-        return StreamReader(*open_file(self.root.locate(listed.file)), *place, version)
+        content = repr((listed.file, listed.size, listed.tag, listed.modified))
+        return StreamReader(*open_file(self.root.locate(listed.file)), *place, version, content)
 
     def file(self, row: int, stream: str = "") -> ListedFile:
         """Return the file of a stream, of a shard of videos in place.
@@ -273,6 +303,19 @@ class Shard:
                 )
         return self._files[self._number(row, stream)]
 
+    def are_near(self, one: tuple[int, str], other: tuple[int, str]) -> bool:
+        """Return whether reading two streams, given as (row, stream), together may save a request.
+
+        Nothing is read to find out, so the answer may be no.
+        """
+        if self.root is not None:
+            files = self._files
+            return one == other or (
+                files is not None and files[self._number(*one)].file == files[self._number(*other)].file
+            )
+        (start, size), (begin, length), gap = self.member(*one), self.member(*other), self.storage.gap
+        return start <= begin + length + gap and begin <= start + size + gap
+
     def audio(self, row: int) -> BlockReader | None:
         """Return a reader of a sample's M4A; None if the sample has no audio.
 
@@ -287,7 +330,8 @@ class Shard:
         stop = first + 4 * -(-record.member_size // AUDIO_BLOCK)
         if stop > self._packets or record.member_offset + record.member_size > _MOST_BYTES:
             raise self._invalid("it points outside the shard", row, "audio")
-        reader = StreamReader(self.storage, self.data, record.member_offset, record.member_size)
+        place = record.member_offset, record.member_size
+        reader = StreamReader(self.storage, self.data, *place, content=self.tar_sha256)
         return BlockReader(reader, np.frombuffer(self._index[first:stop], "<u4").tolist())
 
     def audio_member(self, row: int) -> tuple[int, int] | None:
@@ -350,36 +394,6 @@ class Shard:
         if self._copy is not None:
             return self._copy[offset : offset + size]
         data = memoryview(bytearray(size))
-        self.storage.read_into(self._file, [(offset, data)])
+        if size:
+            self.storage.read_into(self._file, [(offset, data)])
         return data.toreadonly()
-
-
-# Cached: few combinations occur in a dataset, and each conversion to an enum costs as much as a cache look-up.
-@functools.lru_cache(maxsize=4096)
-def _stream_info(
-    codec: int,
-    width: int,
-    height: int,
-    num_frames: int,
-    fps_num: int,
-    fps_den: int,
-    extradata: bytes,
-    range_: int,
-    matrix: int,
-    flags: int,
-    flow_bound: float,
-) -> StreamInfo:
-    if min(width, height) < 2 or fps_num < 1:
-        raise ValueError(f"pictures of {width}x{height} at {fps_num}/{fps_den} frames per second")
-    return StreamInfo(
-        codec=Codec(codec),
-        width=width,
-        height=height,
-        num_frames=num_frames,
-        fps=Fraction(fps_num, fps_den),
-        extradata=extradata,
-        range=Range(range_),
-        matrix=Matrix(matrix),
-        flags=StreamFlag(flags),
-        flow_bound=flow_bound,
-    )

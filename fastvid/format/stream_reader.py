@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from fastvid.errors import ChecksumError, FormatError
 from fastvid.format.schema import AUDIO_BLOCK
 from fastvid.storage import Storage
 from fastvid.storage.version import Version
+
+T = TypeVar("T")
 
 
 class StreamReader:
@@ -20,26 +24,56 @@ class StreamReader:
         start: First byte of the stream in the file.
         size: Bytes of the stream.
         version: The version that the file must have; any by default.
+        content: Identifies the bytes of the file for the node's cache of videos.
 
     Raises:
         StorageError: The file is missing, ends inside a range, or is of another version.
 
     Attributes:
+        start: First byte of the stream in the file.
         size: Bytes of the stream.
         gap: Packets at most this many bytes apart are better read together, see `Storage`.
-        requests: Ranges that were read.
+        requests: Ranges that were read from the storage.
     """
 
-    __slots__ = ("_file", "_start", "_storage", "_version", "gap", "requests", "size")
+    __slots__ = ("_content", "_file", "_storage", "_version", "gap", "requests", "size", "start")
 
-    def __init__(self, storage: Storage, file: str, start: int, size: int, version: Version | None = None) -> None:
-        self._storage, self._file, self._start, self._version = storage, file, start, version
+    def __init__(
+        self, storage: Storage, file: str, start: int, size: int, version: Version | None = None, content: str = ""
+    ) -> None:
+        self._storage, self._file, self.start, self._version = storage, file, start, version
+        self._content = content
         self.size, self.gap, self.requests = size, storage.gap, 0
 
     def __call__(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        units = self._storage.units
+        if units is None or not self._content:
+            self._fetch(ranges)
+        else:
+            units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
+
+    def checked(self, read: Callable[[], T]) -> T:
+        """Run a function that reads and checks; if the check fails, and the node's cache may be wrong, once more.
+
+        Raises:
+            ChecksumError: If the check fails again, or for bytes that were not in a cache.
+        """
+        try:
+            return read()
+        except ChecksumError:
+            units = self._storage.units
+            if units is None or not self._content:
+                raise
+            units.forget(f"{self._content}\0{self.start}", self.size)
+            return read()
+
+    def read_file(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """Read ranges of the file, also outside the stream."""
         self.requests += len(ranges)
-        moved = [(self._start + offset, view) for offset, view in ranges]
-        self._storage.read_into(self._file, moved, self._version)
+        self._storage.read_into(self._file, ranges, self._version)
+
+    def _fetch(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        self.read_file([(self.start + offset, view) for offset, view in ranges])
 
 
 class BlockReader:
@@ -84,14 +118,18 @@ class BlockReader:
     def _load(self, first: int, last: int) -> None:
         start, stop = first * AUDIO_BLOCK, min((last + 1) * AUDIO_BLOCK, self.size)
         data = bytearray(stop - start)
+        self._read.checked(partial(self._fill, start, data))
+        for block in range(first, last + 1):
+            self._blocks[block] = bytes(data[(block - first) * AUDIO_BLOCK :][:AUDIO_BLOCK])
+
+    def _fill(self, start: int, data: bytearray) -> None:
         self._read([(start, memoryview(data))])
         self.bytes_read += len(data)
-        for block in range(first, last + 1):
-            part = bytes(data[(block - first) * AUDIO_BLOCK :][:AUDIO_BLOCK])
-            if (found := zlib.crc32(part)) != self._checksums[block]:
+        for at in range(0, len(data), AUDIO_BLOCK):
+            block, found = (start + at) // AUDIO_BLOCK, zlib.crc32(data[at : at + AUDIO_BLOCK])
+            if found != self._checksums[block]:
                 raise ChecksumError(
                     f"audio has checksum {found:08x}, the index says {self._checksums[block]:08x}",
                     hint="run `fastvid verify`: the shard was damaged or replaced",
                     block=block,
                 )
-            self._blocks[block] = part

@@ -236,7 +236,8 @@ def test_a_wrong_copy_in_the_node_cache_is_fetched_again_once(store, tmp_path, p
             server.files[file] = store.read(file)
 
         def opened():
-            return Shard(open_storage(server.url, options=options), "data-000000").table(0).records.tobytes()
+            shard = Shard(open_storage(server.url, options=options), "data-000000")
+            return [shard.table(row).records.tobytes() for row in range(shard.num_samples)]
 
         def fetched():
             return sum(seen.method == "GET" for seen in server.log)

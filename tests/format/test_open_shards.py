@@ -1,0 +1,111 @@
+"""Open shards stay within a limit of memory, and are the same shards when they are opened again."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from fastvid.format.dataset import Dataset
+from fastvid.format.open_shards import OpenShards
+from fastvid.format.shard import Shard
+from fastvid.storage import RemoteOptions, open_storage
+from tests.datasets import make_clip, pack
+
+
+class Open:
+    """Opens shards that take some memory, which may grow, and notes how."""
+
+    def __init__(self, nbytes=10):
+        self.nbytes, self.calls = nbytes, []
+
+    def __call__(self, key):
+        def open_shard(whole):
+            self.calls.append((key, whole))
+            return type("Fake", (), {"nbytes": self.nbytes, "key": key})()
+
+        return open_shard
+
+
+def test_shards_used_least_recently_are_closed():
+    opens, shards = Open(), OpenShards(30)
+    for key in (1, 2, 3, 1, 4, 1, 2):
+        assert shards.get(key, opens(key)).key == key
+    assert opens.calls == [(1, True), (2, True), (3, True), (4, True), (2, False)]
+    assert len(shards) == 3
+    assert 3 not in shards
+
+
+def test_memory_is_flat_over_many_shards():
+    opens, shards = Open(1000), OpenShards(50_000)
+    for key in range(10_000):
+        shards.get(key, opens(key))
+    assert len(shards) == 50
+
+
+def test_a_shard_that_grows_is_counted_and_one_shard_always_stays():
+    opens, shards = Open(), OpenShards(30)
+    first = shards.get(1, opens(1))
+    shards.get(2, opens(2))
+    first.nbytes = 1000
+    shards.get(1, opens(1))
+    shards.get(3, opens(3))
+    assert [key in shards for key in (1, 2, 3)] == [False, False, True]
+    opens.nbytes = 10**6
+    assert shards.get(4, opens(4)).key == 4
+    assert len(shards) == 1
+
+
+def test_threads_that_open_a_shard_at_once_get_the_same_one():
+    gate, shards, found = threading.Barrier(8), OpenShards(1000), []
+
+    def open_shard(_whole):
+        gate.wait(10)
+        return type("Fake", (), {"nbytes": 10})()
+
+    threads = [threading.Thread(target=lambda: found.append(shards.get(1, open_shard))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == len(shards) == 1
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("open")
+    clips = [make_clip(folder / f"{n}.mp4", frames=20 + n) for n in range(2)]
+    return pack(folder / "set", [[(f"c{shard}{n}", clips[n % 2], 0) for n in range(5)] for shard in range(6)])
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_limit_does_not_change_what_is_read(local, tmp_path, cache):
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+    from tests.storage.faulty import FaultyServer
+
+    expected = [
+        (Shard(local, f"data-{shard:06d}").info(row), Shard(local, f"data-{shard:06d}").table(row).records.tobytes())
+        for shard in range(6)
+        for row in range(5)
+    ]
+    with FaultyServer() as server:
+        for name in local.list():
+            server.files[name] = local.read(name)
+        dataset = Dataset(server.url)
+        dataset.storage = open_storage(server.url, options=RemoteOptions(cache=tmp_path if cache else ""))
+        dataset._shards = OpenShards(3000)
+        for _ in range(2):
+            found = [
+                (dataset.shard(shard).info(row), dataset.shard(shard).table(row).records.tobytes())
+                for shard in range(6)
+                for row in range(5)
+            ]
+            assert found == expected
+        assert sum(dataset.is_open(shard) for shard in range(6)) < 6
+        reads = [seen for seen in server.gets() if seen.name.endswith(".pkt")]
+        size = {name: len(data) for name, data in server.files.items()}
+        if cache:
+            assert sorted(seen.name for seen in reads) == [f"data-{shard:06d}.pkt" for shard in range(6)]
+        else:
+            # When memory was full, tables were read one by one.
+            assert any(seen.body < size[seen.name] / 4 for seen in reads)
