@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fastvid.load.order.blocks import BlockShuffle as BlockShuffle
     from fastvid.load.order.buckets import Buckets as Buckets
     from fastvid.load.order.epoch import ClassBalanced as ClassBalanced
+    from fastvid.load.order.every_frame import EveryFrame as EveryFrame
     from fastvid.load.order.mixture import Mixture as Mixture
     from fastvid.load.order.packed import Packed as Packed
     from fastvid.sharding.job.job import run_job as shard
@@ -66,6 +67,7 @@ _HOMES = {
     "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
     "Erasing": "fastvid.load.after.erasing",
+    "EveryFrame": "fastvid.load.order.every_frame",
     "ExactSampler": "fastvid.load.exact_sampler",
     "FastvidError": "fastvid.errors",
     "GaussianBlur": "fastvid.load.after.blur",
@@ -108,6 +110,7 @@ __all__ = [
     "Deltas",
     "Dense",
     "Erasing",
+    "EveryFrame",
     "ExactSampler",
     "FastvidError",
     "GaussianBlur",

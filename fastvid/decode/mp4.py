@@ -26,6 +26,7 @@ _ENTRIES: Final = {
     Codec.H264: (b"avc1", b"avcC"),
     Codec.HEVC: (b"hvc1", b"hvcC"),
     Codec.VP9: (b"vp09", b"vpcC"),
+    Codec.AV1: (b"av01", b"av1C"),
     Codec.MJPEG: (b"mp4v", b"esds"),
 }
 _ESDS_JPEG: Final = 0x6C  # object type of the MP4 registration authority
@@ -114,7 +115,8 @@ def _constant(info: StreamInfo) -> tuple[bytes, bytes, bytes]:
     elif info.codec is Codec.MJPEG:
         config = _full(configuration, _esds())
     else:
-        if info.extradata[:1] != b"\x01":
+        # The first byte is the version, in AV1 behind a marker bit.
+        if info.extradata[:1] != (b"\x81" if info.codec is Codec.AV1 else b"\x01"):
             raise FormatError(f"extradata of {info.codec.label} is not a {configuration.decode()} record")
         config = _box(configuration, info.extradata)
     # Reserved, data reference 1; pre-defined and reserved; size; 72 dpi twice; one frame per sample; no name; depth 24.

@@ -25,16 +25,16 @@ from typing import Any, Final
 
 import av
 import numpy as np
+import numpy.typing as npt
 from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.request import Box, DecoderOutput, EncodedClip, FrameOrder, Planes, Rgb
+from fastvid.decode.request import Box, DecoderOutput, EncodedClip, FrameOrder, Levels, Planes, Rgb
 from fastvid.decode.swscale import RgbConverter
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
-from fastvid.runtime.arrays import UInt8Array
 
 # libavcodec's native "av1" decoder requires hardware.
 _DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for codec in Codec}
@@ -56,7 +56,7 @@ class PyAvDecoder:
     """
 
     max_clips: Final = 1
-    outputs: Final = frozenset({Planes, Rgb})
+    outputs: Final = frozenset({Planes, Levels, Rgb})
 
     def __init__(self, *, max_contexts: int = 32) -> None:
         if max_contexts < 1:
@@ -99,13 +99,17 @@ class PyAvDecoder:
                 _check_shape(output.data.shape, (3, len(frames), *request.size))
                 converter.begin(clip.info, request, output.data)
                 self._run(clip, _FrameWriter(clip, places, converter, converter.write))
-                written: tuple[UInt8Array, ...] = tuple(output.data)
+                written: tuple[npt.NDArray[Any], ...] = tuple(output.data)
             elif isinstance(output, Planes):
                 _check_shape(output.y.shape, (len(frames), request.box.height, request.box.width))
                 self._run(clip, _FrameWriter(clip, places, converter, _planes_writer(output, request.box)))
-                written = (output.y, output.u, output.v)
+                written = output.arrays
+            elif isinstance(output, Levels):
+                _check_shape(output.data.shape, (len(frames), request.box.height, request.box.width))
+                self._run(clip, _FrameWriter(clip, places, None, _levels_writer(output, request.box)))
+                written = output.arrays
             else:
-                raise UsageError(f"PyAV writes Planes and Rgb, not {type(output).__name__}")
+                raise UsageError(f"PyAV writes Planes, Levels and Rgb, not {type(output).__name__}")
         except DecodeError as error:
             error.at(shard=clip.shard or None, key=clip.key or None)
             return error
@@ -169,7 +173,7 @@ def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
 
 
 Write = Callable[[VideoFrame, int], None]
-"""Copies or converts an 8-bit 4:2:0 frame to a position of the output."""
+"""Copies or converts a frame, 8-bit 4:2:0 except for `Levels`, to a position of the output."""
 
 
 class _FrameWriter:
@@ -177,10 +181,10 @@ class _FrameWriter:
 
     __slots__ = ("_convert", "_info", "_keys", "_order", "_places", "_write")
 
-    def __init__(self, clip: EncodedClip, places: dict[int, int], converter: RgbConverter, write: Write) -> None:
+    def __init__(self, clip: EncodedClip, places: dict[int, int], converter: RgbConverter | None, write: Write) -> None:
         if not clip.keys[0]:
             raise DecodeError("first packet of the plan is not a key packet", frame=int(clip.shows[0]))
-        self._convert = converter.to_420
+        self._convert = None if converter is None else converter.to_420
         self._write = write
         self._info = clip.info
         shows = clip.shows
@@ -209,7 +213,7 @@ class _FrameWriter:
             )
         if not wanted:
             return
-        if frame.format.name not in _FORMATS_420:
+        if self._convert is not None and frame.format.name not in _FORMATS_420:
             frame = self._convert(frame, info)
         self._write(frame, self._places[number])
 
@@ -230,6 +234,20 @@ def _planes_writer(planes: Planes, box: Box) -> Write:
         for plane, (target, y, x, shape) in zip(frame.planes, copies, strict=True):
             pitch = plane.line_size
             target[place] = np.ndarray(shape, np.uint8, plane, y * pitch + x, (pitch, 1))
+
+    return write
+
+
+def _levels_writer(levels: Levels, box: Box) -> Write:
+    shape = (box.height, box.width)
+
+    def write(frame: VideoFrame, place: int) -> None:
+        luma = frame.format.components[0]
+        if luma.bits <= 8 or frame.format.is_rgb or frame.format.is_big_endian:
+            raise DecodeError(f"pictures of format {frame.format.name} have no luma of more than 8 bits")
+        plane: Any = frame.planes[0]
+        pitch = plane.line_size
+        levels.data[place] = np.ndarray(shape, np.uint16, plane, box.y * pitch + 2 * box.x, (pitch, 2))
 
     return write
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
@@ -49,6 +50,7 @@ class ClipRequest:
         size: Output height and width in pixels; equal to the box's if nothing is resized.
         flip: Whether to mirror left and right after the crop.
         stream: Name of the sample's video stream.
+        levels: Whether to deliver luma of more than 8 bits as it is, as `Levels`, instead of a picture.
     """
 
     sample: int
@@ -57,6 +59,7 @@ class ClipRequest:
     size: tuple[int, int]
     flip: bool = False
     stream: str = "rgb"
+    levels: bool = False
 
     def __post_init__(self) -> None:
         if self.frames.ndim != 1 or not len(self.frames) or self.frames.dtype != np.int64:
@@ -153,6 +156,43 @@ class Planes:
             buffer[luma + chroma : luma + 2 * chroma].reshape(half),
         )
 
+    @property
+    def arrays(self) -> tuple[UInt8Array, ...]:
+        """All planes."""
+        return self.y, self.u, self.v
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Levels:
+    """Output for cropped luma of more than 8 bits, neither resized nor flipped.
+
+    Attributes:
+        data: uint16 [T, h, w].
+    """
+
+    data: npt.NDArray[np.uint16]
+
+    def __repr__(self) -> str:
+        return f"Levels({self.data.shape})"
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.uint16], ...]:
+        """The only plane."""
+        return (self.data,)
+
+
+def packed_size(request: ClipRequest) -> int:
+    """Return the bytes of a clip's `Planes`, or `Levels` if it asks for them."""
+    count = len(request.frames)
+    return 2 * count * request.box.height * request.box.width if request.levels else Planes.nbytes(count, request.box)
+
+
+def packed(buffer: UInt8Array, request: ClipRequest) -> Planes | Levels:
+    """Return views of a flat uint8 buffer of `packed_size` bytes: `Levels` if the clip asks for them, or `Planes`."""
+    if not request.levels:
+        return Planes.packed(buffer, len(request.frames), request.box)
+    return Levels(buffer.view(np.uint16).reshape(len(request.frames), request.box.height, request.box.width))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rgb:
@@ -213,7 +253,7 @@ class DevicePlanes:
         return f"DevicePlanes({tuple(self.y.shape)} on {self.y.device})"
 
 
-DecoderOutput = Planes | Rgb | DeviceRgb | DevicePlanes
+DecoderOutput = Planes | Levels | Rgb | DeviceRgb | DevicePlanes
 
 
 @runtime_checkable
@@ -227,7 +267,7 @@ class Decoder(Protocol):
     """Maximum number of clips per call: many for batch decoders, one for packet decoders."""
 
     outputs: frozenset[type]
-    """The types among `Planes`, `Rgb`, `DeviceRgb` and `DevicePlanes` that it can write."""
+    """The types among `Planes`, `Levels`, `Rgb`, `DeviceRgb` and `DevicePlanes` that it can write."""
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """Decode each clip into the output with the same index.

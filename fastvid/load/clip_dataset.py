@@ -25,13 +25,14 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.batch.annotations import RowAnnotations
 from fastvid.load.batch.batch import Assembler, Batch
 from fastvid.load.batch.multi_hot import MultiHot
+from fastvid.load.batch.signal_rows import SignalRows, SignalsAsked
 from fastvid.load.batch.text import Text
 from fastvid.load.batch.video import video_spec
 from fastvid.load.clips.clip import BatchRow, Clip, as_clips, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, BatchPlanner, add_location, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.rules import ClipRules, Crops, Frames
-from fastvid.load.clips.streams import check_streams
+from fastvid.load.clips.streams import check_streams, depth_of
 from fastvid.load.memory.device import LoaderStream, resolve
 from fastvid.load.options import Output, Workers
 from fastvid.load.order.batches import Share
@@ -90,6 +91,7 @@ class ClipDataset(MapStyle[ClipRow]):
         fields: Annotation columns to deliver in the row's "fields".
         text: The row's "text", see `ClipLoader`.
         labels: The row's "labels", see `ClipLoader`.
+        signals: Signals of the row, see `ClipLoader`.
         decoder: Name of a back-end that decodes on the CPU, or a `Backend`.
         output: The form of the video tensors.
 
@@ -105,11 +107,12 @@ class ClipDataset(MapStyle[ClipRow]):
         frames: Frames,
         spatial: Crops,
         seed: int = 0,
-        streams: Sequence[str] | str = ("rgb",),
+        streams: Sequence[str] | str | None = None,
         flow_stack: int = 1,
         fields: Sequence[str] = (),
         text: Text | None = None,
         labels: MultiHot | None = None,
+        signals: SignalsAsked = (),
         decoder: str | Backend = "pyav",
         output: Output = Output(),
     ) -> None:
@@ -118,6 +121,8 @@ class ClipDataset(MapStyle[ClipRow]):
         self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
         self.seed, self.epoch = check_integer("seed", seed, 0, 2**64 - 1), 0
         self.decoder, self.annotations = decoder, RowAnnotations.of(dataset, fields, text, labels)
+        self._depth = depth_of(dataset, self.streams)
+        self.signals = SignalRows.of(dataset, frames, self.streams, signals, views=False)
         self._opened: _Opened | None = None
         self._open()  # reports a wrong argument here, not in a worker process
 
@@ -174,10 +179,13 @@ class ClipDataset(MapStyle[ClipRow]):
             spec = video_spec(self.rules, self.output, stream, "stack" if fixed else "list")
             has = (self.streams, self.flow_stack)
             # Several rows may be of one video.
-            shape = BatchShape(spec, self.output.dtype, *has, views=False, clips_per_video=2, planned=False)
+            shape = BatchShape(
+                spec, self.output.dtype, *has, views=False, clips_per_video=2, planned=False, depth=self._depth
+            )
             backends = ActiveBackends(shape, 1, Workers(num_threads=1))
             backends.use(choose_backends(self.decoder, stream.device))
-            assembler = Assembler(stream, self.streams, (), False, self.annotations, stage=None, seed=0, epoch=0)
+            parts = (stream, self.streams, (), False, self.annotations)
+            assembler = Assembler(*parts, stage=None, seed=0, epoch=0, signals=self.signals)
             self._opened = _Opened(os.getpid(), backends, assembler, prefetch_threads(self.dataset))
         return self._opened
 
@@ -185,7 +193,8 @@ class ClipDataset(MapStyle[ClipRow]):
         opened = self._open()
         parts = (self.rules, seed, epoch, opened.backends.backend, self.streams, self.flow_stack)
         order = _Visited(visits, seed, epoch)
-        planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), join=opened.backends.join)
+        clips = ClipPlanner(*parts, depth=frozenset(self._depth))
+        planner = BatchPlanner(self.dataset, order, clips, join=opened.backends.join)
         positions = np.array([visit.position for visit in visits], dtype=np.int64)
         plan = planner.plan(Share(visits[0].start, visits[0].stop, positions))
         for error in plan.errors.values():

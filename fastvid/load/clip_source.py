@@ -12,6 +12,7 @@ from fastvid.load.after.chain import AnyTransform, TransformChain
 from fastvid.load.batch.annotations import RowAnnotations
 from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.patches import Patches
+from fastvid.load.batch.signal_rows import SignalRows
 from fastvid.load.batch.sound import SoundMemory
 from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import Collate, check_collate, video_spec
@@ -20,7 +21,7 @@ from fastvid.load.clips.clip_sizes import varying_sizes
 from fastvid.load.clips.plan import BatchPlanner, prefetch_threads
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.clips.rules import ClipRules
-from fastvid.load.clips.streams import streams_text
+from fastvid.load.clips.streams import depth_of, streams_text
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
 from fastvid.load.memory.device import LoaderStream
 from fastvid.load.options import Output, Workers
@@ -48,6 +49,7 @@ class ClipSource:
         views: Several clips and crops of each video; None for one.
         audio: The sound of each clip; None for none.
         annotations: Entries that come from the annotations.
+        signals: Entries that come from the signals; None for none.
         after: Transforms of RGB.
         collate: How clips become one tensor.
         output: The form of the video tensors.
@@ -73,6 +75,7 @@ class ClipSource:
         views: Views | None,
         audio: Audio | None,
         annotations: RowAnnotations,
+        signals: SignalRows | None,
         after: Sequence[AnyTransform],
         collate: Collate,
         output: Output,
@@ -92,15 +95,18 @@ class ClipSource:
         patches = Patches(batches.patch, batches.merge, output.layout) if isinstance(batches, Packed) else None
         collate = check_collate(collate, streams, views=views is not None, batches=batches)
         spec = video_spec(rules, output, stream, collate)
-        self._after = TransformChain.of(after, streams)
+        self._depth = depth_of(dataset, streams)
+        self._after = TransformChain.of(after, streams, self._depth)
         stage = None if self._after is None else TransformStage(self._after, spec)
         made = (streams, () if views is None else (views.num_views,), collate == "pad", annotations, stage)
-        self.assembler = Assembler(stream, *made, seed=0, epoch=0, patches=patches)
+        self.assembler = Assembler(stream, *made, seed=0, epoch=0, patches=patches, signals=signals, depth=self._depth)
         self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
         required = collate == "pad" and world.size > 1
-        self._clip_sizes = None if batches else varying_sizes(dataset, rules, required=required)
+        self._clip_sizes = None if batches else varying_sizes(dataset, rules, streams, required=required)
         has = (streams, flow_stack, views is not None, clips_per_video, isinstance(batches, Buckets))
-        self.backends = ActiveBackends(BatchShape(spec, output.dtype, *has, stage), self.num_threads, workers)
+        self.backends = ActiveBackends(
+            BatchShape(spec, output.dtype, *has, stage, self._depth), self.num_threads, workers
+        )
         if decoder != "auto":
             self.backends.use(choose_backends(decoder, stream.device))
 
@@ -117,6 +123,7 @@ class ClipSource:
         own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
         own |= {} if self.audio is None else {"audio": repr(self.audio)}
         own |= self.annotations.fingerprint
+        own |= {} if self.assembler.signals is None else {"signals": self.assembler.signals.text}
         return own if self._after is None else own | {"after": repr(self._after)}
 
     def run(self, seed: int, epoch: int, position: int) -> BatchPipeline:
@@ -124,7 +131,8 @@ class ClipSource:
         backends = self.backends
         order, batches = self.plans.orders.order(seed, epoch), self.plans.epoch(seed, epoch)
         parts = (self.rules, seed, epoch, backends.backend, self.streams, self.flow_stack)
-        planner = BatchPlanner(self.dataset, order, ClipPlanner(*parts), clip_sizes=self._clip_sizes)
+        clips = ClipPlanner(*parts, depth=frozenset(self._depth))
+        planner = BatchPlanner(self.dataset, order, clips, clip_sizes=self._clip_sizes)
         if backends.backend is AUTO:
             backends.decide(planner.plan(next(batches.shares(position))).clips, self.world)
         one = replace(planner.clips, backend=backends.backend, views=self.views or ONE_VIEW, audio=self.audio)

@@ -26,6 +26,7 @@ from fastvid.load.after.chain import AnyTransform
 from fastvid.load.batch.annotations import RowAnnotations
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.multi_hot import MultiHot
+from fastvid.load.batch.signal_rows import SignalRows, SignalsAsked
 from fastvid.load.batch.text import Text
 from fastvid.load.batch.video import Collate
 from fastvid.load.clip_source import ClipSource
@@ -64,15 +65,15 @@ class ClipLoader(IterableDataset[Batch]):
     It shares batches among the ranks and starts workers itself, so a trainer must do neither; iterating then is an
     error that says what to change.
 
-    Threads live only as long as an iteration. A process may fork between iterations. A child forked during one has no
-    threads, so continuing the iteration there is an error: start the iteration in the child, or use spawn.
+    Threads live only as long as an iteration. A process may fork between iterations, but not continue one in a child.
 
     Args:
         dataset: The samples; a `Mixture` for several datasets. A `torch.utils.data.Subset` selects samples.
         frames: The frame sampler: `Segments`, `Dense`, `Uniform`; in seconds `AtFps`, `Window`, `Deltas`; or your own.
             For a mixture one of all datasets, or a mapping with one for each by name.
         spatial: One crop, `Resize` or `Native`, and at most one flip. For a mixture of all, or a mapping by name.
-        streams: Video streams of each sample, "rgb", "flow", or both, of the same pixels; the first is `Batch.video`.
+        streams: Video streams of each sample: "rgb", "flow", or both, of the same pixels; or cameras, whose frames show
+            the same moments. All pictures by default. The first is `Batch.video`.
         flow_stack: Flows per frame, L: half before and half after it.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
         global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`.
@@ -102,6 +103,8 @@ class ClipLoader(IterableDataset[Batch]):
         fields: Annotation columns to deliver in `Batch.fields`.
         text: Column of the text to deliver in `Batch.text`, chosen among several and sometimes dropped.
         labels: Column of several labels per sample, to deliver in `Batch.labels`; `loader.labels.classes` names them.
+        signals: Numbers that the dataset has for every frame, in entries of their names, [B, T] or [B, T, A]: of items
+            around each, ``{"action": Deltas([0.0, 0.1])}``; of a list of names those of the frames that a clip shows.
         after: Transforms of RGB on the device, before normalisation, in this order: `ColorJitter`, `RandAugment`,
             `Erasing`, `GaussianBlur`, `Grayscale`, your own `ClipTransform`, or any callable of one clip [T, 3, H, W].
             They depend on the seed, the epoch and the position of the clip.
@@ -124,7 +127,7 @@ class ClipLoader(IterableDataset[Batch]):
         spatial: Crops,
         global_batch_size: int | None = None,
         batches: Buckets | Packed | None = None,
-        streams: Sequence[str] | str = ("rgb",),
+        streams: Sequence[str] | str | None = None,
         flow_stack: int = 1,
         views: Views | None = None,
         group_size: int = 1,
@@ -142,6 +145,7 @@ class ClipLoader(IterableDataset[Batch]):
         fields: Sequence[str] = (),
         text: Text | None = None,
         labels: MultiHot | None = None,
+        signals: SignalsAsked = (),
         after: Sequence[AnyTransform] = (),
         output: Output = Output(),
         workers: Workers = Workers(),
@@ -167,6 +171,7 @@ class ClipLoader(IterableDataset[Batch]):
             views=views,
             audio=audio,
             annotations=annotations,
+            signals=SignalRows.of(dataset, frames, streams, signals, views=views is not None),
             after=after,
             collate=collate,
             output=output,
@@ -177,9 +182,8 @@ class ClipLoader(IterableDataset[Batch]):
         )
         self.labels = None if annotations.labels is None else annotations.labels.labels
         self.workers, self.num_threads = workers, self._source.num_threads
-        self.stats = LoaderStats(
-            num_threads=self.num_threads, cores=available_cores(), num_frames=rules.num_frames or 0
-        )
+        self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
+        self.stats.num_frames = rules.num_frames or 0
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
@@ -198,10 +202,8 @@ class ClipLoader(IterableDataset[Batch]):
         return self.steps_per_epoch
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        raise UsageError(
-            "a ClipLoader was sent to another process",
-            hint="use num_workers=0, or make the loader in the process that iterates over it",
-        )
+        hint = "use num_workers=0, or make the loader in the process that iterates over it"
+        raise UsageError("a ClipLoader was sent to another process", hint=hint)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -304,11 +306,8 @@ class ClipLoader(IterableDataset[Batch]):
             self._source.backends.restore(str(state["decoder"]))
 
     def cached(self, num_batches: int = 2) -> Iterator[Batch]:
-        """Yield the next `num_batches` batches over and over, for as many batches as one ``for``: measures how fast the
-        loop would be if data were free. Sets `stats.ceiling` (clips/s) at the end; the loader's position is unchanged.
-
-        Args:
-            num_batches: Distinct batches to repeat, at least 1.
+        """Yield the next `num_batches` >= 1 batches over and over, for as many batches as one ``for``: measures how
+        fast the loop would be if data were free. Sets `stats.ceiling` (clips/s) at the end; the position is unchanged.
         """
         place, total, begun, clips = (self._seed, self._epoch, self._position), self.steps_left, 0.0, 0
         held = list(itertools.islice(self, num_batches))
@@ -361,6 +360,7 @@ class ClipLoader(IterableDataset[Batch]):
                 else:
                     step.wait_seconds = waited
                 step.copy_seconds = self._copies.seconds()
+                step.take_traffic()
                 self.stats.step = step
                 self.stats.total.add(step)
                 del work

@@ -145,7 +145,7 @@ def test_damaged_sound_masks_its_row_or_is_an_error_that_names_it(clicks, copied
     video = clicks["alac-44100"]
     reader = video._shard.audio(video._row)._read
     data = bytearray(copied.read("data-000000.tar"))
-    middle = reader._start + reader.size // 2
+    middle = reader.start + reader.size // 2
     data[middle : middle + 200_000] = bytes(200_000)
     copied.write("data-000000.tar", bytes(data))
     options = {"frames": fastvid.Uniform(4), "global_batch_size": 5, "workers": workers}

@@ -41,7 +41,7 @@ def member(dataset, key):
     """Return the offset and size of a sample's M4A in the tar."""
     video = dataset[key]
     record = video._shard.audio(video._row)._read
-    return record._start, record.size
+    return record.start, record.size
 
 
 def damage(store, offset, change):

@@ -34,6 +34,7 @@ class MemoryStorage:
 
     gap = 8 * 1024
     concurrency = 1
+    units = None
 
     def __init__(self):
         self.files = {}
@@ -82,6 +83,7 @@ class FakeDataset:
     width."""
 
     streams = ("rgb",)
+    depth: ClassVar = {}
     selection = ""
 
     def __init__(

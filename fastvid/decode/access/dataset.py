@@ -15,6 +15,7 @@ from fastvid.decode.access.summary import class_table, dataset_facts
 from fastvid.decode.access.video import Video
 from fastvid.errors import FastvidError, SampleNotFoundError
 from fastvid.format.dataset import Dataset
+from fastvid.format.schema import PICTURES
 from fastvid.report.fragment import fragment, missing_tile, tile, tiles
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt8Array
 from fastvid.runtime.checks import check_integer
@@ -66,6 +67,7 @@ class VideoDataset(Dataset, Shown):
             label=label,
             class_name=self.classes[label] if 0 <= label < len(self.classes) else None,
             annotations=(self.annotations, int(self.rows[number])),
+            stream=PICTURES if PICTURES in self.streams else self.streams[0],
         )
 
     def __iter__(self) -> Iterator[Video]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -26,7 +27,7 @@ from fastvid.format.flow import to_pixels
 from fastvid.format.listed_samples import whole_file
 from fastvid.format.mp4.audio import load_track
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, Codec, StreamFlag
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, FLOW, Codec, StreamFlag
 from fastvid.format.shard import Shard
 from fastvid.report.fragment import fragment, missing_tile, player, tiles
 from fastvid.runtime.arrays import Float32Array, UInt8Array
@@ -78,6 +79,25 @@ class Video(Shown):
         # Another process needs one row of the annotations, not all.
         table, row = self._annotations
         return self.__dict__ | {"_annotations": (table.take([row]), 0)}
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the sample's streams of pictures; ("rgb",) unless there are several cameras."""
+        return tuple(name for name in self._shard.streams[: self._shard.num_streams] if name != FLOW)
+
+    def camera(self, name: str) -> Video:
+        """Return the video of another camera of the same sample.
+
+        Raises:
+            UsageError: If there is no such camera.
+        """
+        if name not in self.cameras:
+            raise UsageError(
+                f"sample has no camera {name!r}", key=self.key, hint=f"use one of {', '.join(self.cameras)}"
+            )
+        other = copy.copy(self)
+        other.stream, other.info = name, self._shard.info(self._row, name)
+        return other
 
     def __len__(self) -> int:
         return self.info.num_frames

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastvid.errors import UsageError
+from fastvid.format.schema import FLOW
 from fastvid.load.after.callables import CallableTransform
 from fastvid.load.after.transform import ClipTransform, TransformDraws
 from fastvid.load.order.random_draws import Draws
@@ -29,12 +30,15 @@ class TransformChain:
     transforms: tuple[ClipTransform, ...]
 
     @classmethod
-    def of(cls, after: Sequence[AnyTransform], streams: Sequence[str]) -> TransformChain | None:
+    def of(
+        cls, after: Sequence[AnyTransform], streams: Sequence[str], depth: Collection[str] = ()
+    ) -> TransformChain | None:
         """Build the chain of a user's list; None if it is empty.
 
         Args:
             after: Transforms with `draw` and `apply`; any other callable is called clip by clip.
             streams: The streams of the loader.
+            depth: Those of them that show depth.
 
         Raises:
             UsageError: If an element is neither, or cannot be used with these streams.
@@ -52,13 +56,15 @@ class TransformChain:
                     f"after contains {one!r}, which is no transform",
                     hint="pass a callable, or an object with draw and apply",
                 )
-        if made and "rgb" not in streams:
+        if made and {FLOW, *depth}.issuperset(streams):
             raise UsageError(f"after= transforms RGB, but streams is {tuple(streams)}", hint="remove after=")
         moving = [one for one in made if getattr(one, "geometric", False)]
-        if moving and "flow" in streams:
+        others = [stream for stream in streams if stream == FLOW or stream in depth]
+        if moving and others:
+            what = "optical flow" if others[0] == FLOW else "depth"
             raise UsageError(
-                f"{moving[0]} moves pixels, but not the optical flow of the same clips",
-                hint="set geometric=False, or remove the transform or the stream 'flow'",
+                f"{moving[0]} moves pixels, but not the {what} of the same clips",
+                hint=f"set geometric=False, or remove the transform or the stream {others[0]!r}",
             )
         return cls(tuple(made)) if made else None
 

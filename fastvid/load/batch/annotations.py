@@ -42,7 +42,11 @@ class RowAnnotations:
 
     @classmethod
     def of(
-        cls, dataset: Dataset | Mixture, fields: Sequence[str], text: Text | None, labels: MultiHot | None
+        cls,
+        dataset: Dataset | Mixture,
+        fields: Sequence[str],
+        text: Text | None,
+        labels: MultiHot | None,
     ) -> RowAnnotations:
         """Build from a loader's arguments.
 

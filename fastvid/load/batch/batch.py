@@ -12,9 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fastvid.format.schema import FLOW, PICTURES
 from fastvid.load.batch.annotations import RowAnnotations
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.batch.patches import Patches
+from fastvid.load.batch.signal_rows import SignalRows
 from fastvid.load.batch.sound import BatchSound
 from fastvid.load.batch.transformed import TransformStage
 from fastvid.load.batch.video import Video
@@ -39,7 +41,8 @@ class Batch(dict[str, Any]):
 
     Attributes:
         video: The first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with
-            views [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the B.
+            views [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the B. Every
+            stream other than "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
         label: int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label.
         weight: float32 [B], on the device; one over the samples of the global batch, 0 for masked rows.
         valid: bool [B], on the device; False for masked rows.
@@ -180,10 +183,11 @@ class Assembler:
         views: (V,) if each row is V clips of one sample, else ().
         mask: Whether to say which frames are real, because shorter clips are padded.
         annotations: The entries that come from the annotations.
-        stage: Transforms of the stream "rgb"; None for none.
+        stage: Transforms of all streams but flow and depth; None for none.
         seed: The seed of transforms and texts.
         epoch: The epoch.
         patches: How clips are cut into patches and packed; None if they are not.
+        signals: The signals of each row; None for none.
     """
 
     device: LoaderStream
@@ -195,6 +199,8 @@ class Assembler:
     seed: int
     epoch: int
     patches: Patches | None = None
+    signals: SignalRows | None = None
+    depth: Collection[str] = ()
 
     @property
     def uses_global_generators(self) -> bool:
@@ -236,7 +242,7 @@ class Assembler:
             return batch, self.device.mark()
 
     def _transformed(self, stream: str, video: Video, plan: BatchPlan, failed: Collection[int]) -> Video:
-        if self.stage is None or stream != "rgb":
+        if self.stage is None or stream == FLOW or stream in self.depth:
             return video
         views = math.prod(self.views)
         draws = [
@@ -266,6 +272,7 @@ class Assembler:
         weight = np.where(valid, plan.share.weight, 0).astype(np.float32)
         small: dict[str, npt.NDArray[Any]] = self.annotations.on_device(samples, valid)
         small |= {"weight": weight, "valid": valid}
+        small |= {} if self.signals is None else self.signals.rows(samples, valid, frames)
         if self.mask:
             small["mask"] = frames >= 0
         video, plain = streams[self.streams[0]], dict[str, Any]()
@@ -279,7 +286,7 @@ class Assembler:
         small = dict(sorted(small.items(), key=lambda item: -item[1].itemsize))
         return Batch(
             {"video": video}
-            | {name: video for name, video in streams.items() if name == "flow"}
+            | {name: video for name, video in streams.items() if name != PICTURES}
             | dict(zip(small, _upload(tuple(small.values()), self.device), strict=True))
             | plain,
             key=tuple(plan.keys),

@@ -20,7 +20,7 @@ import torch
 
 from fastvid.decode.colours import ClipPlanes, Pixels
 from fastvid.decode.pixels import finish_planes, finish_rgb
-from fastvid.decode.request import DecoderOutput, Planes, Rgb
+from fastvid.decode.request import DecoderOutput, Planes, Rgb, packed, packed_size
 from fastvid.load.batch.video import Shapes, Video, VideoSpec
 from fastvid.load.clips.clip import BatchRow, Clip, as_clips
 from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
@@ -192,7 +192,7 @@ class PlanesBuffer:
         self._spans: list[tuple[int, int]] = []
         at = 0
         for clip in clips:
-            size = Planes.nbytes(len(clip.request.frames), clip.request.box) if clip else 0
+            size = packed_size(clip.request) if clip else 0
             self._spans.append((at, at + size))
             at += -(-size // _ALIGN) * _ALIGN
         if on_device:
@@ -233,7 +233,7 @@ class HostPlanes(PlanesBuffer):
     def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `Sink`."""
         clip, (start, stop) = self._clip(row), self._spans[row]
-        return Planes.packed(self._bytes[start:stop], len(clip.request.frames), clip.request.box)
+        return packed(self._bytes[start:stop], clip.request)
 
     def _take(self) -> torch.Tensor:
         del self._bytes

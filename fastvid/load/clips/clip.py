@@ -28,6 +28,7 @@ class BatchRow:
         position: Position of the row in the epoch's order.
         annotations: The sample's annotations by column; empty in worker processes.
         shape: Shape that the plan of the batch gives the clip; None if sampler and crop decide it.
+        anchor: Frame of the video that the row is about; None if it is about the video.
     """
 
     row: int
@@ -38,6 +39,7 @@ class BatchRow:
     position: int
     annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, kw_only=True)
     shape: ClipShape | None = field(default=None, kw_only=True)
+    anchor: int | None = field(default=None, kw_only=True)
 
     @property
     def failing(self) -> tuple[int, ...]:

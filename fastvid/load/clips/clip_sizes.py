@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.format.schema import FLOW
 from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.rules import ClipRules
 from fastvid.load.clips.sampling import Sampler, clip_length, clip_lengths
+from fastvid.load.order.every_frame import EveryFrame
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.sizes import ClipSizes
 from fastvid.runtime.arrays import AnyArray, IntArray
@@ -26,6 +30,8 @@ def clip_sizes(dataset: Dataset | Mixture, rules: ClipRules) -> ClipSizes:
     Raises:
         UsageError: If the dataset's annotations lack the facts, or a sampler cannot tell how many frames it makes.
     """
+    if isinstance(dataset, EveryFrame):
+        raise UsageError("batches of varying shape were asked for of EveryFrame", hint="give global_batch_size")
     parts = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
     pairs = rules.pairs if rules.ends else rules.pairs * len(parts)
     each = [_sizes(part, sampler, spatial) for part, (sampler, spatial) in zip(parts, pairs, strict=True)]
@@ -42,12 +48,15 @@ def _sizes(dataset: Dataset, sampler: Sampler, spatial: Spatial) -> tuple[IntArr
     return frames, *spatial.sizes(heights, widths)
 
 
-def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: bool) -> ClipSizes | None:
+def varying_sizes(
+    dataset: Dataset | Mixture, rules: ClipRules, streams: Sequence[str], *, required: bool
+) -> ClipSizes | None:
     """Return the sizes of the clips of all samples if they differ; None if all clips have one shape.
 
     Args:
         dataset: The samples.
         rules: Sampler, crop and flip.
+        streams: Streams of each sample.
         required: Whether a sampler or crop that cannot tell its sizes is an error, otherwise None.
 
     Raises:
@@ -57,6 +66,14 @@ def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: boo
         if spatial.output is None:
             spatial.output_of(256, 256)  # fails if only a bucket has a size
     if rules.num_frames is not None and rules.output is not None:
+        return None
+    if len([name for name in streams if name != FLOW]) > 1 or isinstance(dataset, EveryFrame):
+        # Of a sample with several cameras the annotations have the size of the first; items have no facts of their own.
+        if required:
+            raise UsageError(
+                "the sizes of all clips of several cameras, or of EveryFrame, are not known beforehand",
+                hint="use collate='stack' or 'list', or a crop with a size",
+            )
         return None
     known = all(
         (clip_length(sampler) is not None or hasattr(sampler, "count"))

@@ -22,7 +22,7 @@ def join_neighbours(clips: Sequence[Clip | None]) -> list[Clip | None]:
     joined = list(clips)
     for _, group in itertools.groupby(clips, lambda clip: clip and (clip.sample, clip.request.stream)):
         parts = [clip for clip in group if clip is not None]
-        if len(parts) > 1 and can_cut(parts[0].info):
+        if len(parts) > 1 and can_cut(parts[0].info) and not parts[0].request.levels:
             whole = _merged(parts)
             for clip in parts:
                 joined[clip.row] = replace(clip, read=whole)

@@ -24,6 +24,7 @@ from fastvid.load.clips.sample_annotations import SampleAnnotations
 from fastvid.load.clips.sound import LongestSound
 from fastvid.load.order.batches import MASKED, ClipShape, EpochBatches, Share
 from fastvid.load.order.epoch import EpochOrder
+from fastvid.load.order.every_frame import EveryFrame
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.sizes import ClipSizes
 from fastvid.runtime.arrays import IntArray
@@ -117,6 +118,7 @@ class BatchPlanner:
         present = samples != MASKED
         shards, rows = self.dataset.locate(samples[present])
         self._open(np.unique(shards).tolist())
+        frames = self.dataset.place(samples)[1] if isinstance(self.dataset, EveryFrame) else None
         views = self.clips.views.num_views
         empty: list[BatchRow | None] = [None] * (len(samples) * len(self.clips.streams) * views)
         facts = np.full((2, len(samples), 2), -1, dtype=np.int64)
@@ -130,7 +132,8 @@ class BatchPlanner:
                 position, annotations = int(share.positions[number]), SampleAnnotations(self.dataset, sample)
                 found = self.dataset.shard(shard)
                 place = (number, key, found, shard_row, sample, position)
-                row = BatchRow(*place, annotations=annotations, shape=share.shape)
+                anchor = int(frames[number]) if frames is not None else None
+                row = BatchRow(*place, annotations=annotations, shape=share.shape, anchor=anchor)
                 plan.rates[number], plan.sizes[number] = self.clips.facts(row)
                 if not self.decide:
                     plan.clips[number] = row

@@ -13,11 +13,12 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest
 from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
+from fastvid.format.schema import FLOW, PICTURES
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.crop_size import Size
 from fastvid.load.clips.rules import ClipRules
 from fastvid.load.clips.sampling import with_length
-from fastvid.load.clips.streams import check_flow, flow_request, picture_size, stack_frames
+from fastvid.load.clips.streams import check_lengths, flow_request, picture_size, stack_frames
 from fastvid.load.clips.video_info import VideoInfo
 from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.order.random_draws import Draws
@@ -36,6 +37,7 @@ class ClipPlanner:
         flow_stack: Flow pictures per frame.
         views: Clips and crops of each sample.
         audio: The sound of a clip; None for none.
+        depth: The streams that show depth.
     """
 
     rules: ClipRules
@@ -46,6 +48,7 @@ class ClipPlanner:
     flow_stack: int = 1
     views: Views = ONE_VIEW
     audio: Audio | None = None
+    depth: frozenset[str] = frozenset()
 
     @property
     def runs_in_workers(self) -> bool:
@@ -61,7 +64,7 @@ class ClipPlanner:
 
     def facts(self, row: BatchRow) -> tuple[tuple[int, int], Size]:
         """Return the exact frame rate of a row's video as numerator and denominator, and its height and width."""
-        stream = "rgb" if "rgb" in self.streams else self.streams[0]
+        stream = PICTURES if PICTURES in self.streams else self.streams[0]
         info = row.shard.info(row.shard_row, stream)
         return info.fps.as_integer_ratio(), picture_size(info, stream)
 
@@ -77,28 +80,27 @@ class ClipPlanner:
             FormatError: If the streams do not match each other.
         """
         infos = {stream: self._info(row, stream) for stream in self.streams}
-        picture, flow = infos.get("rgb"), infos.get("flow")
-        if flow is not None:
-            check_flow(flow, picture)
-        info = infos[self.streams[0]]
-        height, width = picture_size(info, self.streams[0])
+        first = infos[self.streams[0]]
+        check_lengths(infos)
+        height, width = picture_size(first, self.streams[0])
         draws = Draws(self.seed, self.epoch, row.position)
         sampler, spatial = self.rules.of_sample(row.sample)
         if row.shape is not None:
             sampler, spatial = with_length(sampler, row.shape[0]), spatial.of_size(row.shape[1:])
-        cuts = self.views.cuts(spatial, height, width, draws)
-        video = VideoInfo(info.num_frames, float(info.fps), width, height, row.key, row.annotations)
-        shown = self.views.clips(sampler, video, draws)
+        facts = (first.num_frames, float(first.fps), width, height, row.key, row.annotations)
+        shown = self.views.clips(sampler, VideoInfo(*facts, anchor=row.anchor), draws)
         clips = []
         for number, (stream, found) in enumerate(infos.items()):
             at = (number * rows + row.row) * self.views.num_views
+            # The same draws for all streams: those of one size, such as pictures and their flow, get the same crop.
+            cuts = self.views.cuts(spatial, *picture_size(found, stream), draws)
             for frames in shown:
-                stacked = stack_frames(frames, found.num_frames, self.flow_stack) if stream == "flow" else frames
                 for box, size, flip in cuts:
-                    if stream == "flow":
+                    if stream == FLOW:
+                        stacked = stack_frames(frames, found.num_frames, self.flow_stack)
                         request = flow_request(row.sample, stacked, box, size, found, flip=flip)
                     else:
-                        request = ClipRequest(row.sample, frames, box, size, flip)
+                        request = ClipRequest(row.sample, frames, box, size, flip, stream, stream in self.depth)
                     whose = (row.key, row.shard, row.shard_row, row.sample, row.position)
                     window = None if self.audio is None or number else self.audio.window(frames, found.fps)
                     clips.append(Clip(at, *whose, found, request, frames, window=window))

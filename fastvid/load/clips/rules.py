@@ -12,6 +12,8 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.augment import Spatial, Transform
 from fastvid.load.clips.crop_size import Size
 from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.clips.timed_sampling import Deltas
+from fastvid.load.order.every_frame import EveryFrame
 from fastvid.load.order.mixture import Mixture
 
 Frames = Sampler | Mapping[str, Sampler]
@@ -44,6 +46,11 @@ class ClipRules:
         Raises:
             UsageError: If a mapping does not name exactly the datasets of a mixture, or transforms are invalid.
         """
+        if isinstance(dataset, EveryFrame) and (not isinstance(frames, Deltas) or frames.anchor is not None):
+            raise UsageError(
+                f"EveryFrame has items, whose frames {frames!r} does not choose",
+                hint="use frames=Deltas([...]) without an anchor: the seconds are counted from each item",
+            )
         if not isinstance(frames, Mapping) and not isinstance(spatial, Mapping):
             return cls((frames,), (Spatial.of(spatial),))
         if not isinstance(dataset, Mixture):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastvid.format.dataset import Dataset
+from fastvid.load.order.every_frame import EveryFrame
 from fastvid.load.order.mixture import Mixture
 
 
@@ -37,4 +38,6 @@ class SampleAnnotations(Mapping[str, Any]):
 
     def _place(self) -> tuple[Dataset, int]:
         dataset = self._dataset
+        if isinstance(dataset, EveryFrame):
+            return dataset.samples, int(dataset.place(self._sample)[0])
         return dataset.part(self._sample) if isinstance(dataset, Mixture) else (dataset, self._sample)

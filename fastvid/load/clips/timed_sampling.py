@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 import numpy as np
@@ -213,7 +213,9 @@ class Deltas:
 
     Args:
         seconds: Offsets of the T frames in any order, negative ones before the anchor.
-        anchor: Time of the anchor in seconds, >= 0, the last frame if the video is shorter; None for a random frame.
+        anchor: Time of the anchor in seconds, >= 0, the last frame if the video is shorter; None for a random frame, or
+            for the frame of an item of `EveryFrame`.
+        tolerance: Seconds that an offset may be away from a whole number of frames; None for any. LeRobot allows 1e-4.
 
     Raises:
         UsageError: If an argument is out of range.
@@ -221,6 +223,7 @@ class Deltas:
 
     seconds: Sequence[float]
     anchor: float | None = None
+    tolerance: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         offsets = tuple(float(offset) for offset in self.seconds)
@@ -239,13 +242,31 @@ class Deltas:
 
     def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
         """Return frame indices, int64 [T], in the order of the offsets."""
-        if self.anchor is None:
+        if video.anchor is not None:
+            anchor = video.anchor
+        elif self.anchor is None:
             anchor = draws.integers(Purpose.FRAMES, video.num_frames, 1)[0]
         else:
             anchor = min(int(self.anchor * video.fps + _NEAR), video.num_frames - 1)
-        offsets = np.floor(np.array(self.seconds) * video.fps + 0.5 + _NEAR).astype(np.int64)
-        frames: IntArray = np.clip(anchor + offsets, 0, video.num_frames - 1)
+        frames: IntArray = np.clip(anchor + self.offsets(video.fps), 0, video.num_frames - 1)
         return frames
+
+    def offsets(self, fps: float) -> IntArray:
+        """Return the offsets in frames, int64 [T].
+
+        Raises:
+            UsageError: If one is farther from a whole number of frames than the tolerance.
+        """
+        exact = np.array(self.seconds) * fps
+        offsets: IntArray = np.floor(exact + 0.5 + _NEAR).astype(np.int64)
+        if self.tolerance is not None:
+            wrong = np.flatnonzero(np.abs(exact - offsets) > self.tolerance * fps)
+            if len(wrong):
+                raise UsageError(
+                    f"offset {self.seconds[wrong[0]]:g} s is {exact[wrong[0]]:g} frames at {fps:g} a second",
+                    hint=f"use multiples of 1/{fps:g} s, or another tolerance",
+                )
+        return offsets
 
 
 def _instants(count: int, step: float, num_frames: int) -> IntArray:

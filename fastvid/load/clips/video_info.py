@@ -22,6 +22,7 @@ class VideoInfo:
         key: The sample's key.
         annotations: The sample's row of the annotations by column; a column is read when it is first used. Empty in
             worker processes, which run fastvid's own samplers only.
+        anchor: Frame that the clip is about, of an item of `EveryFrame`; None if the sampler chooses.
     """
 
     num_frames: int
@@ -30,6 +31,7 @@ class VideoInfo:
     height: int
     key: str = ""
     annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, compare=False, repr=False)
+    anchor: int | None = None
 
     @property
     def duration(self) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fastvid.decode.backends import Backend, backends
-from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb
+from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb, packed, packed_size
 from fastvid.errors import FastvidError
 from fastvid.load.clips.clip import Clip
 from fastvid.load.memory.device import LoaderStream
@@ -240,6 +240,8 @@ def _output(kinds: frozenset[type], clip: EncodedClip, stream: LoaderStream) -> 
             return DevicePlanes(y, uv, stream.mark())
         if DeviceRgb in kinds:
             return DeviceRgb(torch.empty(shape, dtype=torch.uint8, device=device), stream.mark())
+    if request.levels:
+        return packed(np.empty(packed_size(request), np.uint8), request)
     if Planes in kinds and (device.type != "cpu" or Rgb not in kinds):
         return Planes.packed(np.empty(Planes.nbytes(count, box), np.uint8), count, box)
     return Rgb(np.empty(shape, np.uint8))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import DevicePlanes, Planes, Rgb
+from fastvid.decode.request import DevicePlanes, Levels, Planes, Rgb
 from fastvid.errors import UsageError
+from fastvid.format.depth import DepthScale
 from fastvid.load.batch.canvas import Finisher
+from fastvid.load.batch.depth import DepthSink, DepthSpec
 from fastvid.load.batch.device_sinks import DevicePlanesSink, DeviceRgbSink
 from fastvid.load.batch.flow import FlowSink, FlowSpec
 from fastvid.load.batch.sinks import OpenSink, PlanesSink, RgbMemory, RgbSink
@@ -37,6 +39,7 @@ class BatchShape:
         dtype: Data type of optical flow.
         streams: The streams of each sample.
         flow_stack: Flow pictures per frame.
+        depth: The streams that show depth, and how their levels become distances.
         views: Whether each row is several clips of one sample.
         clips_per_video: Neighbouring rows that show the same sample.
         planned: Whether the plan of each batch decides the shape of its clips.
@@ -51,6 +54,17 @@ class BatchShape:
     clips_per_video: int
     planned: bool
     stage: TransformStage | None = None
+    depth: Mapping[str, DepthScale] = field(default_factory=dict)
+
+    @property
+    def depths(self) -> list[str]:
+        """The streams of a sample that show depth."""
+        return [stream for stream in self.streams if stream in self.depth]
+
+    @property
+    def numbers(self) -> torch.dtype:
+        """Data type of flow and depth."""
+        return self.dtype if self.dtype.is_floating_point else torch.float32
 
     @property
     def together(self) -> bool:
@@ -107,6 +121,8 @@ class ActiveBackends:
         """
         shape, name = self._shape, merge(chosen).name
         planes = all(Planes in one.load().outputs for one in chosen)
+        if shape.depths and not all(Levels in one.load().outputs for one in chosen):
+            raise UsageError(f"decoder {name!r} does not decode depth", hint="use 'pyav'")
         if "flow" in shape.streams and not planes:
             raise UsageError(f"decoder {name!r} does not write planes, which flow needs", hint="use 'pyav'")
         device = shape.product.stream.device
@@ -116,7 +132,7 @@ class ActiveBackends:
             if on_device(one):
                 raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
         self._shared = False
-        sinks = [self._flow() if stream == "flow" else self._rgb(chosen) for stream in shape.streams]
+        sinks = [self._sinks(stream, chosen) for stream in shape.streams]
         self.finisher = Finisher(sinks, threads=self._num_threads, stream=shape.product.stream)
         self.join = shape.together and planes
         lanes = {
@@ -133,6 +149,7 @@ class ActiveBackends:
         # Decoding views one by one costs several times as much, so require planes to cut them from.
         needs_planes = self._shape.views or "flow" in self._shape.streams
         kinds: frozenset[type] = frozenset({Planes}) if needs_planes else frozenset()
+        kinds |= {Levels} if self._shape.depths else frozenset()
         stream = self._shape.product.stream
         verdict = auto.agree(clips, world, stream, self._num_threads, kinds)
         _log.info("decoder %s: %s", verdict.name, verdict.reason)
@@ -151,9 +168,18 @@ class ActiveBackends:
         for lanes in self.lanes:
             lanes.close()
 
+    def _sinks(self, stream: str, chosen: Sequence[Backend]) -> list[OpenSink]:
+        if stream in self._shape.depth:
+            return self._depth(self._shape.depth[stream])
+        return self._flow() if stream == "flow" else self._rgb(chosen)
+
+    def _depth(self, scale: DepthScale) -> list[OpenSink]:
+        product = self._shape.product
+        depth = DepthSpec(scale, product.shape, product.layout, self._shape.numbers, product.stream)
+        return [partial(DepthSink, depth)]
+
     def _flow(self) -> list[OpenSink]:
-        shape, product = self._shape, self._shape.product
-        numbers = shape.dtype if shape.dtype.is_floating_point else torch.float32
+        shape, product, numbers = self._shape, self._shape.product, self._shape.numbers
         flow = FlowSpec(product.shape, shape.flow_stack, product.layout, numbers, product.stream, product.channels_last)
         return [partial(FlowSink, flow)]
 

@@ -13,6 +13,7 @@ interpreter exit. Between iterations no thread runs, so a process may fork then,
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -25,7 +26,8 @@ from typing import Final
 
 import torch
 
-from fastvid.errors import WorkerError
+from fastvid.decode.request import EncodedClip
+from fastvid.errors import FastvidError, WorkerError
 from fastvid.load.batch.batch import Assembler, Batch
 from fastvid.load.batch.canvas import Canvas, Finisher
 from fastvid.load.batch.sound import BatchSound, SoundMemory
@@ -33,12 +35,15 @@ from fastvid.load.clips.clip import BatchRow, Clip, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, add_location
 from fastvid.load.clips.planner import ClipPlanner
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, Lane
-from fastvid.load.workers.fetch import fetch_clip, fetch_sounds
+from fastvid.load.workers.fetch import are_near, fetch_clip, fetch_sounds, fetch_together
 from fastvid.load.workers.lanes import Lanes
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import IntArray
 
 _log = logging.getLogger(__name__)
+
+_TOGETHER: Final = 32
+"""Most clips that one thread reads together."""
 
 _JOIN_SECONDS: Final = 10.0
 """How long closing waits for clips that are being decoded; normally milliseconds."""
@@ -301,22 +306,41 @@ class BatchPipeline:
             self._active[number] = tasks
             return tasks
 
-    def _fetch_ahead(self, number: int) -> None:
-        while tasks := self._take(-1 - number, None):
-            (task,) = tasks
-            begun = time.perf_counter()
-            assert isinstance(task.clip, Clip)
-            try:
-                encoded, counters = fetch_clip(task.clip)
-                sounds = fetch_sounds(task.sounds, counters)
-            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                self._done(task, ClipResult(0, error, None, None))
-                continue
-            counters.fetch_seconds = time.perf_counter() - begun
+    def _take_near(self, number: int) -> Sequence[_Queued]:
+        """Take the next clip and, of those that wait, the ones that are better read together with it."""
+        tasks = list(self._take(-1 - number, None))
+        if tasks and isinstance(first := tasks[0].clip, Clip):
             with self._lock:
-                task.work.counters.add(counters)
-                self._fetched.append(replace(task, source=encoded, sounds=sounds))
-                self._arrived.notify()
+                rest = deque[_Queued]()
+                for task in self._tasks:
+                    is_near = len(tasks) < _TOGETHER and isinstance(task.clip, Clip) and are_near(first, task.clip)
+                    (tasks if is_near else rest).append(task)
+                self._tasks = rest
+                self._active[-1 - number] = tasks
+        return tasks
+
+    def _fetch_ahead(self, number: int) -> None:
+        while tasks := self._take_near(number):
+            clips = [task.clip for task in tasks if isinstance(task.clip, Clip)]
+            assert len(clips) == len(tasks)
+            begun, together = time.perf_counter(), list[tuple[EncodedClip, Counters]]()
+            if len(tasks) > 1:
+                # Whatever fails is found out clip by clip.
+                with contextlib.suppress(FastvidError):
+                    together = fetch_together(clips)
+            for place, (task, clip) in enumerate(zip(tasks, clips, strict=True)):
+                try:
+                    encoded, counters = together[place] if together else fetch_clip(clip)
+                    sounds = fetch_sounds(task.sounds, counters)
+                except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
+                    self._done(task, ClipResult(0, error, None, None))
+                    continue
+                counters.fetch_seconds = time.perf_counter() - begun
+                begun = time.perf_counter()
+                with self._lock:
+                    task.work.counters.add(counters)
+                    self._fetched.append(replace(task, source=encoded, sounds=sounds))
+                    self._arrived.notify()
         with self._lock:
             self._fetching -= 1
             if not self._fetching:

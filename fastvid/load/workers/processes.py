@@ -28,14 +28,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fastvid.audio.packets import EncodedAudio
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import EncodedClip, Planes
+from fastvid.decode.request import EncodedClip, Levels, Planes, packed, packed_size
 from fastvid.errors import FormatError, WorkerError
 from fastvid.format.shard import ShardFolder
 from fastvid.load.clips.clip import Clip
@@ -45,7 +45,6 @@ from fastvid.load.memory.buffers import SharedBufferPool
 from fastvid.load.memory.row_layout import RowLayout, SharedRow
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, KeepGoing
 from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder, SoundOrder, Status
-from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.children import SAFE_PATH, how_it_ended
 from fastvid.runtime.messages import Inbox
 
@@ -193,17 +192,17 @@ class _Destination:
     def __init__(self, task: ClipTask, memory: SharedBufferPool) -> None:
         self.source, self.sounds = task.source, [_sound_order(sound, memory) for sound in task.sounds]
         self.layout: RowLayout | None = None
-        self.planes: tuple[tuple[UInt8Array, UInt8Array], ...] = ()
-        output = task.target.output(task.row, frozenset({SharedRow, Planes}))
+        self.planes: tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], ...] = ()
+        output = task.target.output(task.row, frozenset({SharedRow, Planes, Levels}))
         if isinstance(output, SharedRow):
             self.offset, self.layout = output.offset, output.layout
             return
-        assert isinstance(output, Planes)
+        assert isinstance(output, Planes | Levels)
         assert isinstance(task.source, Clip | EncodedClip)
-        frames, box = len(task.source.request.frames), task.source.request.box
-        room = memory.take(Planes.nbytes(frames, box))
-        planes, self.offset = Planes.packed(room, frames, box), memory.offset(room)
-        self.planes = ((output.y, planes.y), (output.u, planes.u), (output.v, planes.v))
+        request = task.source.request
+        room = memory.take(packed_size(request))
+        planes, self.offset = packed(room[: packed_size(request)], request), memory.offset(room)
+        self.planes = tuple(zip(output.arrays, planes.arrays, strict=True))
 
     @property
     def frames(self) -> int:
@@ -276,7 +275,7 @@ class _WorkerProcess:
         row = (shard.stem, source.shard_row, *sample, self._number(shard.folder), shard.tar_sha256)
         if isinstance(source, Clip):
             return ClipOrder(spot.offset, layout, *row, source.request, source.info)._replace(sounds=spot.sounds)
-        return ClipOrder(spot.offset, layout, *row, shape=source.shape, sounds=spot.sounds)
+        return ClipOrder(spot.offset, layout, *row, shape=source.shape, sounds=spot.sounds, anchor=source.anchor)
 
     def task(self, count: int) -> int:
         """Return which of `count` orders the worker is processing, clamped because the worker may write any number."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from fastvid.storage.traffic import TRAFFIC, Prices
+
 _BOUND: Final = 0.1
 """Fraction of wall-clock time spent waiting, or copying, from which a run counts as data-bound or copy-bound. Below it,
 free data would speed the run up by less than a ninth."""
@@ -41,7 +43,10 @@ class Counters:
             clock.
         bytes_read: Bytes read from shards, gaps included.
         bytes_whole: Size of the clips' whole videos: the bytes that reading whole files would take.
-        requests: Read requests.
+        requests: Read requests for packets and sound: ranges of local files, or requests to a store.
+        store_requests: Requests to object stores and web servers of this process and its workers, failed ones
+            included, for whatever they read: videos, packet tables, lists and annotations.
+        store_bytes: Bytes of the responses.
         packets: Packets fed to decoders.
         packets_from_keys: Packets that decoding without a plan would need: all from each key frame to the last target.
         skips: Skipped clips, by reason (the error's class).
@@ -60,6 +65,8 @@ class Counters:
     bytes_read: int = 0
     bytes_whole: int = 0
     requests: int = 0
+    store_requests: int = 0
+    store_bytes: int = 0
     packets: int = 0
     packets_from_keys: int = 0
     skips: Counter[str] = field(default_factory=Counter)
@@ -70,6 +77,12 @@ class Counters:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.skips:
             self.skips.update(other.skips)
+
+    def take_traffic(self) -> None:
+        """Add the traffic of this process with stores since the last call, whichever loader caused it."""
+        requests, size = TRAFFIC.take()
+        self.store_requests += requests
+        self.store_bytes += size
 
     def sums(self) -> tuple[float, ...]:
         """Return every sum in the order of the attributes, without skips, to be sent between processes."""
@@ -107,6 +120,7 @@ class LoaderStats:
         cores: Cores available to this rank; 0 if unknown.
         num_frames: Frames of a clip; 0 if unknown.
         ceiling: Clips per second of the run with cached data, over all ranks; 0 before `ClipLoader.cached` measures it.
+        prices: What the store charges.
     """
 
     total: Counters = field(default_factory=Counters)
@@ -117,6 +131,12 @@ class LoaderStats:
     cores: int = 0
     num_frames: int = 0
     ceiling: float = 0.0
+    prices: Prices = field(default_factory=Prices)
+
+    @property
+    def dollars(self) -> float:
+        """What the requests and bytes of `total` cost at `prices`, in dollars."""
+        return self.total.store_requests * self.prices.request + self.total.store_bytes / 1e9 * self.prices.gigabyte
 
     @property
     def busy(self) -> float:
@@ -135,6 +155,7 @@ class LoaderStats:
             "queued": self.queued,
             "busy": round(self.busy, 4),
             "ceiling": self.ceiling,
+            "dollars": self.dollars,
             "verdict": self.verdict(),
         }
 

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence, Set
 from enum import IntEnum
+from functools import partial
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
@@ -23,8 +24,9 @@ import numpy as np
 from fastvid.audio.packets import EncodedAudio
 from fastvid.audio.window import AudioWindow
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb
+from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Rgb, packed, packed_size
 from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
+from fastvid.format.open_shards import OpenShards
 from fastvid.format.packets import StreamInfo
 from fastvid.format.shard import Shard, ShardFolder
 from fastvid.load.clips.clip import BatchRow, Clip
@@ -93,6 +95,7 @@ class ClipOrder(NamedTuple):
         packets: The clip's packets, if the parent has read them; None if the worker reads them.
         shape: Shape that the plan of the batch gives a clip that the worker plans; None if sampler and crop decide it.
         sounds: The sounds of the rows that the clip becomes.
+        anchor: Frame of the video that the row is about, if the worker plans the clip; None for none.
     """
 
     offset: int
@@ -109,6 +112,7 @@ class ClipOrder(NamedTuple):
     packets: EncodedClip | None = None
     shape: ClipShape | None = None
     sounds: Sequence[SoundOrder] = ()
+    anchor: int | None = None
 
 
 class Answer(NamedTuple):
@@ -180,7 +184,7 @@ class WorkerState:
         # One clip at a time, so that the parent knows which clip hangs.
         self._worker = ClipWorker(backend.open(), max_clips=1)
         self._known: list[Any] = []
-        self._shards: dict[tuple[int, str], Shard] = {}
+        self._shards = OpenShards()
         self._planner: ClipPlanner | None = None
         self._levels = np.empty(0, dtype=np.uint8)
         self._orders: Sequence[ClipOrder] = ()
@@ -212,6 +216,7 @@ class WorkerState:
                 costs.finish_seconds += time.perf_counter() - begun
             done.append(made._replace(number=row))
         faulthandler.cancel_dump_traceback_later()
+        costs.take_traffic()
         return Answer(done, costs)
 
     def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
@@ -221,8 +226,7 @@ class WorkerState:
         if order.layout < 0:
             request = order.request
             assert request is not None
-            size = Planes.nbytes(len(request.frames), request.box)
-            return Planes.packed(memory[:size], len(request.frames), request.box)
+            return packed(memory[: packed_size(request)], request)
         layout: RowLayout = self._known[order.layout]
         return Rgb(memory[: layout.nbytes].reshape(layout.levels_shape) if layout.as_decoded else self._staged(layout))
 
@@ -236,15 +240,16 @@ class WorkerState:
     def _source(self, number: int, order: ClipOrder) -> BatchRow | EncodedClip:
         if order.packets is not None:
             return order.packets
-        shard = self._shards.get((order.folder, order.stem))
-        if shard is None:
-            self._begin(number)
-            shard = self._known[order.folder].open(order.stem, order.tar_sha256)
-            self._shards[order.folder, order.stem] = shard
+        shard = self._shards.get((order.folder, order.stem), partial(self._open, number, order))
         row = (0, order.key, shard, order.row, order.sample, order.position)
         if order.request is None or order.info is None:
-            return BatchRow(*row, shape=order.shape)
+            return BatchRow(*row, shape=order.shape, anchor=order.anchor)
         return Clip(*row, order.info, order.request, order.request.frames)
+
+    def _open(self, number: int, order: ClipOrder, whole: bool) -> Shard:
+        self._begin(number)
+        folder: ShardFolder = self._known[order.folder]
+        return folder.open(order.stem, order.tar_sha256, whole=whole)
 
     def _sound(self, order: SoundOrder, clip: BatchRow | EncodedClip) -> SoundTask:
         size = 4 * order.channels * order.samples

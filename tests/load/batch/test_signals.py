@@ -1,0 +1,147 @@
+"""Signals: what each batch has is computed by hand from what was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import fastvid
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.annotations import signals as signals_module
+from fastvid.format.annotations.signals import SIGNALS, signals_file, write_signals
+from fastvid.format.dataset import change
+from fastvid.storage import LocalStorage
+from tests.datasets import make_clip, pack
+
+LENGTHS = (9, 1, 14, 6, 20)
+OUTPUT = fastvid.Output(dtype=torch.uint8)
+
+
+def action(sample, frame):
+    return [sample + frame / 100, -sample, frame]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Two shards of episodes with an action of three values, and a reward."""
+    from dataclasses import replace
+
+    folder = tmp_path_factory.mktemp("signals")
+    episodes = [
+        (f"episode{number}", make_clip(folder / f"{number}.mp4", frames=frames), -1)
+        for number, frames in enumerate(LENGTHS)
+    ]
+    store = pack(folder / "set", [episodes[:2], episodes[2:]], classes=())
+
+    def with_signals(generation, table):
+        shards = []
+        for shard, samples in zip(generation.shards, ([0, 1], [2, 3, 4]), strict=True):
+            rows = [(sample, frame) for sample in samples for frame in range(LENGTHS[sample])]
+            values = [value for row in rows for value in action(*row)]
+            columns = {
+                "action": pa.FixedSizeListArray.from_arrays(pa.array(values, pa.float32()), 3),
+                "reward": pa.array([sample * 100 + frame for sample, frame in rows], pa.int64()),
+            }
+            shards.append(replace(shard, signals=write_signals(store, shard.name, pa.table(columns))))
+        known = {"action": {"names": ["x", "y", "z"], "stats": {"mean": [0.0, 1.0, 2.0]}}, "reward": {}}
+        return replace(generation, shards=tuple(shards), extras={SIGNALS: known}), table
+
+    change(store, with_signals)
+    return store
+
+
+def make(url, items=True, **options):
+    dataset = fastvid.open(url)
+    standard = {
+        "spatial": fastvid.Resize(32),
+        "global_batch_size": 6,
+        "output": OUTPUT,
+        "decoder": "pyav",
+        "last": "mask",
+    }
+    standard |= {"frames": fastvid.Deltas([0.0]) if items else fastvid.Segments(3)}
+    return fastvid.ClipLoader(fastvid.EveryFrame(dataset) if items else dataset, **standard | options)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_signals_around_items_and_their_pads(store, mapped, monkeypatch, tmp_path):
+    monkeypatch.setenv("FASTVID_CACHE", str(tmp_path))
+    monkeypatch.setattr(signals_module, "MAPPED_FRAMES", 1 if mapped else 10**9)
+    deltas = fastvid.Deltas([-0.08, 0.0, 0.04, 0.2], tolerance=1e-4)
+    seen = 0
+    for batch in make(store.url, signals={"action": deltas, "reward": fastvid.Deltas([0.0])}):
+        assert (batch["action"].dtype, batch["action"].shape) == (torch.float32, (6, 4, 3))
+        items = fastvid.EveryFrame(fastvid.open(store.url))
+        for row in range(6):
+            if not batch.valid[row]:
+                assert not batch["action"][row].any()
+                assert batch["action_is_pad"][row].all()
+                continue
+            sample, frame = (int(part) for part in items.place(batch.sample[row]))
+            wanted = frame + np.array([-2, 0, 1, 5])
+            inside = wanted.clip(0, LENGTHS[sample] - 1)
+            assert torch.equal(batch["action"][row], torch.tensor([action(sample, one) for one in inside.tolist()]))
+            assert batch["action_is_pad"][row].tolist() == (wanted != inside).tolist()
+            assert batch["reward"][row].tolist() == [100 * sample + frame]
+            seen += 1
+    assert seen == sum(LENGTHS)
+    assert bool(list(tmp_path.glob("??/[0-9a-f]*"))) == mapped
+
+
+def test_signals_at_the_frames_that_a_clip_shows(store):
+    for batch in make(store.url, items=False, global_batch_size=2, signals=["reward"]):
+        for row, key in enumerate(batch.key):
+            if key:
+                assert batch["reward"][row].tolist() == (100 * int(key[-1]) + batch.frame_index[row]).tolist()
+        assert "reward_is_pad" not in batch
+
+
+def test_what_is_known_of_signals(store):
+    dataset = fastvid.open(store.url)
+    assert list(dataset.signals) == ["action", "reward"]
+    assert dataset.signals["action"]["stats"]["mean"] == [0.0, 1.0, 2.0]
+    with pytest.raises(UsageError, match="no signal 'actoin'") as error:
+        dataset.signals["actoin"]
+    assert "action" in error.value.hint
+
+
+def test_selected_samples_have_their_own_signals(store):
+    chosen = fastvid.EveryFrame(fastvid.open(store.url).select([4, 1]))
+    loader = fastvid.ClipLoader(
+        chosen,
+        frames=fastvid.Deltas([0.0]),
+        spatial=fastvid.Resize(32),
+        global_batch_size=3,
+        signals={"reward": fastvid.Deltas([0.0])},
+    )
+    for batch in loader:
+        frame = torch.tensor(chosen.place(batch.sample)[1])
+        assert torch.equal(batch["reward"][:, 0], 100 * torch.tensor([int(key[-1]) for key in batch.key]) + frame)
+
+
+def test_damage_and_wrong_uses_are_told(store, tmp_path):
+    with pytest.raises(UsageError, match="no items to count from"):
+        make(store.url, items=False, signals={"action": fastvid.Deltas([0.0])})
+    with pytest.raises(UsageError, match="signals were asked for with a mixture"):
+        fastvid.ClipLoader(
+            fastvid.Mixture([fastvid.open(store.url)]),
+            frames=fastvid.Segments(2),
+            spatial=fastvid.Resize(32),
+            global_batch_size=2,
+            signals=["reward"],
+        )
+    with pytest.raises(FormatError, match="signal 'a' has 1 nulls"):
+        write_signals(LocalStorage(tmp_path), "x", pa.table({"a": pa.array([1.0, None])}))
+    with pytest.raises(FormatError, match="signal 'a' has type string"):
+        write_signals(LocalStorage(tmp_path), "x", pa.table({"a": ["text"]}))
+    name = signals_file("data-000000")
+    content = store.read(name)
+    try:
+        store.write(name, content[:-1] + b"x")
+        with pytest.raises(FormatError, match="not those of the generation") as error:
+            list(make(store.url, signals={"action": fastvid.Deltas([0.0])}))
+        assert name in str(error.value)
+    finally:
+        store.write(name, content)
