@@ -39,14 +39,14 @@ ORDER = {
             pixels_fused pixels nvdec torchcodec dali backends parity access
         """,
         "fastvid/format": """
-            schema filters records flow parquet reason packets commit_record tar stream_reader in_place codecs mp4
-            generations annotations indexed facts write_shard shard listed_samples dataset
+            schema filters records flow depth parquet reason packets commit_record tar stream_reader in_place codecs mp4
+            generations annotations indexed facts write_shard shard open_shards listed_samples dataset
         """,
         "fastvid/media": """
             reasons colour_tags frame_digest limits random_access timing boxes containers demuxer temporary ffmpeg
             playback promises source_file sample_clips prove check_sample probe remux in_place
         """,
-        "fastvid/sharding": "sources encode work engines job in_place verify change sets page",
+        "fastvid/sharding": "sources encode work engines job in_place lerobot verify change sets page",
         "fastvid/cli": """
             shard tune report status verify compact bench relabel demo inspect add doctor train evaluate remove index
             predict history access sets main

@@ -6,6 +6,9 @@ much of each video is compared with an independent decode: none, sample (some fr
 read once). A video that cannot be planned in parts is decoded from its key frames or from its start; the ledger says
 so. Reading a file that changed since is an error.
 
+lerobot:ROOT, a folder or URL of a LeRobot dataset (version 3.0 or 2.1): each episode is a sample, its cameras are
+streams, its numbers are signals. Its videos stay where they are.
+
 Tars in webdataset style (video2dataset, webdataset): one video per sample, with optional caption (txt), label (cls) and
 fields (json). Every packet is indexed and verified by decoding. The tars are not changed.
 
@@ -34,6 +37,7 @@ from fastvid.cli.shard import (
     add_annotation_options,
     add_machines_options,
     add_source_options,
+    check_lerobot_options,
     class_names,
     summary,
 )
@@ -48,6 +52,8 @@ from fastvid.sharding.in_place.run import index_videos
 from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.job.job import JobReport
 from fastvid.sharding.job.staging import Staging
+from fastvid.sharding.lerobot.jobs import index_lerobot
+from fastvid.sharding.lerobot.metadata import is_lerobot
 from fastvid.sharding.sources.tar_sources import is_tar
 from fastvid.storage import open_storage
 
@@ -58,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="*",
         metavar="SOURCE",
-        help="folders of videos or single files, paths or URLs; tars or folders of tars; or the folder of a dataset",
+        help="folders of videos or single files, paths or URLs; lerobot:ROOT; tars or folders of tars; or the folder "
+        "of a dataset",
     )
     parser.add_argument(
         "--out", metavar="DIR", help="folder of the dataset; tars are linked into it (default: the tars' folder)"
@@ -87,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     is_job = args.out is not None or args.part is not None or len(args.sources) > 1
     if not is_job and args.sources and _is_dataset(args.sources[0]):
         return _rebuild(args)
+    if any(map(is_lerobot, args.sources)):
+        return _report(args, _index_lerobot(args))
     if not args.sources or not all(map(is_tar, args.sources)):
         return _report(args, _index_videos(args))
     if args.annotations or args.columns or args.prove:
@@ -137,6 +146,22 @@ def _index_videos(args: argparse.Namespace) -> JobReport:
         ray_address=args.ray_address,
         workers=args.workers,
         follow_links=args.follow_links,
+        part=args.part,
+        reject_unreadable=args.reject_unreadable,
+    )
+
+
+def _index_lerobot(args: argparse.Namespace) -> JobReport:
+    if args.out is None:
+        raise UsageError("a dataset of episodes is made in a new folder", hint="name it with --out DIR")
+    check_lerobot_options(args, annotations=[], columns=None, classes=None, follow_links=False)
+    return index_lerobot(
+        args.sources[0],
+        args.out,
+        proof=args.prove or Proof.SAMPLE,
+        engine=args.engine,
+        ray_address=args.ray_address,
+        workers=args.workers,
         part=args.part,
         reject_unreadable=args.reject_unreadable,
     )

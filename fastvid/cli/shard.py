@@ -1,9 +1,11 @@
 """Encode raw videos into an indexed WebDataset.
 
-The class of a video is its folder, unless annotations say otherwise. After a kill or an interruption, run the command
-again with the same arguments to resume it. The summary is printed to stdout; ledger.parquet records the outcome of
-every source. To share the work among machines, run it with --part 0/N to N-1/N and the same folder; after all have
-finished, the command without --part writes the dataset.
+The class of a video is its folder, unless annotations say otherwise. Of lerobot:ROOT, a folder or URL of a LeRobot
+dataset, each episode is a sample, its cameras are streams and its numbers are signals.
+
+After a kill or an interruption, run the command again with the same arguments to resume it. The summary is printed to
+stdout; ledger.parquet records the outcome of every source. To share the work among machines, run it with --part 0/N to
+N-1/N and the same folder; after all have finished, the command without --part writes the dataset.
 
 Exit codes: 0 everything was packed, 1 the job failed, 2 wrong usage, 3 the dataset, or the part, is complete, but some
 sources were rejected (0 with --allow-rejected).
@@ -15,7 +17,7 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fastvid.errors import UsageError, visible
 from fastvid.media.reasons import MEANING
@@ -28,6 +30,9 @@ from fastvid.sharding.engines.engine import ENGINES
 from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
+from fastvid.sharding.lerobot.episodes import EPISODES_PER_SHARD
+from fastvid.sharding.lerobot.jobs import shard_lerobot
+from fastvid.sharding.lerobot.metadata import is_lerobot
 from fastvid.sharding.sources.annotations import FORMATS
 
 EXIT_REJECTED: Final = 3
@@ -41,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="*",
         metavar="SOURCE",
-        help="folder of videos, a video, or tars of samples; also s3:// and gs:// folders and files, http(s):// files; "
-        "none if the annotations contain URLs",
+        help="folder of videos, a video, lerobot:ROOT, or tars of samples; also s3:// and gs:// folders and files, "
+        "http(s):// files; none if the annotations contain URLs",
     )
     parser.add_argument(
         "--out", metavar="DIR", help="folder of the dataset; also s3:// and gs://; needed without --dry-run"
@@ -190,11 +195,15 @@ def add_allow_rejected(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job and print its summary, or the estimate."""
+    if args.dry_run and any(map(is_lerobot, args.sources)):
+        raise UsageError("--dry-run is not for LeRobot datasets", hint="encode one, or index it with `fastvid index`")
     if args.dry_run:
         print(estimate_text(_estimate(args)))
         return 0
     if args.out is None:
         raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
+    if any(map(is_lerobot, args.sources)):
+        return _report(args, _shard_lerobot(args))
     report = run_job(
         args.sources,
         args.out,
@@ -220,8 +229,48 @@ def run(args: argparse.Namespace) -> int:
         part=args.part,
         scratch=args.scratch,
     )
+    return _report(args, report)
+
+
+def _report(args: argparse.Namespace, report: JobReport) -> int:
     print(summary(report))
     return EXIT_REJECTED if report.rejected and not args.allow_rejected else 0
+
+
+def _shard_lerobot(args: argparse.Namespace) -> JobReport:
+    pictures = {"streams": "rgb", "audio": "drop", "flow": "dis", "flow_bound": None}
+    packing = {"max_seconds": MAX_SECONDS, "max_bad_frames": None, "seed": 0, "drop_duplicates": False}
+    sources: dict[str, Any] = {"annotations": [], "columns": None, "classes": None, "follow_links": False}
+    check_lerobot_options(args, **pictures, **packing, **sources)
+    return shard_lerobot(
+        args.sources[0],
+        args.out,
+        profile=chosen_profile(args),
+        engine=args.engine,
+        ray_address=args.ray_address,
+        workers=args.workers,
+        episodes_per_shard=min(args.samples_per_shard, EPISODES_PER_SHARD),
+        part=args.part,
+        scratch=args.scratch,
+        reject_unreadable=args.reject_unreadable,
+        allow_encoder_change=args.allow_encoder_change,
+    )
+
+
+def check_lerobot_options(args: argparse.Namespace, **defaults: Any) -> None:
+    """Refuse options that a LeRobot dataset does not have, given with their defaults, and a second source.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    if len(args.sources) > 1:
+        raise UsageError(
+            "a LeRobot dataset is a source by itself", hint="make one dataset of several with `fastvid merge --prefix`"
+        )
+    for name, default in defaults.items():
+        if getattr(args, name) != default:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} is not for LeRobot datasets, which say it themselves", hint=f"omit {option}")
 
 
 def summary(report: JobReport) -> str:

@@ -5,15 +5,19 @@ per line. OUT must be empty; export.json is written last, so a folder without it
 
 Layouts: wds are WebDataset tars. energon are the same tars with the records of Megatron Energon, for
 `energon prepare OUT --tar-index-only`. hf are video files with a metadata.parquet in each folder, for
-`datasets.load_dataset("videofolder", data_dir=OUT)`.
+`datasets.load_dataset("videofolder", data_dir=OUT)`. lerobot is a LeRobot dataset, version 3.0, of a dataset that was
+made of one.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from fastvid.runtime.units import size, things
 from fastvid.sharding.change.export import LAYOUTS, export_samples
+
+_KINDS: Final = {"hf": "video", "lerobot": "file"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,5 +34,5 @@ def run(args: argparse.Namespace) -> int:
     done = export_samples(args.dataset, args.out, to=args.to, split=args.split, where=args.where)
     for folder, samples in done.samples.items():
         print(f"{folder}: {things(samples, 'sample')}")
-    print(f"{things(len(done.files), 'video' if args.to == 'hf' else 'tar')}, {size(done.bytes)}, in {args.out}")
+    print(f"{things(len(done.files), _KINDS.get(args.to, 'tar'))}, {size(done.bytes)}, in {args.out}")
     return 0

@@ -15,7 +15,7 @@ from typing import Final
 
 from fastvid.errors import JobError, MissingDependency, UsageError
 from fastvid.format.generations import Generation, read_annotations, read_generation
-from fastvid.format.schema import LEDGER_PARTS, LEDGER_SCHEMA, MAX_KEY_BYTES
+from fastvid.format.schema import FLOW, LEDGER_PARTS, LEDGER_SCHEMA, MAX_KEY_BYTES, PICTURES, SIGNALS
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.in_place.index_video import Proof
 from fastvid.media.limits import Limits
@@ -191,12 +191,12 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, all
     if not generation.shards:
         raise UsageError("the dataset has no shard to take the profile from", hint="make a new dataset")
     shard, build = generation.shards[-1], find_ffmpeg()
+    if SIGNALS in generation.extras or not {PICTURES, FLOW}.issuperset(generation.streams):
+        raise UsageError(
+            "single videos cannot be added to a dataset with cameras or signals",
+            hint="make a dataset of the new episodes, then one of both with `fastvid merge`",
+        )
     if shard.is_in_place:
-        if len(generation.streams) > 1:
-            raise UsageError(
-                "videos of several cameras cannot be added one by one",
-                hint="index all of the source into a new folder with `fastvid index`",
-            )
         # The profile is irrelevant, because nothing is encoded.
         proof = Proof(shard.profile.get("proof", Proof.SAMPLE))
         return Settings(get_profile("compact"), build, limits, max_seconds, proof=proof)

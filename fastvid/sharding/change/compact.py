@@ -23,10 +23,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.errors import FormatError, JobError, StorageError, UsageError
+from fastvid.format.annotations.signals import KeptSignals, join_signals
 from fastvid.format.commit_record import Head, read_head, swap_head
-from fastvid.format.dataset import open_shard
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations
 from fastvid.format.listed_samples import listed_samples, write_listed
+from fastvid.format.open_shards import open_shard
 from fastvid.format.schema import FOREIGN, GENERATIONS, LEDGER_PARTS, annotations_file, generation_file, later_stem
 from fastvid.format.tar import read_members
 from fastvid.format.write_shard import write_shard
@@ -41,7 +42,7 @@ from fastvid.storage import LocalStorage, Storage
 _LOG = logging.getLogger(__name__)
 
 # File names made by fastvid; any other file in the folder belongs to the user and is never deleted.
-_SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|files|idx|parquet|pkt)")
+_SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|files|idx|parquet|pkt|signals\.parquet)")
 _ANNOTATIONS: Final = re.compile(r"annotations-(\d{6})\.parquet")
 _GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
 
@@ -263,8 +264,10 @@ def _rewrite(
     # The revision makes the name unique for each state of the dataset; two runs from one state write equal bytes.
     name = later_stem(shard.name, head.revision)
     _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, int(keep.sum()), shard.samples, name)
+    number = generation.shards.index(shard)
+    signals = join_signals(storage, name, [KeptSignals(storage, shard, table["num_frames"].to_pylist(), keep)])
+    shard = replace(shard, signals=signals)
     if shard.is_in_place:
-        number = generation.shards.index(shard)
         listed = zip(listed_samples(open_shard(storage, generation, number)), keep.tolist(), strict=True)
         digest = write_listed(storage, name, (sample for sample, stays in listed if stays), generation.streams)
         return replace(shard, name=name, bytes=digest.bytes, sha256=digest.sha256, samples=digest.samples)

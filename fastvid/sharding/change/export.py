@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +16,25 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.listed_samples import whole_file
 from fastvid.format.parquet import to_parquet
+from fastvid.format.schema import FLOW, PICTURES
 from fastvid.format.tar import TarMember, read_members, sample_groups, write_tar
 from fastvid.runtime import faults
 from fastvid.sharding.change.compact import map_checked
 from fastvid.sharding.job.tar_annotations import annotate_members
+from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
 from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
 from fastvid.storage import Storage, open_storage
+
+_LOG = logging.getLogger(__name__)
 
 EXPORT_RECORD: Final = "export.json"
 """Name of the file that an export writes last: dataset, generation, and the size and samples of each tar or video."""
 
 _UNFINISHED: Final = "export-unfinished.json"  # what the export is of, until it is complete
 
-LAYOUTS: Final = ("wds", "energon", "hf")
+_LEROBOT: Final = "lerobot"
+
+LAYOUTS: Final = ("wds", "energon", "hf", _LEROBOT)
 """What `export_samples` can write."""
 
 _ENERGON: Final = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"  # samples as plain dicts, for cookers
@@ -63,6 +70,7 @@ def export_samples(
     `fastvid.sharding.job.tar_annotations.annotate_members` describes, from the dataset's current annotations. "energon"
     adds ``.nv-meta``, with the folders as split parts, for ``energon prepare OUT --tar-index-only``. As "hf", each
     sample is a video file, with its annotations and ``class`` in the ``metadata.parquet`` of its folder.
+    "lerobot" writes a LeRobot dataset, see `fastvid.sharding.lerobot.export.write_lerobot`.
     ``classes.txt`` has a class name per line; ``export.json`` is written last, so a folder without it is incomplete,
     and the same call completes it. The same dataset gives the same bytes.
 
@@ -74,17 +82,22 @@ def export_samples(
         where: As for `fastvid.open`.
 
     Raises:
-        UsageError: If the layout is unknown, `out` is not empty, a split cannot name a folder, or no sample matches.
+        UsageError: If the layout is unknown or cannot contain the dataset, `out` is not empty, a split cannot name a
+            folder, or no sample matches.
         FormatError: If a tar is damaged; copying it would hide the damage.
         StorageError: If a file cannot be read or written.
     """
     if to not in LAYOUTS:
         raise UsageError(f"unknown layout {to!r}", hint=f"use one of {', '.join(LAYOUTS)}")
     source, target = Dataset(dataset, split=split, where=where), open_storage(out)
+    _check_cameras(source, to)
     record = {"dataset_id": source.dataset_id, "generation": source.generation.number, "split": split, "where": where}
     record |= {"to": to}
     _begin(target, json.dumps(record, indent=1).encode())
     shards, rows = source.locate(np.arange(len(source)))
+    if to == _LEROBOT:
+        episodes = write_lerobot(source, target)
+        return _end(target, record, episodes, {"train": len(source)})
     files: dict[str, dict[str, Any]] = {}
     writer = _Videos(source, target) if to == "hf" else _Tars(target)
     for shard in np.unique(shards).tolist():
@@ -104,13 +117,36 @@ def export_samples(
     if to == "energon":
         _write_energon(target, files)
     target.write("classes.txt", "".join(f"{name}\n" for name in source.classes).encode())
-    target.write(EXPORT_RECORD, json.dumps(record | {"files": files}, indent=1).encode())
-    target.delete(_UNFINISHED)
     counts: dict[str, int] = {}
     for name, file in files.items():
         folder = name.partition("/")[0]
         counts[folder] = counts.get(folder, 0) + file["samples"]
+    return _end(target, record, files, counts)
+
+
+def _end(
+    target: Storage, record: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]], counts: Mapping[str, int]
+) -> Exported:
+    target.write(EXPORT_RECORD, json.dumps({**record, "files": files}, indent=1).encode())
+    target.delete(_UNFINISHED)
     return Exported(counts, tuple(files), sum(file["bytes"] for file in files.values()))
+
+
+def _check_cameras(source: Dataset, to: str) -> None:
+    """Refuse a layout that cannot contain the dataset or would lose cameras, and tell that signals are lost."""
+    if to == _LEROBOT:
+        lerobot_record(source)
+        return
+    if not source.signals and {PICTURES, FLOW}.issuperset(source.streams):
+        return
+    if to == "hf" or any(shard.is_in_place for shard in source.generation.shards):
+        raise UsageError(
+            f"a dataset with cameras or signals cannot be written as {to} from where it is, or as single videos",
+            file=source.storage.url,
+            hint="use --to lerobot, or --to wds of a dataset that `fastvid shard lerobot:ROOT` made",
+        )
+    if source.signals:
+        _LOG.warning("signals are not exported to %s; --to lerobot contains them", to)
 
 
 def _begin(target: Storage, record: bytes) -> None:

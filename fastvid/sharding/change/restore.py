@@ -7,16 +7,17 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations.build_table import annotation_table, fact_columns
+from fastvid.format.annotations.signals import read_signals, signals_file
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
 from fastvid.format.indexed import IndexedSample
-from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS
+from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, SIGNALS
 from fastvid.format.tar import read_members
 from fastvid.format.write_shard import index_shard
 from fastvid.runtime.hashing import sha256
@@ -97,7 +98,8 @@ def restore_dataset(sources: Sequence[str], out: str | None = None) -> Restored:
     """Make a dataset of fastvid's own tars without any other file of it.
 
     Classes (also those without samples), streams, extras, profiles, encoders and annotations with their types are as
-    when the tars were written; of what the tars tell about the whole dataset, the tar of the newest generation is
+    when the tars were written; signals are restored if
+    their files are beside the tars. Of what the tars tell about the whole dataset, the tar of the newest generation is
     right. If a sample is in two tars, as after `fastvid compact`, the tar of the older generation is left out. Later
     relabels are lost, and removed samples come back unless `fastvid compact` deleted them or they are blocked in the
     folder.
@@ -135,14 +137,20 @@ def restore_dataset(sources: Sequence[str], out: str | None = None) -> Restored:
             samples = index_shard(storage, tar.stem, streams=tuple(newest["streams"]), tar_sha256=found)
             rows += [_row(sample, tar, classes, sample.meta.get("source_sha256") in blocked) for sample in samples]
             profile, encoder = tar.record["profile"], tar.record["encoder"]
-            shards.append(ShardRecord(tar.stem, len(view), found, len(samples), profile, encoder))
+            frames = sum(sample.streams[0].info.num_frames for sample in samples)
+            signals = _signals(storage, tar, frames) if SIGNALS in newest["extras"] else ""
+            shards.append(ShardRecord(tar.stem, len(view), found, len(samples), profile, encoder, signals))
+        extras = dict(newest["extras"])
+        if not all(shard.signals for shard in shards) and extras.pop(SIGNALS, None) is not None:
+            _LOG.warning("the dataset is restored without signals: their files are not beside all of the tars")
+            shards = [replace(shard, signals="") for shard in shards]
         generation = Generation(
             1,
             tuple(shards),
             tuple(newest["streams"]),
             tuple(classes),
             note="fastvid index: restored from the tars",
-            extras=newest["extras"],
+            extras=extras,
         )
         dataset_id = digest({"tars": [[shard.name, shard.sha256] for shard in shards]})[:_ID_DIGITS]
         table = _typed(annotation_table(rows), newest.get("columns", ()))
@@ -163,6 +171,22 @@ def _read(path: str) -> _Tar | None:
         return None
     record = stored_record(meta) if isinstance(meta, dict) else None
     return None if record is None else _Tar(storage, name.removesuffix(".tar"), record)
+
+
+def _signals(storage: LocalStorage, tar: _Tar, frames: int) -> str:
+    """Take over the signals of a tar, which are in a file beside it; return their SHA-256, "" if there is no file.
+
+    Raises:
+        FormatError: If they are not those of the tar.
+    """
+    name = signals_file(tar.stem)
+    if not tar.folder.exists(name):
+        return ""
+    if tar.folder.url != storage.url:
+        link_or_copy(tar.folder, name, storage, name, None)
+    found = sha256(storage.map(name))
+    read_signals(storage, ShardRecord(tar.stem, 0, "", 0, signals=found), frames)
+    return found
 
 
 def _without_replaced(tars: Sequence[_Tar]) -> tuple[list[_Tar], tuple[str, ...]]:

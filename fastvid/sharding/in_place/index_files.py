@@ -112,7 +112,7 @@ class IndexFiles:
             if outcome.reason is not None:
                 continue
             rows[-1]["bytes_out"] = 0  # the video stays where it is
-            sample, file, row = _indexed(source, outcome)
+            sample, file, row = indexed_source(source, outcome)
             samples.append(sample)
             files.append(file)
             packed.append(row)
@@ -121,10 +121,11 @@ class IndexFiles:
         return Part(stem, rows, packed, made)
 
 
-def _indexed(source: Source, outcome: Outcome) -> tuple[IndexedSample, ListedFile, PackedSample]:
+def indexed_source(source: Source, outcome: Outcome) -> tuple[IndexedSample, ListedFile, PackedSample]:
+    """Return the sample of a source, the file that lists it, and its row for the annotations."""
     info, records, facts = unpack_found(outcome.samples[0])
     version, name = facts["version"], encode_name(source.id)
-    file = ListedFile(source.key, PICTURES, source.path, version["size"], version["tag"], version["modified"])
+    file = ListedFile(source.key, source.stream, source.path, version["size"], version["tag"], version["modified"])
     place = {key: facts.get(key) for key in ("parent", "start_seconds", "end_seconds")}
     meta = {
         "source_id": name,
@@ -133,6 +134,6 @@ def _indexed(source: Source, outcome: Outcome) -> tuple[IndexedSample, ListedFil
         **place,
     }
     member = TarMember(encode_name(source.path), source.key, "", 0, file.size)
-    sample = IndexedSample(source.key, meta, (IndexedStream(PICTURES, member, info, records),))
+    sample = IndexedSample(source.key, meta, (IndexedStream(source.stream, member, info, records),))
     row = PackedSample(name, source.key, info.num_frames, str(info.fps), info.width, info.height, **place)
     return sample, file, row

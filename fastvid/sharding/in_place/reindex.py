@@ -11,9 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.dataset import change, open_shard
+from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.in_place import Root, common_root, parse_root
+from fastvid.format.open_shards import open_shard
 from fastvid.format.schema import IN_PLACE, StreamFlag, later_stem
 from fastvid.format.shard import Shard
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -135,9 +136,9 @@ def _changed(shard: Shard, place: Root) -> int:
 
 def _sources(storage: Storage, generation: Generation, record: ShardRecord, shard: Shard, place: Root) -> list[Source]:
     """Return the samples of a shard as sources."""
-    if len(generation.streams) > 1:
+    if len(generation.streams) > 1 or record.signals:
         raise UsageError(
-            "a dataset of several cameras is not indexed again",
+            "a dataset with cameras or signals is not indexed again",
             file=storage.url,
             hint="index its source again into a new folder with `fastvid index`",
         )

@@ -21,6 +21,7 @@ from fastvid.sharding.job.ledger import rows_table
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart
 from fastvid.sharding.job.run import Job
+from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.sources.tar_sources import gather_sources
 from fastvid.sharding.work.messages import Settings
 from fastvid.storage import open_storage
@@ -85,8 +86,8 @@ def index_videos(
         if storage.exists(DATASET_JSON):
             ledger = finished_ledger(storage, job.identity)
         else:
-            if workers is None and engine == "local" and any(is_remote(source.path) for source in found.sources):
-                workers = _waiting_workers(available_cores())
+            if workers is None and engine == "local":
+                workers = waiting_workers(found.sources)
             parts = job.run(open_engine(engine, settings, workers=workers, address=ray_address), check)
             if mine is not None:
                 rows = rows_table(row for part in parts for row in part.rows)
@@ -104,6 +105,10 @@ def index_videos(
     return JobReport(storage.url, ledger, found.ignored)
 
 
-def _waiting_workers(cores: int) -> int:
+def waiting_workers(sources: Sequence[Source]) -> int | None:
+    """Return how many workers index files: more than cores if they are remote; None for the usual number."""
+    if not any(is_remote(source.path) for source in sources):
+        return None
     # Of a remote file a worker waits for five answers or more, one after another; each worker takes about 100 MB.
+    cores = available_cores()
     return cores + min(3 * cores, 32)

@@ -89,7 +89,7 @@ def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
 def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:
     """Return the shard records of a generation, for all parts that have a shard."""
     return tuple(
-        ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, profile, part.encoder)
+        ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, profile, part.encoder, part.signals)
         for part in parts
         if (tar := part.digest) is not None
     )

@@ -70,6 +70,7 @@ class Part:
         samples: Its samples, in the order of the tar.
         digest: Digest of its tar; None if none of its sources could be packed, so there is no tar.
         encoder: Build of the encoder that wrote it.
+        signals: SHA-256 of its signals, hex; empty if it has none.
     """
 
     stem: str
@@ -77,6 +78,7 @@ class Part:
     samples: Sequence[PackedSample]
     digest: TarDigest | None
     encoder: Mapping[str, Any] = field(default_factory=dict)
+    signals: str = ""
 
 
 def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
@@ -206,6 +208,7 @@ def write_part(storage: Storage, part: Part) -> None:
         "samples": [asdict(sample) for sample in part.samples],
         "digest": None if part.digest is None else asdict(part.digest),
         "encoder": dict(part.encoder),
+        "signals": part.signals,
     }
     storage.write(part_name(part.stem), to_parquet(_table(part.rows, extra)))
 
@@ -224,6 +227,7 @@ def read_part(storage: Storage, stem: str) -> Part:
         samples=[PackedSample(**sample) for sample in extra["samples"]],
         digest=None if digest is None else TarDigest(**digest),
         encoder=extra["encoder"],
+        signals=extra.get("signals", ""),
     )
 
 

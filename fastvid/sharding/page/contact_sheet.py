@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fastvid.decode.access.frames import decode_frames
 from fastvid.decode.access.pictures import encode_picture
 from fastvid.errors import FastvidError
-from fastvid.format.dataset import open_shard
+from fastvid.format.open_shards import open_shard
 from fastvid.format.schema import PacketFlag
 from fastvid.format.shard import Shard
 from fastvid.runtime.cores import available_cores

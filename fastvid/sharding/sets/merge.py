@@ -13,13 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
+from fastvid.format.annotations.signal_stats import join_stats
 from fastvid.format.generations import Generation, read_annotations, read_generation
 from fastvid.format.in_place import common_root
-from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, check_key
+from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.units import things
 from fastvid.sharding.encode.streams import Streams
 from fastvid.sharding.job.ledger import Row
-from fastvid.sharding.sets.repack import Made, Piece, Recipe, Renaming, arrange, folder_name, make_dataset, old_ledger
+from fastvid.sharding.sets.renaming import Renaming
+from fastvid.sharding.sets.repack import Made, Piece, Recipe, arrange, folder_name, make_dataset, old_ledger
 from fastvid.storage import Storage, open_storage
 
 _SHOWN: Final = 10  # keys that a message lists
@@ -182,6 +184,21 @@ def _check_streams(urls: Sequence[str], generations: Sequence[Generation]) -> No
                 file=url,
                 hint="encode one of them with the streams of the other by `fastvid transcode --streams`",
             )
+        signals = [tuple(sorted(one.extras.get(SIGNALS, {}))) for one in (first, generation)]
+        if signals[0] != signals[1]:
+            raise UsageError(
+                f"{folder_name(urls[0])} has the signals {', '.join(signals[0]) or 'none'}, {folder_name(url)} has"
+                f" {', '.join(signals[1]) or 'none'}",
+                file=url,
+                hint="merge datasets with the same signals",
+            )
+        tasks = [one.extras.get(LEROBOT, {}).get("tasks") for one in (first, generation)]
+        if tasks[0] != tasks[1]:
+            raise UsageError(
+                f"{folder_name(urls[0])} and {folder_name(url)} number their tasks differently",
+                file=url,
+                hint="merge them with lerobot first, then index the result",
+            )
         flows = [Streams.from_json(one.extras).flow for one in (first, generation)]
         if flows[0] != flows[1]:
             raise UsageError(
@@ -195,6 +212,16 @@ def _extras(generations: Sequence[Generation]) -> Mapping[str, Any]:
     extras: dict[str, Any] = {}
     for generation in generations:
         extras = {**generation.extras, **extras}
+    if SIGNALS in extras:
+        known = [generation.extras[SIGNALS] for generation in generations]
+        extras[SIGNALS] = {
+            name: {**one, "stats": join_stats([signals[name].get("stats") for signals in known])}
+            for name, one in extras[SIGNALS].items()
+        }
+    if LEROBOT in extras:
+        known = [generation.extras[LEROBOT]["cameras"] for generation in generations]
+        cameras = {name: {"stats": join_stats([one[name].get("stats") for one in known])} for name in known[0]}
+        extras[LEROBOT] = {**extras[LEROBOT], "cameras": cameras}
     roots = [generation.root for generation in generations if generation.root is not None]
     return extras | ({IN_PLACE: {"root": common_root([f"{root}/file" for root in roots])}} if roots else {})
 

@@ -6,7 +6,6 @@ thing written, so half a dataset cannot be opened.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.errors import JobError, UsageError
-from fastvid.format.dataset import open_shard
-from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_generation
+from fastvid.format.annotations.signals import KeptSignals, join_signals
+from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_annotations, read_generation
 from fastvid.format.listed_samples import ListedSample, listed_samples, write_listed
+from fastvid.format.open_shards import open_shard
 from fastvid.format.schema import DATASET_JSON, FOREIGN, LEDGER, LEDGER_SCHEMA, shard_stem
 from fastvid.format.shard import Shard
-from fastvid.format.tar import TarDigest, to_json
+from fastvid.format.tar import TarDigest
 from fastvid.format.write_shard import write_shard
 from fastvid.runtime import faults
 from fastvid.sharding.change.compact import kept_samples, map_checked
@@ -44,6 +44,7 @@ from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.scratch import short_scratch
 from fastvid.sharding.job.staging import Staging
 from fastvid.sharding.job.tar_annotations import annotate_members, dataset_record, with_record
+from fastvid.sharding.sets.renaming import Members, Renaming
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.transfer import link_or_copy
 
@@ -51,55 +52,6 @@ _LOG = logging.getLogger(__name__)
 
 # Hex digits of the identity that form the dataset's id, so that the same command makes the same dataset.
 _ID_DIGITS: Final = 32
-
-Members = tuple[str, Mapping[str, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """What changes in the members of a dataset's samples.
-
-    Attributes:
-        prefix: Prepended to keys and names of sources, such as ``lab/``.
-        labels: New number of each label; empty if all keep theirs.
-    """
-
-    prefix: str = ""
-    labels: Mapping[int, int] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.prefix or self.labels)
-
-    def apply(self, key: str, members: Mapping[str, bytes]) -> Members:
-        """Return key and members of a sample as the new dataset has them."""
-        made = dict(members)
-        if "json" in made:
-            record = json.loads(made["json"])
-            for fields in (record, record.get("annotations")):
-                if isinstance(fields, dict):
-                    self._change(fields)
-            made["json"] = to_json(record)
-        if made.get("cls", b"").isdigit():
-            number = int(made["cls"])
-            made["cls"] = str(self.labels.get(number, number)).encode()
-        return f"{self.prefix}{key}", made
-
-    def rename(self, key: str) -> tuple[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
-        """Return the key of a sample as the new dataset has it, and how its facts change."""
-
-        def change(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-            fields = dict(facts)
-            self._change(fields)
-            return fields
-
-        return f"{self.prefix}{key}", change
-
-    def _change(self, fields: dict[str, Any]) -> None:
-        for name in ("key", "source_id", "parent"):
-            if isinstance(fields.get(name), str):
-                fields[name] = f"{self.prefix}{fields[name]}"
-        if type(fields.get("label")) is int:
-            fields["label"] = self.labels.get(fields["label"], fields["label"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +74,14 @@ class Piece:
         """Open the shard."""
         generation = read_generation(self.storage)[1]
         return open_shard(self.storage, generation, generation.shards.index(self.shard))
+
+    def signals(self) -> KeptSignals:
+        """Return the signals of the samples that are taken."""
+        generation = read_generation(self.storage)[1]
+        number = generation.shards.index(self.shard)
+        start = sum(shard.samples for shard in generation.shards[:number])
+        frames = read_annotations(self.storage, generation)["num_frames"].slice(start, self.shard.samples)
+        return KeptSignals(self.storage, self.shard, frames.to_pylist(), self.keep)
 
     @property
     def samples(self) -> int:
@@ -295,13 +255,25 @@ def _write_shards(
         if progress is not None:
             progress(number, len(recipe.shards))
         stem, first = shard_stem(number), pieces[0].shard
-        made = read_part(storage, stem).digest if stem in finished else None
-        if made is None:
+        part = read_part(storage, stem) if stem in finished else None
+        if part is None or part.digest is None:
             check()
-            made = _write_shard(storage, stem, pieces, recipe, start)
+            written = _write_shard(storage, stem, pieces, recipe, start)
+            part = Part(stem, [], [], written, first.encoder, signals=_write_signals(storage, stem, pieces))
             faults.reach("shard")
-            write_part(storage, Part(stem, [], [], made, first.encoder))
-        records.append(replace(first, name=stem, bytes=made.bytes, sha256=made.sha256, samples=made.samples))
+            write_part(storage, part)
+        made = part.digest
+        assert made is not None  # repacked shards are never empty
+        records.append(
+            replace(
+                first,
+                name=stem,
+                bytes=made.bytes,
+                sha256=made.sha256,
+                samples=made.samples,
+                signals=part.signals,
+            )
+        )
         start += made.samples
     return records
 
@@ -329,6 +301,15 @@ def _write_shard(storage: Storage, stem: str, pieces: Sequence[Piece], recipe: R
     samples = with_record(_samples(pieces, recipe, start), record)
     with short_scratch(storage) as scratch:
         return write_shard(storage, stem, samples, streams=recipe.streams, scratch=scratch)
+
+
+def _write_signals(storage: Storage, stem: str, pieces: Sequence[Piece]) -> str:
+    """Write the signals of a shard, if it has any; return their SHA-256."""
+    if not any(piece.shard.signals for piece in pieces):
+        return ""
+    if _is_taken_over(pieces):
+        return pieces[0].shard.signals  # copied with the shard
+    return join_signals(storage, stem, [piece.signals() for piece in pieces])
 
 
 def _listed(pieces: Sequence[Piece]) -> Iterator[ListedSample]:

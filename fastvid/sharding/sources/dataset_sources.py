@@ -8,7 +8,7 @@ from typing import Any
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, StreamFlag
+from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, FLOW, PICTURES, StreamFlag
 from fastvid.format.shard import Shard
 from fastvid.runtime.file_names import decode_name
 from fastvid.sharding.sources.sources import Source, SourceList
@@ -37,6 +37,12 @@ def dataset_sources(roots: Sequence[str]) -> SourceList:
     classes: dict[str, None] = {}
     for root in roots:
         dataset = Dataset(root)
+        if dataset.signals or not {PICTURES, FLOW}.issuperset(dataset.streams):
+            raise UsageError(
+                "a dataset with cameras or signals is not encoded again",
+                file=root,
+                hint="encode its source: `fastvid shard lerobot:ROOT --profile ...`",
+            )
         labels = [label for label in dataset.labels.tolist() if label >= 0]
         names = dataset.classes or tuple(map(str, range(max(labels, default=-1) + 1)))
         classes |= dict.fromkeys(names)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from fastvid.errors import UsageError
-from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES
+from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
 from fastvid.media.reasons import Reason
 from fastvid.runtime.file_names import encode_name
 from fastvid.sharding.sources.listing import SourceFile, file_at, find_files, public_path
@@ -45,6 +45,8 @@ class Source:
         key: Name of its samples in the shards.
         tag: The store's tag of its version (ETag) when it was listed, if any; another version is another source.
         parent: Id of the whole file if this is a clip of it; None otherwise.
+        frames: First frame and number of frames if it is a clip that is given in frames; None otherwise.
+        stream: Name of the stream of its sample that it is.
     """
 
     id: str
@@ -60,6 +62,8 @@ class Source:
     key: str = ""
     tag: str | None = None
     parent: str | None = None
+    frames: tuple[int, int] | None = None
+    stream: str = PICTURES
 
     @property
     def class_names(self) -> tuple[str, ...]:

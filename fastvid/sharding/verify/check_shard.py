@@ -292,6 +292,9 @@ class _TarStorage:
     def write(self, name: str, data: bytes) -> None:
         self.written[name] = data
 
+    def keep(self, name: str) -> bool:  # noqa: ARG002
+        return False
+
     def discard(self, name: str) -> bool:  # noqa: ARG002
         return False
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.errors import FastvidError, UsageError
+from fastvid.format.annotations.signals import read_signals
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import FOREIGN
 from fastvid.format.write_shard import index_shard
@@ -37,6 +38,7 @@ CHECKS: Final = {
     "decode": "every sample decodes to the indexed number of frames",
     "audio": "the audio of every sample decodes",
     "plan": "frames decoded from planned packets are those a player shows",
+    "signals": "signals are the committed ones and have a row for each frame",
     "process": "no checking process died",
 }
 """Every check and what it verifies, in the order of the report."""
@@ -138,7 +140,9 @@ def verify_dataset(
     order = {shard.name: number for number, shard in enumerate(record.shards)}
     names = list(CHECKS)
     found = [*_annotation_problems(storage, record, facts), *problems]
-    if sample is not None:
+    if sample is None:
+        found += _signal_problems(storage, record, report.checked, shards)
+    else:
         found += _missing_files(storage, record, known={task.record.name for task in tasks})
     report.checked["annotations"] = sum(map(len, facts.values()))
     report.problems = sorted(found, key=lambda p: (order.get(p.shard, -1), names.index(p.check)))
@@ -238,7 +242,30 @@ def _missing_files(storage: Storage, generation: Generation, *, known: set[str])
             yield Problem("tar", f"{shard.data} has {size} bytes, the generation says {shard.bytes}", shard.name)
         for suffix in shard.suffixes[1:]:
             if not storage.exists(f"{shard.name}.{suffix}"):
-                yield Problem(suffix, "file does not exist", shard.name)
+                yield Problem(suffix.partition(".")[0], "file does not exist", shard.name)
+
+
+def _signal_problems(
+    storage: Storage, generation: Generation, checked: Counter[str], shards: Sequence[str] | None
+) -> Iterator[Problem]:
+    """Compare the signals of each shard with their checksum, and count their rows."""
+    chosen = [shard for shard in generation.shards if shard.signals and (shards is None or shard.name in shards)]
+    if not chosen:
+        return
+    try:
+        frames = read_annotations(storage, generation)["num_frames"].to_pylist()
+    except FastvidError:
+        return  # reported as a problem of the annotations
+    start = 0
+    for shard in generation.shards:
+        count, start = sum(frames[start : start + shard.samples]), start + shard.samples
+        if shard not in chosen:
+            continue
+        checked["signals"] += 1
+        try:
+            read_signals(storage, shard, count)
+        except FastvidError as error:
+            yield Problem("signals", error.message, shard.name)
 
 
 def _annotation_problems(

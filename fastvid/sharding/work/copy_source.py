@@ -88,26 +88,38 @@ class CopiedSource:
         self._data, self._container, self._limits = _contents(source), source.container, limits
         self._remuxer: tuple[Playback, Remuxer] | None = None
 
-    def cut(self, start: float | None, end: float | None, *, max_seconds: float) -> list[Copied]:
+    def cut(
+        self, start: float | None, end: float | None, *, max_seconds: float, frames: tuple[int, int] | None = None
+    ) -> list[Copied]:
         """Take over the source, or a clip of it, in parts that keep a bound.
 
         Args:
             start: Seconds where the clip begins; None for the beginning.
             end: Seconds where the clip ends; None for the end.
+            frames: The first frame of the clip and their number, instead of seconds.
             max_seconds: Longest part. The packets that a part needs and does not show are hidden by an edit list.
 
         Raises:
             SourceError: It is damaged, its packets cannot be used without encoding, or the clip lies outside it.
         """
         data, limits = self._data, self._limits
-        if start is None and end is None and self._container == "mov":
+        if start is None and end is None and frames is None and self._container == "mov":
             found = _as_it_is(data, limits)
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
         played, muxer = self._remuxer = self._remuxer or self._play()
         seconds = muxer.seconds
         made = []
-        for first, last in _ranges(seconds, 1 / float(played.rate), start, end, max_seconds):
+        if frames is not None:
+            if sum(frames) > len(seconds):
+                raise SourceError(
+                    f"frames {frames[0]} to {sum(frames)} are not in a video of {len(seconds)}",
+                    reason=Reason.OUT_OF_RANGE,
+                )
+            parts = iter([(frames[0], sum(frames))])
+        else:
+            parts = _ranges(seconds, 1 / float(played.rate), start, end, max_seconds)
+        for first, last in parts:
             video = muxer.part(first, last)
             found = index_video(video, limits)
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):

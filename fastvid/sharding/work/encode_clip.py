@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from fastvid.sharding.encode.salvage import Salvaged
 from fastvid.sharding.encode.transcode import decode_fully, transcode
 from fastvid.sharding.encode.window import DecodeWindow, plan_runs, plan_window
 from fastvid.sharding.work.attempt import Report
+from fastvid.sharding.work.clip_frames import numbered_part, plan_parts
 from fastvid.sharding.work.copy_source import CopiedSource
 from fastvid.sharding.work.download import read_sound
 from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
@@ -89,6 +90,8 @@ class ClipFile:
         if self._salvaged is None or (task.start is None and task.end is None):
             if self._salvaged is not None:
                 self._salvaged.check(self.settings.max_bad_frames or "0")
+            if task.frames is not None:
+                return PlannedClip(task, [numbered_part(self.info, timing, *task.frames)])
             return PlannedClip(task, plan_parts(timing, task.start, task.end, most))
         ends = self._first + timing.frames
         parts = plan_parts(replace(timing, frames=ends), task.start, task.end, most)
@@ -195,7 +198,7 @@ class ClipFile:
             decode_fully(self.settings.build, self.source, info, limits, patience=task.patience)
             self._copied = CopiedSource(self.source, limits)
         self.report("copy", task.patience * _COPY_DECODES * (limits.seconds + seconds))
-        copied = self._copied.cut(task.start, task.end, max_seconds=self.settings.max_seconds)
+        copied = self._copied.cut(task.start, task.end, max_seconds=self.settings.max_seconds, frames=task.frames)
         samples, warnings = [], dict.fromkeys(note.partition(":")[0] for one in copied for note in one.notes)
         for number, one in enumerate(copied):
             meta = _origin(task, info, self.digest) | one.meta()
@@ -278,32 +281,6 @@ class Encoded:
     videos: tuple[bytes, ...]
     window: DecodeWindow
     seconds: float
-
-
-def plan_parts(
-    timing: FrameTiming, start: float | None, end: float | None, max_seconds: float
-) -> list[tuple[int, int] | None]:
-    """The frames of each sample of a source, as half-open ranges at the written rate; None for all frames.
-
-    A long video is split into the fewest parts of equal length that keep the bound.
-
-    Raises:
-        SourceError: The clip lies outside the video.
-    """
-    total, rate = timing.frames, timing.rate
-    first = 0 if start is None else max(0, round(Fraction(start) * rate))
-    # Annotated ends are rounded to seconds and may lie behind the last frame.
-    last = total if end is None else min(total, round(Fraction(end) * rate))
-    if first >= last:
-        raise SourceError(
-            f"the clip {start} s to {end} s is not in {float(total / rate):.2f} s of video", reason=Reason.OUT_OF_RANGE
-        )
-    most = max(1, int(Fraction(max_seconds) * rate))
-    count = -(-(last - first) // most)
-    if count == 1:
-        return [None] if (first, last) == (0, total) else [(first, last)]
-    cuts = [first + (last - first) * number // count for number in range(count + 1)]
-    return list(pairwise(cuts))
 
 
 def _flow(video: bytes, verified: Verified, info: SourceInfo, settings: Settings, task: Task, report: Report) -> bytes:

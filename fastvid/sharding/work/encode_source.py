@@ -122,7 +122,7 @@ class _Judge:
         except SourceError as error:
             yield from (failure(task, error) for task in tasks)
             return
-        if self._settings.profile.copies:
+        if self._settings.profile.copies or tasks[0].copies:
             for task in tasks:
                 begin([task.index])
                 yield attempt(task, partial(self._run, partial(ClipFile.copy, task=task)))

@@ -93,7 +93,9 @@ def _verdict(task: Task, error: StorageError) -> SourceError:
 
 def _cut(task: Task, found: IndexedVideo, version: Version) -> Outcome:
     place: dict[str, object] = {}
-    if task.start is not None or task.end is not None:
+    if task.frames is not None:
+        found = cut_index(found, *task.frames)
+    elif task.start is not None or task.end is not None:
         first, count = frames_between(found, task.start, task.end)
         rate = float(found.info.fps)
         start = first / rate if found.seconds is None else float(found.seconds[first])

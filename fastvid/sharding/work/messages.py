@@ -93,6 +93,8 @@ class Task:
         indexes: Index the video where it lies instead of encoding it.
         tag: The tag of the version that was found at the URL; None takes any.
         parent: Name of the file, as tables store it, if the source is a clip of it; None otherwise.
+        frames: First frame and number of frames of a clip that is given in frames; None otherwise.
+        copies: Take the packets over, whatever the profile.
     """
 
     index: int
@@ -108,6 +110,8 @@ class Task:
     indexes: bool = False
     tag: str | None = None
     parent: str | None = None
+    frames: tuple[int, int] | None = None
+    copies: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""

@@ -23,9 +23,12 @@ from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import ray_work
 from fastvid.sharding.engines.engine import open_engine
+from fastvid.sharding.in_place.run import index_videos
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
+from fastvid.sharding.lerobot.jobs import index_lerobot
 from fastvid.sharding.work.messages import Outcome, Settings, Task
+from tests.sharding.lerobot.tools import V3
 from tests.sharding.raytools import ENVIRONMENT, Cluster
 from tests.sharding.shardtools import command, ledger, make, tars
 
@@ -79,6 +82,15 @@ def test_index_and_add_on_a_cluster_equal_one_machine(tmp_path):
             added = add_sources(str(tmp_path / name), str(more), workers=1, **engine)
             assert (added.report.packed, added.generation) == (2, 2)
             index_tars([str(tmp_path / name)], str(tmp_path / f"index-{name}"), workers=1, **engine)
+            index_videos([str(raw)], tmp_path / f"place-{name}", workers=1, **engine)
+            index_lerobot(f"lerobot:{V3}", tmp_path / f"robot-{name}", workers=1, **engine)
+    for name in ("place-", "robot-"):
+        one, other = (
+            {path.name: path.read_bytes() for path in (tmp_path / f"{name}{engine}").glob("data-*")}
+            for engine in ("local", "ray")
+        )
+        assert one == other
+        assert "data-000000.files" in one
     for name in ("", "index-"):
         one, other = tmp_path / f"{name}local", tmp_path / f"{name}ray"
         assert tars(one) == tars(other)

@@ -85,8 +85,8 @@ def test_a_clean_dataset_passes_every_check(store):
     report = verify_dataset(store.url, workers=1, progress=lambda count, total: seen.append((count, total)))
     assert report.ok, report.problems
     assert (report.samples, report.total) == (6, 6)
-    # No video is outside the tars, and the clips have no audio.
-    expected = {"tar": 2, "files": 0, "idx": 2, "parquet": 2, "pkt": 2, "process": 0, "audio": 0}
+    # No video is outside the tars, and the clips have no audio and no signals.
+    expected = {"tar": 2, "files": 0, "idx": 2, "parquet": 2, "pkt": 2, "process": 0, "audio": 0, "signals": 0}
     assert {name: report.checked[name] for name in CHECKS} == dict.fromkeys(CHECKS, 6) | expected
     assert seen == [(3, 6), (3, 6)]
 

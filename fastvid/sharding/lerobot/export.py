@@ -1,0 +1,369 @@
+"""Writes a dataset of episodes as a LeRobot dataset, version 3.0. Videos are not encoded again."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from fastvid.decode.clips import read_clip
+from fastvid.decode.mp4 import minimal_mp4
+from fastvid.decode.request import Box, ClipRequest
+from fastvid.errors import FastvidError, FormatError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.packets import StreamInfo
+from fastvid.format.parquet import to_parquet
+from fastvid.format.schema import LEROBOT
+from fastvid.runtime import faults
+from fastvid.runtime.arrays import BoolArray, IntArray
+from fastvid.sharding.lerobot.metadata import INFO, STATS
+from fastvid.storage import Storage
+
+# LeRobot's defaults: megabytes of a file of videos, or of signals in memory, from which an episode begins a new one.
+_LIMITS: Final = {"video_files_size_in_mb": 200, "data_files_size_in_mb": 100}
+
+_PER_CHUNK: Final = 1000  # files in a folder, LeRobot's chunks_size
+_DATA: Final = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_VIDEO: Final = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+_EPISODES: Final = "meta/episodes/chunk-000/file-000.parquet"
+_QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+# What `info` says of an encoding that is no longer that of the videos.
+_ENCODER: Final = ("video.g", "video.crf", "video.preset", "video.fast_decode", "video.video_backend")
+
+
+def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]:
+    """Write the selected episodes, numbered anew from 0; return bytes and episodes of each file.
+
+    Videos keep their packets, so frames are those of the dataset, bit by bit. ``timestamp``, ``frame_index``,
+    ``episode_index``, ``index`` and ``task_index`` are computed; other signals are copied. Statistics of signals are
+    computed if episodes were left out; those of cameras are kept as they are. The same dataset gives the same bytes.
+
+    Args:
+        source: A dataset of a LeRobot dataset.
+        target: An empty folder.
+
+    Raises:
+        UsageError: If the dataset was not made of a LeRobot dataset, or an episode begins between key frames.
+        FormatError: If a file is damaged.
+        StorageError: If a file cannot be read or written.
+    """
+    known = lerobot_record(source)
+    rows = source.annotations.take(source.rows).to_pylist()
+    episodes = [_Episode(number, row) for number, row in enumerate(rows)]
+    limits = {name: int(known["info"].get(name) or default) for name, default in _LIMITS.items()}
+    video_bytes, data_bytes = (megabytes << 20 for megabytes in limits.values())
+    files: dict[str, dict[str, Any]] = {}
+    described = {}
+    for camera in source.streams:
+        made, described[camera] = _write_videos(source, target, camera, episodes, video_bytes)
+        files |= made
+        faults.reach("export")
+    tasks = _Tasks(known["tasks"], episodes)
+    features = _features(source, known["info"]["features"], described)
+    made, everything = _write_data(source, target, features, episodes, tasks, data_bytes)
+    files |= made
+    target.write("meta/tasks.parquet", tasks.to_parquet())
+    target.write(_EPISODES, to_parquet(pa.Table.from_pylist([episode.row for episode in episodes])))
+    stats = _stats(source, known["cameras"], everything)
+    target.write(STATS, json.dumps(stats, indent=4).encode())
+    frames = sum(episode.length for episode in episodes)
+    info = {
+        **known["info"],
+        "codebase_version": "v3.0",
+        "features": features,
+        "total_episodes": len(episodes),
+        "total_frames": frames,
+        "total_tasks": len(tasks.names),
+        "chunks_size": _PER_CHUNK,
+        **limits,
+        "data_path": _DATA,
+        "video_path": _VIDEO,
+        "splits": {"train": f"0:{len(episodes)}"},
+    }
+    for name in ("total_chunks", "total_videos"):  # version 2.1 had them
+        info.pop(name, None)
+    target.write(INFO, json.dumps(info, indent=4).encode())
+    return files
+
+
+def lerobot_record(source: Dataset) -> Mapping[str, Any]:
+    """Return what the generation says of the LeRobot dataset that it was made of.
+
+    Raises:
+        UsageError: If it was not made of one.
+    """
+    known: Mapping[str, Any] | None = source.generation.extras.get(LEROBOT)
+    if known is None:
+        raise UsageError(
+            "only a dataset that was made of a LeRobot dataset can be written as one",
+            file=source.storage.url,
+            hint="use `fastvid index lerobot:ROOT` or `fastvid shard lerobot:ROOT`",
+        )
+    return known
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An episode, by its number among those that are written, and its row of ``meta/episodes``."""
+
+    number: int
+    annotation: Mapping[str, Any]
+    row: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.row = {"episode_index": self.number, "tasks": list(self.annotation["tasks"]), "length": self.length}
+
+    @property
+    def key(self) -> str:
+        return str(self.annotation["key"])
+
+    @property
+    def length(self) -> int:
+        return int(self.annotation["num_frames"])
+
+
+class _Tasks:
+    """The tasks of the episodes that are written, in the order of all tasks.
+
+    Args:
+        known: All tasks of the dataset, by number.
+        episodes: The episodes.
+    """
+
+    def __init__(self, known: Sequence[str], episodes: Sequence[_Episode]) -> None:
+        used = {task for episode in episodes for task in episode.row["tasks"]}
+        self.names = [task for task in known if task in used]
+        numbers = {task: number for number, task in enumerate(self.names)}
+        # A frame may have a task that its episode does not list.
+        self._new = np.array([numbers.get(task, -1) for task in known], np.int64)
+
+    def renumber(self, old: IntArray, key: str) -> IntArray:
+        """Return the new numbers of tasks."""
+        if len(old) and not (old.min() >= 0 and old.max() < len(self._new) and (self._new[old] >= 0).all()):
+            raise FormatError("a frame has a task that its episode does not name", key=key)
+        return self._new[old]
+
+    def to_parquet(self) -> bytes:
+        """Return the table as pandas writes it, with the tasks as index."""
+        kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
+        columns = [
+            {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+            for name, (kind, numpy) in kinds.items()
+        ]
+        pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+        table = pa.table({"task_index": pa.array(range(len(self.names)), pa.int64()), "task": pa.array(self.names)})
+        return to_parquet(table.replace_schema_metadata({"pandas": json.dumps(pandas)}))
+
+
+def _write_videos(
+    source: Dataset, target: Storage, camera: str, episodes: Sequence[_Episode], most: int
+) -> tuple[dict[str, dict[str, Any]], StreamInfo]:
+    """Write the videos of a camera; note in the episodes where each is. Return the files and a description."""
+    files: dict[str, dict[str, Any]] = {}
+    shards, at = source.locate(np.arange(len(source)))
+    open_file: _Video | None = None
+    first: StreamInfo | None = None
+
+    def end(video: _Video) -> None:
+        name = _VIDEO.format(video_key=camera, **_place(len(files)))
+        content = video.to_bytes()
+        target.write(name, content)
+        files[name] = {"bytes": len(content), "samples": video.episodes}
+
+    for episode, shard_number, row in zip(episodes, shards.tolist(), at.tolist(), strict=True):
+        shard = source.shard(shard_number)
+        info = shard.info(row, camera)
+        first = first or info
+        if (info.width, info.height, info.fps, info.codec) != (first.width, first.height, first.fps, first.codec):
+            raise UsageError(
+                f"videos of {camera} differ in size, rate or codec", key=episode.key, hint="encode all with one profile"
+            )
+        if open_file is not None and not open_file.takes(info, most):
+            end(open_file)
+            open_file = None
+        open_file = open_file or _Video(info)
+        begins = open_file.frames
+        try:
+            box = Box(0, 0, info.height & ~1, info.width & ~1)
+            request = ClipRequest(0, np.arange(episode.length), box, (box.height, box.width))
+            open_file.add(read_clip(request, info, shard.table(row, camera), shard.reader(row, camera)))
+        except FastvidError as error:
+            raise error.at(key=episode.key, stream=camera) from error
+        rate = info.fps
+        episode.row |= {
+            f"videos/{camera}/{name}": value
+            for name, value in {
+                **_place(len(files)),
+                "from_timestamp": float(begins / rate),
+                "to_timestamp": float((begins + episode.length) / rate),
+            }.items()
+        }
+    if open_file is not None:
+        end(open_file)
+    assert first is not None
+    return files, first
+
+
+class _Video:
+    """The packets of episodes, one behind the other."""
+
+    def __init__(self, info: StreamInfo) -> None:
+        self._info, self.frames, self.episodes = info, 0, 0
+        self._data = io.BytesIO()
+        self._starts, self._sizes = list[IntArray](), list[IntArray]()
+        self._shows, self._keys = list[IntArray](), list[BoolArray]()
+
+    def takes(self, info: StreamInfo, most: int) -> bool:
+        """Return whether another episode can follow: same decoder parameters, and less than `most` bytes yet."""
+        mine = self._info
+        same = (mine.extradata, mine.matrix, mine.range) == (info.extradata, info.matrix, info.range)
+        return same and self._data.tell() < most
+
+    def add(self, clip: Any) -> None:
+        if (clip.shows < 0).any() or not clip.keys[0]:
+            raise UsageError(
+                "the episode does not begin with a key frame of its video, or has packets that show no frame",
+                hint="encode it by `fastvid shard lerobot:ROOT --profile ...`, and export that",
+            )
+        self._starts.append(clip.starts + self._data.tell())
+        self._sizes.append(clip.sizes)
+        self._shows.append(clip.shows + self.frames)
+        self._keys.append(clip.keys)
+        self._data.write(clip.data)
+        self.frames += len(clip.shows)
+        self.episodes += 1
+
+    def to_bytes(self) -> bytes:
+        starts: IntArray = np.concatenate(self._starts)
+        sizes: IntArray = np.concatenate(self._sizes)
+        shows: IntArray = np.concatenate(self._shows)
+        keys: BoolArray = np.concatenate(self._keys)
+        return minimal_mp4(self._info, self._data.getbuffer(), starts, sizes, shows, keys)
+
+
+def _place(number: int) -> dict[str, int]:
+    return {"chunk_index": number // _PER_CHUNK, "file_index": number % _PER_CHUNK}
+
+
+def _features(source: Dataset, features: Mapping[str, Any], described: Mapping[str, StreamInfo]) -> dict[str, Any]:
+    """Return the features of what is written; those that fastvid does not keep, such as images, are missing."""
+    made = {}
+    for name, feature in features.items():
+        if name in source.signals:
+            made[name] = feature
+        elif name in described:
+            info = described[name]
+            size = (info.width, info.height)
+            known = dict(feature.get("info") or {})
+            same = (known.get("video.width"), known.get("video.height")) == size
+            if not (same and known.get("video.codec") == info.codec.name.lower()):
+                known = {key: value for key, value in known.items() if key not in (*_ENCODER, "video.extra_options")}
+                known |= {"video.codec": info.codec.name.lower(), "video.pix_fmt": "yuv420p"}
+            known |= {"video.width": info.width, "video.height": info.height, "video.fps": _whole(info.fps)}
+            sides = {"height": info.height, "width": info.width}
+            names = feature.get("names") or ["height", "width", "channels"]
+            shape = [sides.get(one, side) for one, side in zip(names, feature["shape"], strict=True)]
+            made[name] = {**feature, "shape": shape, "info": known}
+    return made
+
+
+def _whole(rate: Any) -> float:
+    return int(rate) if rate.denominator == 1 else float(rate)
+
+
+def _write_data(
+    source: Dataset,
+    target: Storage,
+    features: Mapping[str, Any],
+    episodes: Sequence[_Episode],
+    tasks: _Tasks,
+    most: int,
+) -> tuple[dict[str, dict[str, Any]], dict[str, np.ndarray[Any, Any]]]:
+    """Write the signals of all frames; return the files, and all values of each signal."""
+    files: dict[str, dict[str, Any]] = {}
+    every: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in source.signals}
+    waiting, size, index = list[pa.Table](), 0, 0
+
+    def end() -> None:
+        content = to_parquet(pa.concat_tables(waiting))
+        name = _DATA.format(**_place(len(files)))
+        target.write(name, content)
+        files[name] = {"bytes": len(content), "samples": len(waiting)}
+        waiting.clear()
+
+    for episode, row in zip(episodes, source.rows.tolist(), strict=True):
+        if waiting and size >= most:
+            end()
+            size = 0
+        frames = np.arange(episode.length)
+        values = {name: source.signals.values(name, np.array([row]), frames[None])[0] for name in source.signals}
+        computed = {
+            "frame_index": frames,
+            "episode_index": np.full(episode.length, episode.number),
+            "index": index + frames,
+        }
+        values |= {name: column for name, column in computed.items() if name in values}
+        if "task_index" in values:
+            values["task_index"] = tasks.renumber(values["task_index"].reshape(-1), episode.key)
+        table = pa.table({name: _column(column, features[name]) for name, column in values.items()})
+        episode.row |= {
+            **{f"data/{name}": value for name, value in _place(len(files)).items()},
+            "dataset_from_index": index,
+            "dataset_to_index": index + episode.length,
+            **{
+                f"stats/{name}/{what}": number
+                for name, column in values.items()
+                for what, number in frame_stats(column).items()
+            },
+            "meta/episodes/chunk_index": 0,
+            "meta/episodes/file_index": 0,
+        }
+        for name, column in values.items():
+            every[name].append(column)
+        waiting.append(table)
+        size, index = size + table.nbytes, index + episode.length
+    if waiting:
+        end()
+    return files, {name: np.concatenate(columns) for name, columns in every.items() if columns}
+
+
+def _column(values: np.ndarray[Any, Any], feature: Mapping[str, Any]) -> pa.Array:
+    """Return a signal as LeRobot stores it: numbers, or lists as deep as the feature's shape."""
+    shape = [int(side) for side in feature["shape"]]
+    column: pa.Array = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if shape == [1]:
+        return column
+    for side in reversed(shape):
+        column = pa.FixedSizeListArray.from_arrays(column, side)
+    return column
+
+
+def frame_stats(values: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return the statistics of a signal [N] or [N, A] as LeRobot stores them; ``std`` is that of the population."""
+    flat = values.reshape(len(values), -1).astype(np.float64)
+    found = {
+        "min": flat.min(axis=0).tolist(),
+        "max": flat.max(axis=0).tolist(),
+        "mean": flat.mean(axis=0).tolist(),
+        "std": flat.std(axis=0).tolist(),
+        "count": [len(flat)],
+    }
+    quantiles = np.quantile(flat, list(_QUANTILES.values()), axis=0)
+    return found | {name: row.tolist() for name, row in zip(_QUANTILES, quantiles, strict=True)}
+
+
+def _stats(source: Dataset, cameras: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    stats: dict[str, Any] = {
+        name: known for name in source.streams if (known := cameras.get(name, {}).get("stats")) is not None
+    }
+    for name, column in values.items():
+        known = source.signals[name].get("stats")
+        # Numbers of episodes and frames are new ones; of others the statistics hold if no frame is missing.
+        is_whole = known is not None and known.get("count") == [len(column)] and name not in ("index", "episode_index")
+        stats[name] = known if is_whole else frame_stats(column)
+    return stats

@@ -1,0 +1,336 @@
+"""LeRobot datasets, where they are and encoded: every item is the one that LeRobot's own loader delivers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import fastvid
+from fastvid.cli.main import main
+from fastvid.errors import FormatError, UsageError
+from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.copying import copy_dataset
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.job.ledger import read_ledger
+from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
+from fastvid.sharding.sets.merge import merge_datasets
+from fastvid.sharding.sets.subset import Selection, make_subset
+from fastvid.sharding.verify.verify import verify_dataset
+from fastvid.storage import LocalStorage
+from tests.datasets import REPOSITORY
+from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, ORACLE, V3, as_version_2, copied, differences, loader
+
+SIGNALS = ("observation.state", "action", "next.reward", "next.done")
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """The dataset where it is, in shards of four episodes."""
+    out = tmp_path_factory.mktemp("lerobot") / "set"
+    report = index_lerobot(f"lerobot:{V3}", out, episodes_per_shard=4, workers=1)
+    assert (report.packed, report.rejected) == (len(LENGTHS) * len(CAMERAS), {})
+    return out
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    """The dataset encoded again, in shards of four episodes, at its own sizes."""
+    out = tmp_path_factory.mktemp("lerobot") / "set"
+    profile = fastvid.sharding.encode.profiles.get_profile("intra").changed(short_side=64)
+    report = shard_lerobot(f"lerobot:{V3}", out, profile=profile, episodes_per_shard=4, workers=2)
+    assert report.rejected == {}
+    return out
+
+
+def rows():
+    """The table of the fixture's signals."""
+    return pq.read_table(V3 / "data/chunk-000/file-000.parquet")
+
+
+def signal(dataset, key, name):
+    """All values of a signal of an episode."""
+    row = dataset.rows[dataset.find(key)]
+    frames = np.arange(dataset.num_frames[dataset.find(key)])
+    return dataset.signals.values(name, np.array([row]), frames[None])[0]
+
+
+def check_signals(dataset, keys):
+    """Assert that all signals of some samples, by key, are those of the fixture's episodes."""
+    table = rows()
+    for key, episode in keys.items():
+        mine = table.filter(pa.compute.equal(table["episode_index"], episode))
+        for name in SIGNALS:
+            expected = np.array(mine[name].to_pylist())
+            assert np.array_equal(np.squeeze(signal(dataset, key, name)), np.squeeze(expected)), (key, name)
+
+
+def test_items_in_place_are_those_of_lerobot(indexed):
+    dataset = fastvid.open(indexed)
+    assert (dataset.streams, dataset.classes) == (CAMERAS, ("lift the cube", "push it away"))
+    assert dataset.num_frames.tolist() == list(LENGTHS)
+    assert differences(loader(dataset)) == []
+
+
+def test_items_of_version_2_are_those_of_version_3(tmp_path):
+    index_lerobot(f"lerobot:{as_version_2(tmp_path / 'old')}", tmp_path / "set", workers=1)
+    assert differences(loader(fastvid.open(tmp_path / "set"))) == []
+
+
+def test_encoded_items_have_the_same_frames_and_signals(encoded):
+    dataset = fastvid.open(encoded)
+    assert [shard.samples for shard in dataset.generation.shards] == [4, 2]
+    assert differences(loader(dataset), pictures=False) == []
+    assert verify_dataset(str(encoded), workers=1).problems == []
+
+
+def test_what_lerobot_knows_of_features_is_kept(indexed, encoded):
+    stats = json.loads((V3 / "meta/stats.json").read_text())
+    for folder in (indexed, encoded):
+        dataset = fastvid.open(folder)
+        assert dataset.signals["observation.state"]["names"] == ["x", "y", "z"]
+        assert dataset.signals["action"]["stats"]["mean"] == stats["action"]["mean"]
+        assert dataset.generation.extras["lerobot"]["tasks"] == ["lift the cube", "push it away"]
+        with pytest.raises(UsageError, match=r"(?s)dataset has no signal 'actoin' .*hint: it has action"):
+            dataset.signals["actoin"]
+
+
+@pytest.mark.parametrize("which", ["indexed", "encoded"])
+def test_changes_of_a_dataset_keep_the_signals_of_each_episode(which, request, tmp_path):
+    copy_dataset(LocalStorage(request.getfixturevalue(which)), LocalStorage(tmp_path / "set"))
+    every = {f"episode_{number:06d}": number for number in range(len(LENGTHS))}
+    storage = LocalStorage(tmp_path / "set")
+    check_signals(fastvid.open(tmp_path / "set"), every)
+
+    remove_samples(storage, ["episode_000001", "episode_000002"])
+    compact_shards(storage)
+    collect_garbage(storage)
+    left = {key: number for key, number in every.items() if number not in (1, 2)}
+    check_signals(fastvid.open(tmp_path / "set"), left)
+    assert verify_dataset(str(tmp_path / "set"), workers=1).problems == []
+    assert len(list((tmp_path / "set").glob("*.signals.parquet"))) == 2
+
+    few = ["episode_000000", "episode_000005"]
+    make_subset(str(tmp_path / "set"), tmp_path / "few", Selection(keys=tuple(few)))
+    check_signals(fastvid.open(tmp_path / "few"), {key: left[key] for key in few})
+    merged = merge_datasets([tmp_path / "set", tmp_path / "few"], tmp_path / "both", prefixes=["a", "b"])
+    assert merged.generation.num_samples == 6
+    names = {f"a/{key}": number for key, number in left.items()} | {f"b/{key}": left[key] for key in few}
+    check_signals(fastvid.open(tmp_path / "both"), names)
+    assert verify_dataset(str(tmp_path / "both"), workers=1).problems == []
+
+
+def test_merged_statistics_are_those_of_all_frames(indexed, tmp_path):
+    merge_datasets([indexed, indexed], tmp_path / "both", prefixes=["a", "b"])
+    one, both = (fastvid.open(folder).signals["action"]["stats"] for folder in (indexed, tmp_path / "both"))
+    assert both["count"] == [2 * one["count"][0]]
+    for name in ("min", "max", "mean", "std"):
+        assert np.allclose(both[name], one[name])
+    assert "q99" not in both
+
+
+def test_damaged_signals_are_found(encoded, tmp_path):
+    copy_dataset(LocalStorage(encoded), LocalStorage(tmp_path / "set"))
+    file = tmp_path / "set/data-000001.signals.parquet"
+    os.chmod(file, 0o644)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink()
+    file.write_bytes(bytes(data))
+    (problem,) = verify_dataset(str(tmp_path / "set"), workers=1).problems
+    assert (problem.check, problem.shard) == ("signals", "data-000001")
+    dataset = fastvid.open(tmp_path / "set")
+    check_signals(dataset, {"episode_000000": 0})
+    with pytest.raises(FormatError, match="signals are not those of the generation"):
+        signal(dataset, "episode_000004", "action")
+
+
+def test_a_dataset_is_restored_with_signals_if_their_files_are_beside_the_tars(encoded, tmp_path):
+    for suffixes, expected in ((("tar",), ()), (("tar", "signals.parquet"), SIGNALS)):
+        folder = tmp_path / str(len(suffixes))
+        folder.mkdir()
+        for suffix in suffixes:
+            for file in encoded.glob(f"data-*.{suffix}"):
+                (folder / file.name).write_bytes(file.read_bytes())
+        assert main(["index", str(folder)]) == 0
+        dataset = fastvid.open(folder)
+        assert (dataset.streams, set(expected) <= set(dataset.signals)) == (CAMERAS, True)
+        assert bool(dataset.signals) == bool(expected)
+    check_signals(dataset, {f"episode_{number:06d}": number for number in range(len(LENGTHS))})
+
+
+def test_an_episode_without_one_of_its_cameras_is_rejected_whole(tmp_path):
+    source = as_version_2(tmp_path / "old")
+    (source / f"videos/chunk-000/{CAMERAS[1]}/episode_000002.mp4").write_bytes(b"no video")
+    report = index_lerobot(f"lerobot:{source}", tmp_path / "set", workers=1)
+    assert (report.packed, sum(report.rejected.values())) == (10, 2)
+    dataset = fastvid.open(tmp_path / "set")
+    assert [dataset.key(sample) for sample in range(len(dataset))] == [f"episode_{n:06d}" for n in (0, 1, 3, 4, 5)]
+    check_signals(dataset, {f"episode_{number:06d}": number for number in (0, 1, 3, 4, 5)})
+    messages = [row["message"] for row in read_ledger(LocalStorage(tmp_path / "set"))[0].to_pylist() if row["reason"]]
+    assert sum("another camera of its episode" in message for message in messages) == 1
+
+
+@pytest.mark.parametrize("command", ["index", "shard"])
+def test_a_killed_command_resumes_to_the_same_dataset(command, tmp_path):
+    words = [sys.executable, "-m", "fastvid.cli.main", command, f"lerobot:{V3}", "--workers", "1", "--out"]
+    options = ["--short-side", "64", "--samples-per-shard", "2"] if command == "shard" else []
+    for point in ("ledger:1", "sidecar:1", "manifest:1"):
+        out = tmp_path / point
+        killed = subprocess.run(
+            [*words, str(out), *options], cwd=REPOSITORY, env=os.environ | {"FASTVID_FAULT": point}, check=False
+        )
+        assert killed.returncode < 0, point
+        assert main([*words[3:], str(out), *options]) == 0
+        check_signals(fastvid.open(out), {f"episode_{number:06d}": number for number in range(len(LENGTHS))})
+    whole = tmp_path / "whole"
+    assert main([*words[3:], str(whole), *options]) == 0
+    for file in whole.glob("data-*"):
+        assert file.read_bytes() == (tmp_path / "ledger:1" / file.name).read_bytes(), file.name
+
+
+def test_parts_make_the_same_dataset(tmp_path, encoded):
+    profile = fastvid.sharding.encode.profiles.get_profile("intra").changed(short_side=64)
+    for part in ("1/2", "0/2", None):
+        shard_lerobot(f"lerobot:{V3}", tmp_path / "set", profile=profile, episodes_per_shard=4, workers=1, part=part)
+    for file in encoded.glob("data-*"):
+        assert file.read_bytes() == (tmp_path / "set" / file.name).read_bytes(), file.name
+
+
+def test_order_is_shuffled_by_frames_and_resumes_in_another_world(encoded):
+    dataset = fastvid.open(encoded)
+    options = {"global_batch_size": 6, "shuffle": True, "seed": 5, "decoder": "pyav"}
+    want = [item for batch in loader(dataset, **options) for item in identity(batch)]
+    assert len(set(want)) == len(want) == len(ORACLE["items"])
+    before = loader(dataset, **options)
+    got = [item for _, batch in zip(range(4), before, strict=False) for item in identity(batch)]
+    state = before.state_dict()
+    before.close()
+    ranks = [loader(dataset, **options, rank=rank, world_size=3) for rank in range(3)]
+    parts = []
+    for rank in ranks:
+        rank.load_state_dict(state)
+        parts.append([identity(batch) for batch in rank])
+    for step in zip(*parts, strict=True):
+        got += [item for part in step for item in part]
+    assert sorted(got) == sorted(want)
+    assert got[:24] == want[:24]
+
+
+def identity(batch):
+    return [(key, tuple(frames)) for key, frames in zip(batch.key, batch.frame_index.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda info: info | {"codebase_version": "v1.6"}, "LeRobot dataset has version 'v1.6'"),
+        (
+            lambda info: info | {"total_frames": 55},
+            "metadata lists 6 episodes of 54 frames, meta/info.json says 6 of 55",
+        ),
+        (lambda info: info | {"fps": 20}, "begins at frame 14.00 of its video by its seconds, at 7 by the lengths"),
+    ],
+)
+def test_metadata_that_contradicts_itself_is_an_error(change, message, tmp_path):
+    source = copied(tmp_path / "source")
+    file = source / "meta/info.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises((FormatError, UsageError), match=message):
+        index_lerobot(f"lerobot:{source}", tmp_path / "set", workers=1)
+
+
+def test_wrong_commands_say_what_to_do(tmp_path, capsys, encoded):
+    out = ["--out", str(tmp_path / "set")]
+    for words, message in (
+        (["index", "lerobot:/nowhere", *out], "folder contains no LeRobot dataset"),
+        (["index", f"lerobot:{V3}"], "a dataset of episodes is made in a new folder"),
+        (["index", f"lerobot:{V3}", *out, "--annotations", "csv:x"], "--annotations is not for LeRobot datasets"),
+        (["shard", f"lerobot:{V3}", *out, "--fps", "5"], "the rate of episodes cannot change to 5"),
+        (["shard", f"lerobot:{V3}", *out, "--profile", "copy"], "profile 'copy' does not encode"),
+        (["shard", f"lerobot:{V3}", f"lerobot:{V3}", *out], "a LeRobot dataset is a source by itself"),
+        (["shard", f"lerobot:{V3}", *out, "--audio", "copy"], "--audio is not for LeRobot datasets"),
+        (["transcode", str(encoded), *out], "a dataset with cameras or signals is not encoded again"),
+        (["add", str(encoded), str(V3)], "single videos cannot be added to a dataset with cameras or signals"),
+    ):
+        assert main(words) == 2, words
+        assert message in capsys.readouterr().err, words
+
+
+def test_a_round_trip_gives_the_same_lerobot_dataset(indexed, tmp_path):
+    assert main(["export", str(indexed), "--to", "lerobot", "--out", str(tmp_path / "back")]) == 0
+    for name in ("meta/info.json", "meta/stats.json"):
+        old, new = (json.loads((folder / name).read_text()) for folder in (V3, tmp_path / "back"))
+        if name == "meta/stats.json":
+            # Quantiles of numbers of frames are estimated by LeRobot, here computed.
+            old, new = ({k: v for k, v in one.items() if k not in ("index", "episode_index")} for one in (old, new))
+        assert new == old, name
+    for name in ("data/chunk-000/file-000.parquet", "meta/tasks.parquet"):
+        old, new = (pq.read_table(folder / name) for folder in (V3, tmp_path / "back"))
+        assert new.select(old.column_names).equals(old), name
+    name = "meta/episodes/chunk-000/file-000.parquet"
+    old, new = (pq.read_table(folder / name).to_pylist() for folder in (V3, tmp_path / "back"))
+    for before, after in zip(old, new, strict=True):
+        for column, value in after.items():
+            if column == "tasks":
+                assert value == before[column]
+            elif "/q" not in column:
+                assert value == pytest.approx(before[column], rel=1e-6, abs=1e-6), column
+    index_lerobot(f"lerobot:{tmp_path / 'back'}", tmp_path / "again", workers=1)
+    assert differences(loader(fastvid.open(tmp_path / "again"))) == []
+
+
+def test_an_export_without_some_episodes_numbers_them_anew(encoded, tmp_path):
+    out = tmp_path / "back"
+    assert (
+        main(["export", str(encoded), "--to", "lerobot", "--out", str(out), "--where", "episode_index in (1, 3)"]) == 0
+    )
+    info = json.loads((out / "meta/info.json").read_text())
+    assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (2, 10, 1)
+    camera = info["features"][CAMERAS[0]]
+    assert (camera["info"]["video.codec"], camera["shape"], "video.crf" in camera["info"]) == (
+        "h264",
+        [64, 96, 3],
+        False,
+    )
+    table, old = pq.read_table(out / "data/chunk-000/file-000.parquet"), rows()
+    kept = old.filter(pa.compute.is_in(old["episode_index"], pa.array([1, 3])))
+    assert table["action"].to_pylist() == kept["action"].to_pylist()
+    assert table["index"].to_pylist() == list(range(10))
+    assert table["episode_index"].to_pylist() == [0] + [1] * 9
+    assert set(table["task_index"].to_pylist()) == {0}
+    stats = json.loads((out / "meta/stats.json").read_text())["action"]
+    values = np.array(kept["action"].to_pylist())
+    for name, expected in (("mean", values.mean(0)), ("std", values.std(0)), ("q50", np.quantile(values, 0.5, axis=0))):
+        assert np.allclose(stats[name], expected), name
+    index_lerobot(f"lerobot:{out}", tmp_path / "again", workers=1)
+    assert fastvid.open(tmp_path / "again").num_frames.tolist() == [1, 9]
+
+
+def test_a_killed_export_is_completed_by_the_same_command(indexed, tmp_path):
+    words = ["export", str(indexed), "--to", "lerobot", "--out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    killed = subprocess.run(
+        [sys.executable, "-m", "fastvid.cli.main", *words, str(tmp_path / "out")],
+        cwd=REPOSITORY,
+        env=os.environ | {"FASTVID_FAULT": "export"},
+        check=False,
+    )
+    assert killed.returncode < 0
+    assert not (tmp_path / "out/meta/info.json").exists()
+    assert main([*words, str(tmp_path / "out")]) == 0
+    for file in (file for file in (tmp_path / "whole").rglob("*") if file.is_file()):
+        assert file.read_bytes() == (tmp_path / "out" / file.relative_to(tmp_path / "whole")).read_bytes(), file
+
+
+def test_layouts_that_would_lose_cameras_are_refused(indexed, encoded, tmp_path, capsys):
+    for folder, layout in ((indexed, "wds"), (indexed, "hf"), (encoded, "hf")):
+        assert main(["export", str(folder), "--to", layout, "--out", str(tmp_path / "out")]) == 2
+        assert "a dataset with cameras or signals cannot be written" in capsys.readouterr().err
+    assert main(["export", str(encoded), "--to", "wds", "--out", str(tmp_path / "wds")]) == 0
