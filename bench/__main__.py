@@ -39,6 +39,7 @@ BENCHES: Final = {
     ),
     "elastic": ("bench.elastic.elastic", "nodes that join, leave, are killed and are cut off during training"),
     "index": ("bench.shard.in_place", "indexing videos over a slow network against downloading them"),
+    "lerobot": ("bench.load.lerobot", "items of a LeRobot dataset against LeRobot's own loader"),
     "loops": ("bench.load.loops", "the same ten-line job with fastvid and with other libraries"),
     "launch": ("bench.elastic.launch", "the launch script of the docs on four hosts, one of which loses power"),
     "motion": ("bench.train.motion_models", "motion accuracy of TSM, I3D and TSN; in-place shift against copies"),
@@ -47,12 +48,17 @@ BENCHES: Final = {
         "what an encoding costs: accuracy of a model trained on it, and SSIM of real videos",
     ),
     "report": ("bench.report", "one page with plots of all results, from one machine or several"),
+    "reads": ("bench.load.reads", "windows of long videos on a server: planned packets against torchcodec and lance"),
     "scale": (
         "bench.scaling.scale",
         "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts",
     ),
     "segments": ("bench.shard.segments", "many segments of one long video against ffmpeg that seeks to each"),
     "shard": ("bench.shard.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
+    "stores": (
+        "bench.load.stores",
+        "eight processes on two nodes at a store that limits requests; memory over 10,000 shards",
+    ),
     "sync": (
         "bench.strategies.sync",
         "strategies on slow networks and with stragglers: time to a target loss, bytes sent",

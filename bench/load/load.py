@@ -311,9 +311,9 @@ def one_epoch(url: str, batch: int) -> int:
 
 
 @contextlib.contextmanager
-def slow_server(folder: Path, latency: float, megabits: float = 0) -> Iterator[tuple[str, int]]:
+def slow_server(folder: Path, latency: float, megabits: float = 0, rate: int = 0) -> Iterator[tuple[str, int]]:
     """Start a slow server of `folder`; yields its URL and process id."""
-    command = [sys.executable, "-m", "bench.load.slow_server", str(folder), str(latency), str(megabits)]
+    command = [sys.executable, "-m", "bench.load.slow_server", str(folder), str(latency), str(megabits), str(rate)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

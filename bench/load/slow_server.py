@@ -1,7 +1,8 @@
-"""A web server on loopback that delays each response, limits its bandwidth and counts requests and bytes.
+"""A web server on loopback that delays each response, limits bandwidth and requests, and counts requests and bytes.
 
-Run as a process: ``python -m bench.load.slow_server FOLDER MILLISECONDS [MEGABITS]`` prints its port; ``GET /log``
-returns the counts.
+Run as a process: ``python -m bench.load.slow_server FOLDER MILLISECONDS [MEGABITS [REQUESTS]]`` prints its port; ``GET
+/log`` returns the counts. More than so many requests a second are refused. Its folders are buckets for clients of S3
+that read.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import json
 import mmap
 import sys
+from collections import deque
 from email.utils import formatdate
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qs, urlsplit
 
 _LOG: Final = "/log"
 _CHUNK: Final = 1 << 18
@@ -25,10 +28,12 @@ class SlowServer:
         folder: The folder.
         seconds: Delay before each response.
         bits_per_second: Bandwidth of all connections together; unlimited without it.
+        rate: GETs that it serves in any second; unlimited without it. More get 429.
     """
 
-    def __init__(self, folder: Path, seconds: float, bits_per_second: float = 0) -> None:
-        self.folder, self.seconds, self.bits_per_second = folder, seconds, bits_per_second
+    def __init__(self, folder: Path, seconds: float, bits_per_second: float = 0, rate: int = 0) -> None:
+        self.folder, self.seconds, self.bits_per_second, self.rate = folder, seconds, bits_per_second, rate
+        self._served: deque[float] = deque()
         self.requests: dict[str, int] = {}
         self.bytes: dict[str, int] = {}
         self._maps: dict[str, memoryview] = {}
@@ -44,14 +49,55 @@ class SlowServer:
                 if path == _LOG:
                     body = json.dumps({"requests": self.requests, "bytes": self.bytes}).encode()
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                elif "list-type=2" in path:
+                    await asyncio.sleep(self.seconds)
+                    body = self._listing(path)
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 else:
                     await asyncio.sleep(self.seconds)
+                    if method == "GET" and self._refuses():
+                        self.requests["429"] = self.requests.get("429", 0) + 1
+                        writer.write(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n")
+                        continue
                     body = self._answer(writer, method, path.lstrip("/"), fields.get("range"))
                     for start in range(0, len(body), _CHUNK):
                         await self._send(writer, body[start : start + _CHUNK])
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
+
+    def _listing(self, path: str) -> bytes:
+        """Return the answer of S3 to a request for a listing; a bucket is a folder."""
+        parts = urlsplit(path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        bucket, prefix, delimiter = self.folder / parts.path.strip("/"), query.get("prefix", ""), query.get("delimiter")
+        files, folders = [], set[str]()
+        for file in sorted(bucket.rglob("*")):
+            name = file.relative_to(bucket).as_posix()
+            if not file.is_file() or not name.startswith(prefix):
+                continue
+            rest = name[len(prefix) :]
+            if delimiter and delimiter in rest:
+                folders.add(prefix + rest.partition(delimiter)[0] + delimiter)
+            else:
+                files.append((name, file.stat().st_size))
+        self.requests["LIST"] = self.requests.get("LIST", 0) + 1
+        time = "<LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+        listed = [f"<Contents><Key>{name}</Key>{time}<Size>{size}</Size></Contents>" for name, size in files]
+        listed += [f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in sorted(folders)]
+        count = f"<KeyCount>{len(listed)}</KeyCount><IsTruncated>false</IsTruncated>"
+        return f"<ListBucketResult>{count}{''.join(listed)}</ListBucketResult>".encode()
+
+    def _refuses(self) -> bool:
+        if not self.rate:
+            return False
+        now = asyncio.get_running_loop().time()
+        while self._served and self._served[0] < now - 1:
+            self._served.popleft()
+        if len(self._served) >= self.rate:
+            return True
+        self._served.append(now)
+        return False
 
     async def _send(self, writer: asyncio.StreamWriter, chunk: memoryview) -> None:
         if self.bits_per_second:
@@ -102,12 +148,13 @@ class SlowServer:
         return self._maps[name]
 
 
-async def _main(folder: Path, seconds: float, bits_per_second: float) -> None:
-    server = await asyncio.start_server(SlowServer(folder, seconds, bits_per_second).serve, "127.0.0.1", 0)
+async def _main(folder: Path, seconds: float, bits_per_second: float, rate: int) -> None:
+    server = await asyncio.start_server(SlowServer(folder, seconds, bits_per_second, rate).serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]) / 1e3, 1e6 * float(sys.argv[3] if sys.argv[3:] else 0)))
+    limits = [float(text) for text in sys.argv[3:]] + [0.0, 0.0]
+    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]) / 1e3, 1e6 * limits[0], int(limits[1])))

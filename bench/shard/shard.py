@@ -34,7 +34,7 @@ from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.check_encoded import verify
 from fastvid.sharding.encode.profiles import build_command, get_profile
 from fastvid.sharding.job.ledger import read_ledger
-from fastvid.sharding.work.encode_clip import plan_parts
+from fastvid.sharding.work.clip_frames import plan_parts
 from fastvid.storage import open_storage
 
 SCHEMA: Final = "fastvid-bench-shard/1"

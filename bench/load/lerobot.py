@@ -1,0 +1,274 @@
+"""Measure training items of a LeRobot dataset: LeRobot's own loader, and fastvid from the same files and encoded again.
+
+An item has two frames of each camera and three actions, in random order over all frames. LeRobot runs in an interpreter
+of its own (``--lerobot PYTHON``, one that has ``lerobot[dataset]``), which also writes the dataset, from real footage
+with the number of each frame painted in a corner. Loaders take turns, with the same number of workers.
+
+right    items that both loaders deliver, compared bit by bit, and with the numbers that their frames show
+rate     items a second; seconds from opening the dataset to the first batch
+memory   resident memory of fastvid over many items
+resume   items of an epoch that is stopped and continued by another number of ranks, against one that is not
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.charts import Chart, Table
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.load.lerobot_programs import OFFSETS, described
+from fastvid.errors import FastvidError, JobError
+from fastvid.runtime.cores import available_cores
+
+SCHEMA: Final = "fastvid-bench-lerobot/1"
+_RIVALS: Final = ("torchcodec", "pyav")
+_OURS: Final = ("in place", "compact", "intra")
+_MEMORY_POINTS: Final = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m bench lerobot``."""
+    parser.add_argument("--lerobot", required=True, metavar="PYTHON", help="interpreter that has lerobot")
+    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos of which the dataset is made")
+    parser.add_argument("--episodes", type=int, default=200, help="(%(default)s)")
+    parser.add_argument("--frames", type=int, default=50, help="frames of an episode (%(default)s)")
+    parser.add_argument("--cameras", type=int, default=4, help="(%(default)s)")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="of each loader (%(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="items of a batch (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of a measurement (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--compared", type=int, default=500, help="items compared bit by bit (%(default)s)")
+    parser.add_argument("--memory-items", type=int, default=100_000, help="0 to skip (%(default)s)")
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder of the datasets (%(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "lerobot.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "episodes": args.episodes}
+    record |= {"frames": args.frames, "cameras": args.cameras, "workers": args.workers, "batch": args.batch}
+    root, folders = _datasets(args, record)
+    total = args.episodes * args.frames
+    chosen = random.Random(0).sample(range(total), min(args.compared, total))
+    words = ",".join(map(str, chosen))
+    theirs = _lerobot(args, "items", root, "torchcodec", words)["items"]
+    for name, folder in folders.items():
+        mine = _ours("items", folder, words)["items"]
+        record[f"right {name}"] = compared(mine, theirs, chosen, args.frames)
+        print(name, json.dumps(record[f"right {name}"]))
+    if record["right in place"]["other_bits"] or any(record[f"right {name}"]["wrong"] for name in folders):
+        raise FastvidError(f"fastvid delivered wrong items: {record}")
+    rates: dict[str, list[float]] = {}
+    firsts: dict[str, list[float]] = {}
+    for number in range(args.rounds):
+        order = [*_RIVALS, *folders]
+        for name in order[number % len(order) :] + order[: number % len(order)]:
+            words = [str(args.workers), str(args.batch), str(args.seconds)]
+            found = (
+                _lerobot(args, "rate", root, name, *words) if name in _RIVALS else _ours("rate", folders[name], *words)
+            )
+            rates.setdefault(name, []).append(found["rate"])
+            firsts.setdefault(name, []).append(found["first_batch"])
+            print(name, json.dumps(found), flush=True)
+    base = rates[_RIVALS[0]]
+    record["rows"] = []
+    for name, own in rates.items():
+        ratios = [mine / one for mine, one in zip(own, base, strict=True)]
+        spread = [min(ratios), max(ratios)]
+        row = {"loader": name, "items_s": statistics.median(own), "of_lerobot": statistics.median(ratios)}
+        record["rows"].append(row | {"of_lerobot_range": spread, "first_batch_s": statistics.median(firsts[name])})
+    print(json.dumps(record["rows"], indent=1))
+    record["resume"] = _ours("resume", folders["in place"])
+    print(json.dumps(record["resume"]))
+    if args.memory_items:
+        record["memory"] = _ours("memory", folders["in place"], str(args.workers), str(args.memory_items))
+        print(json.dumps(record["memory"]))
+    write_json(args.json, record)
+    return 0
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the charts of a result, for `bench.report`."""
+    head = ("loader", "items/s", "of LeRobot with torchcodec", "first batch")
+    rows = [
+        (
+            row["loader"] if row["loader"] in _OURS else f"LeRobot, {row['loader']}",
+            f"{row['items_s']:.0f}",
+            f"{row['of_lerobot']:.2f} ({row['of_lerobot_range'][0]:.2f} to {row['of_lerobot_range'][1]:.2f})",
+            f"{row['first_batch_s']:.2f} s",
+        )
+        for row in record["rows"]
+    ]
+    title = f"LeRobot dataset, {record['cameras']} cameras, {record['workers']} workers"
+    right = record["right in place"]
+    note = (
+        f"{right['items']} items compared: {right['other_bits']} differ in place; LeRobot's wrong: {right['theirs']}."
+    )
+    return [Table(title, head, rows, note)]
+
+
+def compared(mine: list[Any], theirs: list[Any], indices: list[int], frames: int) -> dict[str, int]:
+    """Return how many items differ from LeRobot's in any bit, and how many of each show a wrong number."""
+    count = {"items": len(indices), "other_bits": 0, "wrong": 0, "theirs": 0, "their_errors": 0}
+    for own, other, index in zip(mine, theirs, indices, strict=True):
+        first = index - index % frames
+        right = [max(first, index - 1), index]
+        count["wrong"] += any([number for _, number in views] != right for views in own.values())
+        if "error" in other:
+            count["their_errors"] += 1
+            continue
+        count["theirs"] += any([number for _, number in views] != right for views in other.values())
+        count["other_bits"] += own != other
+    return count
+
+
+def _datasets(args: argparse.Namespace, record: dict[str, Any]) -> tuple[Path, dict[str, Path]]:
+    """Make the dataset, and fastvid's of it, unless the cache has them; return their folders."""
+    name = f"lerobot-{args.episodes}x{args.frames}x{args.cameras}"
+    root = args.cache / name
+    if not (root / "meta/info.json").exists() or not (args.cache / f"{name}.made").exists():
+        if args.footage is None:
+            raise FastvidError("there is no dataset yet", hint="name a folder of videos with --footage")
+        shutil.rmtree(root, ignore_errors=True)
+        args.cache.mkdir(parents=True, exist_ok=True)
+        sizes = (str(args.episodes), str(args.frames), str(args.cameras))
+        _lerobot(args, "make", root, str(args.footage.resolve()), *sizes)
+        (args.cache / f"{name}.made").touch()
+    folders = {}
+    for kind in _OURS:
+        folder = folders[kind] = args.cache / f"{name}-{kind.replace(' ', '-')}"
+        begun = time.perf_counter()
+        if not (folder / "dataset.json").exists():
+            way = ["index"] if kind == "in place" else ["shard", "--profile", kind, "--short-side", "240"]
+            words = [*way[:1], f"lerobot:{root}", "--out", str(folder), *way[1:]]
+            subprocess.run([sys.executable, "-m", "fastvid", *words], check=True)
+            record[f"seconds to make {kind}"] = time.perf_counter() - begun
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        record[f"bytes {kind}"] = size
+    record["bytes lerobot"] = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    return root, folders
+
+
+def _lerobot(args: argparse.Namespace, command: str, root: Path, *words: str) -> dict[str, Any]:
+    program = Path(__file__).with_name("lerobot_programs.py")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    # An interpreter of its own: without this one's packages.
+    environment.pop("PYTHONPATH", None)
+    return _answer([args.lerobot, str(program), command, str(root.resolve()), *words], environment)
+
+
+def _ours(command: str, folder: Path, *words: str) -> dict[str, Any]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "ERROR"}
+    return _answer([sys.executable, "-m", "bench.load.lerobot", command, str(folder), *words], environment)
+
+
+def _answer(command: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    done = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise JobError(f"{' '.join(command[1:4])} ended with exit code {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _loader(folder: str, **options: Any) -> Any:
+    import torch
+
+    import fastvid
+
+    torch.set_num_threads(1)
+    workers = fastvid.Workers(num_threads=int(options.pop("workers", 1)))
+    return fastvid.ClipLoader(
+        fastvid.EveryFrame(fastvid.open(folder)),
+        frames=fastvid.Deltas(OFFSETS, tolerance=1e-4),
+        signals={"action": fastvid.Deltas([0.0, 0.1, 0.2])},
+        spatial=fastvid.Native(),
+        output=fastvid.Output(dtype=torch.uint8, layout="BTCHW"),
+        device="cpu",
+        workers=workers,
+        **options,
+    )
+
+
+def rate(folder: str, workers: str, batch: str, seconds: str) -> dict[str, Any]:
+    """Return items a second, and the seconds until the first batch."""
+    begun = time.perf_counter()
+    loader = _loader(folder, workers=workers, global_batch_size=int(batch), seed=os.getpid())
+    batches = iter(loader)
+    next(batches)
+    first = time.perf_counter() - begun
+    for _ in range(2 * int(workers)):
+        next(batches)
+    begun, count = time.perf_counter(), 0
+    while time.perf_counter() - begun < float(seconds):
+        if (_ := next(batches, None)) is None:
+            batches = iter(loader)
+            continue
+        count += int(batch)
+    return {"rate": count / (time.perf_counter() - begun), "first_batch": first}
+
+
+def items(folder: str, indices: str) -> dict[str, Any]:
+    """Return what `lerobot_programs.items` does, of fastvid's items."""
+    wanted = {int(index): place for place, index in enumerate(indices.split(","))}
+    loader = _loader(folder, workers=2, global_batch_size=1, shuffle=False)
+    found: list[Any] = [None] * len(wanted)
+    for index, batch in enumerate(loader):
+        if index in wanted:
+            found[wanted[index]] = {
+                name: [described(frame) for frame in batch[name][0]] for name in loader.dataset.streams
+            }
+    return {"items": found}
+
+
+def resume(folder: str) -> dict[str, Any]:
+    """Stop an epoch in the middle and continue it with three ranks; return items missing or doubled."""
+    options = {"global_batch_size": 24, "seed": 3, "streams": ["observation.images.cam0"], "last": "keep"}
+
+    def identities(batch: Any) -> list[tuple[Any, ...]]:
+        return list(zip(batch.key, batch.frame_index[:, 1].tolist(), strict=True))
+
+    loader, seen = _loader(folder, **options), list[tuple[Any, ...]]()
+    for number, batch in enumerate(loader):
+        seen += identities(batch)
+        if number == len(loader) // 2:
+            break
+    state, before = loader.state_dict(), len(seen)
+    loader.close()
+    for place in range(3):
+        other = _loader(folder, **options, rank=place, world_size=3)
+        other.load_state_dict(state)
+        for batch in other:
+            seen += [one for one, valid in zip(identities(batch), batch.valid.tolist(), strict=True) if valid]
+    total = len(loader.dataset)
+    return {"items": total, "before": before, "missing": total - len(set(seen)), "doubled": len(seen) - len(set(seen))}
+
+
+def memory(folder: str, workers: str, number: str) -> dict[str, Any]:
+    """Return the resident memory, in MB, on the way through many items."""
+    loader, count, found = _loader(folder, workers=workers, global_batch_size=8), 0, list[tuple[int, float]]()
+    step = int(number) // _MEMORY_POINTS
+    while count < int(number):
+        for batch in loader:
+            count += len(batch.key)
+            if count // step > len(found):
+                pages = int(Path("/proc/self/statm").read_text().split()[1])
+                found.append((count, pages * os.sysconf("SC_PAGE_SIZE") / 1e6))
+            if count >= int(number):
+                break
+    return {"items": [one for one, _ in found], "megabytes": [one for _, one in found]}
+
+
+if __name__ == "__main__":
+    commands = {"rate": rate, "items": items, "resume": resume, "memory": memory}
+    print(json.dumps(commands[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,281 @@
+"""Measure reading windows of long videos on a server: planned packets against whole ranges for a decoder of files.
+
+Each reader delivers the same windows, frames of one video at regular steps, in random order, from a web server on this
+machine that answers after a delay and counts requests and bytes. Frames show their number in a corner, so each that is
+delivered is checked. What a reader needs to open its videos is counted apart.
+
+fastvid     indexed in place over the same server; a window's packets are planned and read by ranges
+torchcodec  reads the files over HTTP by itself, its decoders kept open, with exact and with approximate seeking
+lance       stores the files as blobs; torchcodec decodes them through the ranges that lance reads (``--lance``)
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.common.charts import Chart, Table
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.load.load import slow_server
+from fastvid.errors import JobError, UsageError
+from fastvid.media.ffmpeg import find_ffmpeg
+
+SCHEMA: Final = "fastvid-bench-reads/1"
+FPS: Final = 30
+LOOP: Final = 1800  # frames after which the numbers begin again
+SQUARE: Final = 16  # pixels of a painted bit
+BITS: Final = 11
+
+X264: Final = ("-c:v", "libx264", "-preset", "veryfast", "-pix_fmt", "yuv420p")
+KINDS: Final[dict[str, tuple[tuple[int, int], tuple[str, ...], int, int]]] = {
+    # Height and width, the encoder's options, frames of a window, their step.
+    "x264": ((720, 1280), X264, 8, 4),
+    "lerobot": ((480, 640), ("-c:v", "libsvtav1", "-preset", "12", "-crf", "30", "-g", "2"), 2, 3),
+    "hevc": ((720, 1280), ("-c:v", "libx265", "-preset", "veryfast", "-tag:v", "hvc1", "-pix_fmt", "yuv420p"), 8, 4),
+    "phone": ((1080, 1920), (*X264, "-g", "30", "-b:v", "6M"), 8, 4),
+}
+"""x264 and x265 with a key frame every 250 frames, their default; LeRobot's encoding; a phone's."""
+
+_MINUTES: Final = {"phone": (5, 20, 60)}
+_READERS: Final = ("fastvid", "torchcodec exact", "torchcodec approximate", "lance exact", "lance approximate")
+_VIDEOS: Final = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m bench reads``."""
+    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos of which the files are made")
+    parser.add_argument("--lance", metavar="FOLDER", help="folder of packages that has lance, if it is not installed")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="(%(default)s)")
+    parser.add_argument("--windows", type=int, default=60, help="of a measurement (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--latency", type=float, default=20.0, help="milliseconds before a response (%(default)s)")
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder of the files (%(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "reads.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "windows": args.windows}
+    record |= {"latency_ms": args.latency, "rounds": args.rounds, "kinds": {}}
+    for kind in args.kinds.split(","):
+        folder = _prepared(args, kind)
+        with slow_server(folder, args.latency) as (url, _):
+            index = folder / "index"
+            if not (index / "dataset.json").exists():
+                videos = [f"{url}/{path.name}" for path in sorted(folder.glob("*.mp4"))]
+                command = [sys.executable, "-m", "fastvid", "index", *videos, "--out", str(index)]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            found: dict[str, list[dict[str, Any]]] = {}
+            for number in range(args.rounds):
+                order = _READERS[number % len(_READERS) :] + _READERS[: number % len(_READERS)]
+                for reader in order:
+                    found.setdefault(reader, []).append(_measured(args, reader, kind, folder, url))
+                    print(kind, reader, json.dumps(found[reader][-1]), flush=True)
+        record["kinds"][kind] = {reader: _summary(rounds, args.windows) for reader, rounds in found.items()}
+    write_json(args.json, record)
+    return 0
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the charts of a result, for `bench.report`."""
+    head = ("reader", "kB a window", "requests", "CPU ms", "wrong frames", "requests to open", "kB to open")
+    tables: list[Chart] = []
+    for kind, readers in record["kinds"].items():
+        rows = [
+            (
+                reader,
+                f"{one['bytes'] / 1e3:.0f}",
+                f"{one['requests']:.1f}",
+                f"{one['cpu_ms']:.0f} ({one['cpu_ms_range'][0]:.0f} to {one['cpu_ms_range'][1]:.0f})",
+                str(one["wrong"]),
+                f"{one['open_requests']:.0f}",
+                f"{one['open_bytes'] / 1e3:.0f}",
+            )
+            for reader, one in readers.items()
+        ]
+        size = f"{KINDS[kind][2]} frames, {KINDS[kind][3]} apart"
+        tables.append(Table(f"Windows of {kind} videos, {size}, {record['latency_ms']:g} ms away", head, rows, ""))
+    return tables
+
+
+def _summary(rounds: list[dict[str, Any]], windows: int) -> dict[str, Any]:
+    cpu = [1e3 * one["cpu_s"] / windows for one in rounds]
+    middle = {name: statistics.median(one[name] for one in rounds) for name in ("open_requests", "open_bytes")}
+    return middle | {
+        "bytes": statistics.median(one["bytes"] for one in rounds) / windows,
+        "requests": statistics.median(one["requests"] for one in rounds) / windows,
+        "cpu_ms": statistics.median(cpu),
+        "cpu_ms_range": [min(cpu), max(cpu)],
+        "seconds": statistics.median(one["seconds"] for one in rounds),
+        "wrong": max(one["wrong"] for one in rounds),
+    }
+
+
+def _measured(args: argparse.Namespace, reader: str, kind: str, folder: Path, url: str) -> dict[str, Any]:
+    """Run a reader in a process of its own; return what it took to open its videos and to read the windows."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "ERROR"}
+    if args.lance:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), args.lance)))
+    command = [sys.executable, "-m", "bench.load.reads", reader, kind, str(folder), url, str(args.windows)]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        before = _log(url)
+        while (line := process.stdout.readline()) not in ("opened\n", ""):
+            pass
+        opened = _log(url)
+        process.stdin.write("go\n")
+        process.stdin.close()
+        answers = process.stdout.read().splitlines()
+    if process.returncode or not line:
+        raise JobError(f"{reader} ended with exit code {process.returncode}")
+    done = _log(url)
+    found: dict[str, Any] = json.loads(answers[-1])
+    names = ("requests", "bytes")
+    return found | {
+        **{name: done[name] - opened[name] for name in names},
+        **{f"open_{name}": opened[name] - before[name] for name in names},
+    }
+
+
+def _log(url: str) -> dict[str, int]:
+    log = json.loads(urllib.request.urlopen(f"{url}/log").read())
+    return {name: sum(log[name].values()) for name in ("requests", "bytes")}
+
+
+def _prepared(args: argparse.Namespace, kind: str) -> Path:
+    """Return the folder of the files of a kind, and of lance's copy of them; made on first use."""
+    folder = Path(args.cache) / f"reads-{kind}"
+    if not (folder / "made").exists():
+        if args.footage is None:
+            raise UsageError("there are no files yet", hint="name a folder of videos with --footage")
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(_VIDEOS):
+            _make(args.footage, folder / f"{number}.mp4", kind, number)
+        _store(folder, args.lance)
+        (folder / "made").touch()
+    return folder
+
+
+def _make(footage: Path, path: Path, kind: str, number: int) -> None:
+    (height, width), options, _, _ = KINDS[kind]
+    minutes = _MINUTES.get(kind)
+    loop = path.with_suffix(".loop.mp4") if minutes else path
+    sizes = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(FPS), "-i", "-")
+    program = [find_ffmpeg().path, "-v", "error", "-y"]
+    with subprocess.Popen([*program, *sizes, *options, str(loop)], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for count, frame in enumerate(itertools.islice(_frames(footage, number, (height, width)), LOOP)):
+            for bit in range(BITS):
+                frame[:SQUARE, SQUARE * bit : SQUARE * (bit + 1)] = 255 * (count >> bit & 1)
+            process.stdin.write(frame.tobytes())
+        process.stdin.close()
+    if minutes:
+        sound = ("-f", "lavfi", "-i", "sine=440:sample_rate=48000", "-map", "0:v", "-map", "1:a", "-c:a", "aac")
+        copied = ("-stream_loop", str(minutes[number] - 1), "-i", str(loop), *sound, "-c:v", "copy", "-shortest")
+        subprocess.run([*program, *copied, str(path)], check=True)
+        loop.unlink()
+
+
+def _frames(footage: Path, number: int, size: tuple[int, int]) -> Iterator[npt.NDArray[np.uint8]]:
+    import av
+
+    files = sorted(path for path in footage.rglob("*") if path.suffix in (".mp4", ".webm", ".mkv"))
+    for path in itertools.cycle(files[number::_VIDEOS]):
+        try:
+            with av.open(str(path)) as opened:
+                for frame in opened.decode(video=0):
+                    yield frame.reformat(size[1], size[0], "rgb24").to_ndarray().copy()
+        except av.FFmpegError:
+            continue
+
+
+_STORE = """
+import sys
+from pathlib import Path
+import lance, pyarrow as pa
+folder = Path(sys.argv[1])
+blob = pa.field("video", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+for path in sorted(folder.glob("*.mp4")):
+    table = pa.table({"video": pa.array([path.read_bytes()], pa.large_binary())}, schema=pa.schema([blob]))
+    lance.write_dataset(table, str(folder / "bucket/videos.lance"), mode="append")
+"""
+
+
+def _store(folder: Path, packages: str | None) -> None:
+    environment = os.environ | ({"PYTHONPATH": packages} if packages else {})
+    subprocess.run([sys.executable, "-c", _STORE, str(folder)], env=environment, check=True)
+
+
+def _readers(reader: str, folder: str, url: str) -> Callable[[int, npt.NDArray[np.int64]], Any]:
+    """Open a reader; return a function that delivers the frames [T, 3, H, W] of a window, of the video of a number."""
+    name, _, mode = reader.partition(" ")
+    if name == "fastvid":
+        import fastvid
+
+        # The list of files has the URL of the server that they were indexed on.
+        dataset = fastvid.open(f"{folder}/index", root=url)
+        videos = {int(video.key.rpartition("/")[2].rpartition("_")[2][0]): video for video in dataset}
+        return lambda number, frames: videos[number].frames(frames).data
+    from torchcodec.decoders import VideoDecoder
+
+    if name == "lance":
+        import lance
+
+        options = {"aws_endpoint": url, "allow_http": "true", "aws_region": "us-east-1"}
+        options |= {"aws_access_key_id": "bench", "aws_secret_access_key": "bench"}
+        table = lance.dataset("s3://bucket/videos.lance", storage_options=options)
+        sources = table.take_blobs("video", indices=list(range(_VIDEOS)))
+    else:
+        sources = [f"{url}/{number}.mp4" for number in range(_VIDEOS)]
+    decoders = [VideoDecoder(source, seek_mode=mode, num_ffmpeg_threads=1) for source in sources]
+    return lambda number, frames: decoders[number].get_frames_at(frames.tolist()).data
+
+
+def main(reader: str, kind: str, folder: str, url: str, windows: str) -> dict[str, Any]:
+    """Open a reader, wait for a line, and read windows; return CPU seconds, seconds and wrong frames."""
+    import torch
+
+    torch.set_num_threads(1)
+    read = _readers(reader, folder, url)
+    print("opened", flush=True)
+    sys.stdin.readline()
+    _, _, count, step = KINDS[kind]
+    draws = random.Random(0)
+    lengths = [60 * minutes * FPS for minutes in _MINUTES.get(kind, (1,) * _VIDEOS)]
+    wrong, cpu, begun = 0, time.process_time(), time.perf_counter()
+    for _ in range(int(windows)):
+        number = draws.randrange(_VIDEOS)
+        frames = draws.randrange(lengths[number] - count * step - FPS) + step * np.arange(count)
+        wrong += sum(shown != frame % LOOP for shown, frame in zip(_numbers(read(number, frames)), frames, strict=True))
+    return {"cpu_s": time.process_time() - cpu, "seconds": time.perf_counter() - begun, "wrong": wrong}
+
+
+def _numbers(frames: Any) -> list[int]:
+    """Return the numbers that frames [T, 3, H, W], or [T, H, W, 3], show."""
+    pixels = np.asarray(frames)
+    if pixels.shape[-1] == 3:
+        pixels = pixels.transpose(0, 3, 1, 2)
+    squares = pixels[:, :, :SQUARE, : SQUARE * BITS].astype(np.float32)
+    bits = squares.reshape(len(pixels), 3, SQUARE, BITS, SQUARE).mean(axis=(1, 2, 4)) > 127
+    return [sum(int(bit) << place for place, bit in enumerate(row)) for row in bits.tolist()]
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,212 @@
+"""Measure training from a store that is far away and limits requests.
+
+nodes   Eight processes, four on each of two simulated nodes, read epochs of one dataset: a web server on this machine
+        answers after a delay and refuses more than so many requests a second (429). Each node has a cache of its own,
+        for sidecars only or for videos too. All clips must be those of one process on the local disk, in order.
+memory  One process opens 10,000 shards on a web server in random order and reads a packet table of each: its resident
+        memory with the limit of open shards, with a node cache, and without a limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.charts import Chart, Table
+from bench.common.corpus import shard as shard_footage
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.load.cold import OPEN_SAMPLES, OPEN_SHARDS, make_wide
+from bench.load.load import slow_server
+from fastvid.errors import FastvidError, JobError
+
+SCHEMA: Final = "fastvid-bench-stores/1"
+WORLD: Final = 8
+NODES: Final = 2
+_CACHES: Final = {"sidecars": {}, "videos": {"FASTVID_CACHE_VIDEO": "20G"}}
+_WAYS: Final = ("limit", "cache", "unlimited")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m bench stores``."""
+    parser.add_argument("--data", metavar="DIR", help="dataset for `nodes`")
+    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos to shard if --data is not given")
+    parser.add_argument("--epochs", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--latency", type=float, default=50.0, help="milliseconds before a response (%(default)s)")
+    parser.add_argument("--rate", type=int, default=200, help="requests a second that the store takes (%(default)s)")
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for the dataset (%(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "stores.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "world": WORLD, "nodes": NODES}
+    record |= {"epochs": args.epochs, "latency_ms": args.latency, "rate": args.rate}
+    data = args.data or (str(shard_footage(args.footage, "compact", args.cache)) if args.footage else None)
+    with tempfile.TemporaryDirectory(prefix="fastvid-stores-") as scratch:
+        folder = Path(scratch)
+        if data is not None:
+            expected = _ranks(data, 1, args.epochs, lambda _: {})["clips"]
+            record["dataset_bytes"] = sum(path.stat().st_size for path in Path(data).rglob("*") if path.is_file())
+            for name, variables in _CACHES.items():
+                record[name] = nodes(args, data, folder / name, variables, expected, record["dataset_bytes"])
+                print(name, json.dumps(record[name]))
+        wide = make_wide(folder / "wide")
+        with slow_server(Path(wide), 0) as (url, _):
+            for way in _WAYS:
+                record[f"memory {way}"] = _in_process(
+                    ["memory", url, way, str(folder / f"memory-{way}"), str(OPEN_SHARDS), str(OPEN_SAMPLES)]
+                )
+                print(way, json.dumps(record[f"memory {way}"]))
+    write_json(args.json, record)
+    return 0
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the charts of a result, for `bench.report`."""
+    found: list[Chart] = []
+    if "videos" in record:
+        rows = [
+            (
+                name,
+                f"{record[name]['bytes_an_epoch_of_dataset']:.2f}",
+                f"{record[name]['requests_a_clip']:.2f}",
+                str(record[name]["refused"]),
+                f"{record[name]['seconds']:.0f}",
+            )
+            for name in _CACHES
+        ]
+        head = ("node cache of", "bytes an epoch / dataset", "requests a clip", "refused", "seconds")
+        title = f"{record['world']} processes, {record['latency_ms']:g} ms, {record['rate']} requests a second"
+        found.append(Table(title, head, rows, "All clips were right and in order; no refusal reached a loader."))
+    rows = [(way, *(f"{mb:.0f}" for mb in record[f"memory {way}"]["megabytes"])) for way in _WAYS]
+    shards = record["memory limit"]["shards"]
+    found.append(Table("Resident memory over shards, MB", ("", *map(str, shards)), rows, ""))
+    return found
+
+
+def nodes(
+    args: argparse.Namespace, data: str, folder: Path, variables: Mapping[str, str], expected: str, size: int
+) -> dict[str, Any]:
+    """Run eight processes on two nodes; return what they took.
+
+    Raises:
+        FastvidError: If a clip is wrong or out of order.
+    """
+    with slow_server(Path(data), args.latency, rate=args.rate) as (url, _):
+        begun = time.perf_counter()
+        made = _ranks(
+            url,
+            WORLD,
+            args.epochs,
+            lambda rank: {"FASTVID_CACHE": str(folder / f"node{rank * NODES // WORLD}"), **variables},
+        )
+        spent = time.perf_counter() - begun
+        log = json.loads(urllib.request.urlopen(f"{url}/log").read())
+    if made["clips"] != expected:
+        raise FastvidError("eight processes at the store delivered other clips than one process on the disk")
+    read = sum(log["bytes"].values())
+    return {
+        "seconds": spent,
+        "bytes_an_epoch_of_dataset": read / args.epochs / size,
+        "requests_a_clip": sum(number for kind, number in log["requests"].items() if kind != "429") / made["number"],
+        "refused": log["requests"].get("429", 0),
+        "dollars": made["dollars"],
+        "clips": made["number"],
+    }
+
+
+def _ranks(url: str, world: int, epochs: int, variables: Any) -> dict[str, Any]:
+    """Run a loader in each of several processes; return a digest of all clips in order."""
+    processes = []
+    for rank in range(world):
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "ERROR"} | variables(rank)
+        command = [sys.executable, "-m", "bench.load.stores", "rank", url, str(rank), str(world), str(epochs)]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    answers = []
+    for process in processes:
+        text = process.communicate()[0]
+        if process.returncode:
+            raise JobError(f"a process ended with exit code {process.returncode}")
+        answers.append(json.loads(text.splitlines()[-1]))
+    steps = zip(*(answer["steps"] for answer in answers), strict=True)
+    clips = [row for step in steps for row in sorted(row for rows in step for row in rows)]
+    return {
+        "clips": hashlib.sha256(json.dumps(clips).encode()).hexdigest(),
+        "number": len(clips),
+        "dollars": sum(answer["dollars"] for answer in answers),
+    }
+
+
+def rank(url: str, number: str, world: str, epochs: str) -> dict[str, Any]:
+    """Deliver epochs as one rank; return what each step had."""
+    import torch
+
+    import fastvid
+
+    torch.set_num_threads(1)
+    loader = fastvid.ClipLoader(
+        fastvid.open(url),
+        frames=fastvid.Segments(8),
+        spatial=fastvid.CenterCrop(112),
+        global_batch_size=32,
+        last="keep",
+        rank=int(number),
+        world_size=int(world),
+        output=fastvid.Output(dtype=torch.uint8),
+        workers=fastvid.Workers(num_threads=1),
+    )
+    steps = []
+    for _ in range(int(epochs)):
+        for batch in loader:
+            digests = [hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16] for row in batch.video.contiguous()]
+            steps.append([list(row) for row in zip(batch.position.tolist(), batch.key, digests, strict=True)])
+    return {"steps": steps, "dollars": loader.stats.dollars}
+
+
+def memory(url: str, way: str, cache: str, shards: str, samples: str) -> dict[str, Any]:
+    """Read a packet table of each shard in random order; return the resident memory on the way."""
+    if way == "cache":
+        os.environ["FASTVID_CACHE"] = cache
+    import fastvid
+    from fastvid.format.open_shards import OpenShards
+
+    dataset = fastvid.open(url)
+    if way == "unlimited":
+        dataset._shards = OpenShards(1 << 60)
+    draws = random.Random(0)
+    order = draws.sample(range(int(shards)), int(shards))
+    found: dict[str, Any] = {"shards": [], "megabytes": []}
+    begun = time.perf_counter()
+    for place, index in enumerate(order, 1):
+        dataset.shard(index).table(draws.randrange(int(samples)))
+        if place % (int(shards) // 10) == 0:
+            found["shards"].append(place)
+            found["megabytes"].append(_resident())
+    return found | {"seconds": time.perf_counter() - begun}
+
+
+def _resident() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _in_process(arguments: list[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.load.stores", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"rank": rank, "memory": memory}[sys.argv[1]](*sys.argv[2:])))
