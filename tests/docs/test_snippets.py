@@ -75,6 +75,7 @@ def environment() -> dict[str, str]:
 def work_folder(tmp_path: Path, videos: Path | None) -> Path:
     if videos is not None:
         shutil.copytree(videos, tmp_path / "videos")  # pages may change their videos
+        shutil.copytree(ROOT / "tests/sharding/lerobot/fixture/v3", tmp_path / "robot")
         (tmp_path / "tars").mkdir()
         with tarfile.open(tmp_path / "tars" / "00000.tar", "w") as tar:
             for number, clip in enumerate(sorted(videos.rglob("*.mp4"))[:3]):
