@@ -139,7 +139,11 @@ class Comparison:
         times = tables.pts - int(tables.pts[tables.shown].min())
         keys = np.flatnonzero(tables.sync)
         first, last = (int(np.searchsorted(keys, ends, side="right")) - 1 for ends in (min(numbers), max(numbers)))
-        key = keys[max(min(first, last - 1), 0)] if len(keys) else 0
+        at = max(min(first, last - 1), 0)
+        # Frames that are shown before the key packet they follow are not decoded by who begins there.
+        if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
+            at -= 1
+        key = keys[at] if len(keys) else 0
         missing, found = {int(times[number]): number for number in numbers}, dict[int, bytes]()
         self.file.seek(0)
         with open_demuxer(self.file, tables.container) as source:
