@@ -72,7 +72,11 @@ class EveryFrame(Dataset):
             UsageError: If there is no such column.
         """
         values = self.samples.column(name)
-        return pa.RunEndEncodedArray.from_arrays(pa.array(self._stops), values.combine_chunks())
+        whole = values.combine_chunks()
+        stops = pa.array(self._stops)
+        kind = pa.run_end_encoded(stops.type, whole.type)
+        # `from_arrays` fails in pyarrow 16.
+        return pa.RunEndEncodedArray.from_buffers(kind, len(self), [None], children=[stops, whole])
 
     @property
     def labels(self) -> Any:
