@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 from fractions import Fraction
@@ -19,6 +20,8 @@ from fastvid.decode.access.indices import frames_at, shown_at
 from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.request import ClipRequest
 from fastvid.errors import ChecksumError, StateError, StorageError, UsageError
+from fastvid.storage import LocalStorage
+from fastvid.storage.objects import ObjectStorage
 from tests.datasets import pack
 from tests.load.loaders import clip_loader
 from tests.makers import read_numbers
@@ -367,3 +370,24 @@ def test_a_loader_state_belongs_to_its_selection(folder):
     for other in (videos, videos[:-1]):
         with pytest.raises(StateError, match="another filter"):
             loader(other).load_state_dict(state)
+
+
+def test_packets_that_are_near_each_other_are_read_in_one_request(folder):
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+    from tests.storage.faulty import FaultyServer
+
+    same = fastvid.open(folder)["compact"]
+    wanted = [8, 16]
+    plan = same.table.plan(wanted)
+    places = [(int(record["offset"]), int(record["size"])) for record in same.table.records[plan.packets]]
+    between = [after[0] - sum(before) for before, after in itertools.pairwise(places)]
+    with FaultyServer() as server:
+        store = LocalStorage(folder)
+        for name in store.list():
+            server.files[name] = store.read(name)
+        video = fastvid.open(server.url)["compact"]
+        assert 0 < max(between) < ObjectStorage._GAP  # there are packets between them that no frame needs
+        assert np.array_equal(video.frames([0]).data, same.frames([0]).data)
+        before = len(server.gets())
+        assert np.array_equal(video.frames(wanted).data, same.frames(wanted).data)
+        assert len(server.gets()) == before + 1

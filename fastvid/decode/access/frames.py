@@ -78,6 +78,7 @@ def decode_frames(
     seconds: Sequence[float] | npt.ArrayLike | None = None,
     size: tuple[int, int] | None = None,
     decoder: Decoder | None = None,
+    gap: int = 0,
     key: str = "",
 ) -> FrameBatch:
     """Decode whole frames of a stream to RGB. A stream of odd size loses its last row or column.
@@ -90,6 +91,7 @@ def decode_frames(
         seconds: Times instead of `frames`.
         size: Height and width to resize to; by default those of the stream.
         decoder: Any decoder that writes `Rgb`; by default PyAV, kept open for the calling thread.
+        gap: Packets at most this many bytes apart are read together.
         key: The sample's key, for the result.
 
     Raises:
@@ -100,12 +102,12 @@ def decode_frames(
     wanted = wanted_frames(info, frames, seconds)
     whole = (info.height & ~1, info.width & ~1)
     size = size or whole
-    clip = read_clip(ClipRequest(0, wanted, Box(0, 0, *whole), size), info, table, read)
+    clip = read_clip(ClipRequest(0, wanted, Box(0, 0, *whole), size), info, table, read, gap=gap)
     rgb = np.empty((3, len(wanted), *size), dtype=np.uint8)
     (error,) = (decoder or thread_decoder()).decode([clip], [Rgb(rgb)])
     if error is not None:
         raise error
-    return FrameBatch(np.ascontiguousarray(rgb.transpose(1, 2, 3, 0)), wanted, shown_at(info, wanted), key)
+    return FrameBatch(np.stack(tuple(rgb), axis=-1), wanted, shown_at(info, wanted), key)
 
 
 def thread_decoder() -> PyAvDecoder:

@@ -248,7 +248,9 @@ class Video(Shown):
         shard = self._shard
         reader = shard.reader(self._row, self.stream)
         try:
-            return decode_frames(self.info, self.table, reader, frames, seconds=seconds, size=size, key=self.key)
+            return decode_frames(
+                self.info, self.table, reader, frames, seconds=seconds, size=size, gap=reader.gap, key=self.key
+            )
         except FastvidError as error:
             error.at_sample(shard.stem, self.key)
             raise
