@@ -1,5 +1,7 @@
 """A web server on loopback that delays each response, limits bandwidth and requests, and counts requests and bytes.
 
+Bytes are counted as they are sent: a client that closes a connection in the middle of a response has not read the rest.
+
 Run as a process: ``python -m bench.load.slow_server FOLDER MILLISECONDS [MEGABITS [REQUESTS]]`` prints its port; ``GET
 /log`` returns the counts. More than so many requests a second are refused. Its folders are buckets for clients of S3
 that read.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import mmap
+import socket
 import sys
 from collections import deque
 from email.utils import formatdate
@@ -18,7 +21,8 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 _LOG: Final = "/log"
-_CHUNK: Final = 1 << 18
+_CHUNK: Final = 1 << 16
+_SMALL: Final = 1 << 20
 
 
 class SlowServer:
@@ -41,6 +45,9 @@ class SlowServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve the requests of one connection in sequence."""
+        # What waits in the kernel would count as sent.
+        connection: socket.socket = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -59,9 +66,10 @@ class SlowServer:
                         self.requests["429"] = self.requests.get("429", 0) + 1
                         writer.write(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n")
                         continue
-                    body = self._answer(writer, method, path.lstrip("/"), fields.get("range"))
+                    name = path.lstrip("/")
+                    body = self._answer(writer, method, name, fields.get("range"))
                     for start in range(0, len(body), _CHUNK):
-                        await self._send(writer, body[start : start + _CHUNK])
+                        await self._send(writer, body[start : start + _CHUNK], name.rpartition(".")[2])
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
@@ -99,13 +107,14 @@ class SlowServer:
         self._served.append(now)
         return False
 
-    async def _send(self, writer: asyncio.StreamWriter, chunk: memoryview) -> None:
+    async def _send(self, writer: asyncio.StreamWriter, chunk: memoryview, kind: str) -> None:
         if self.bits_per_second:
             now = asyncio.get_running_loop().time()
             self._free = max(now, self._free) + 8 * len(chunk) / self.bits_per_second
             await asyncio.sleep(self._free - now)
         writer.write(chunk)
         await writer.drain()
+        self.bytes[kind] = self.bytes.get(kind, 0) + len(chunk)
 
     def _answer(self, writer: asyncio.StreamWriter, method: str, name: str, asked: str | None) -> memoryview:
         """Write the head of the response; return its body."""
@@ -135,7 +144,6 @@ class SlowServer:
         self.requests[kind] = self.requests.get(kind, 0) + 1
         if method != "GET":
             return memoryview(b"")
-        self.bytes[kind] = self.bytes.get(kind, 0) + stop - start
         return data[start:stop]
 
     def _data(self, name: str) -> memoryview | None:
@@ -143,8 +151,12 @@ class SlowServer:
             path = self.folder / name
             if ".." in name or not path.is_file():
                 return None
-            with path.open("rb") as file:
-                self._maps[name] = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+            if path.stat().st_size < _SMALL:
+                # A map keeps its file open, and there may be ten thousand small ones.
+                self._maps[name] = memoryview(path.read_bytes())
+            else:
+                with path.open("rb") as file:
+                    self._maps[name] = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
         return self._maps[name]
 
 
