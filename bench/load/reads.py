@@ -79,9 +79,8 @@ def run(args: argparse.Namespace) -> int:
         folder = _prepared(args, kind)
         with slow_server(folder, args.latency) as (url, _):
             # In a file without B-frames every packet is needed; one of an hour is also too large to be proved whole.
-            left = "fastvid proved" if kind in _MINUTES else None
-            readers = [reader for reader in _READERS if reader != left]
-            indexed = {reader: _indexed(folder, url, proof) for reader, proof in _PROOFS.items() if reader != left}
+            readers = [reader for reader in _READERS if reader != "fastvid proved" or kind not in _MINUTES]
+            indexed = {reader: _indexed(folder, url, _PROOFS[reader]) for reader in readers if reader in _PROOFS}
             found: dict[str, list[dict[str, Any]]] = {}
             for number in range(args.rounds):
                 order = readers[number % len(readers) :] + readers[: number % len(readers)]
@@ -249,10 +248,8 @@ def _readers(reader: str, folder: str, url: str) -> Callable[[int, npt.NDArray[n
     if name == "fastvid":
         import fastvid
 
-        proof = _PROOFS[reader]
-
         # The list of files has the URL of the server that they were indexed on.
-        dataset = fastvid.open(f"{folder}/index-{proof}", root=url)
+        dataset = fastvid.open(f"{folder}/index-{_PROOFS[reader]}", root=url)
         videos = {int(video.key.rpartition("/")[2].rpartition("_")[2][0]): video for video in dataset}
         return lambda number, frames: videos[number].frames(frames).data
     from torchcodec.decoders import VideoDecoder

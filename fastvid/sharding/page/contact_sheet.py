@@ -147,7 +147,8 @@ class _Maker:
         info, table = shard.info(row, stream), shard.table(row, stream)
         frames = pick_frames(info.num_frames, float(self._summary.seconds[sample]), count)
         width = min(max(round(HEIGHT * info.width / info.height / 2) * 2, _WIDTHS[0]), _WIDTHS[1])
-        shown = decode_frames(info, table, shard.reader(row, stream), frames, size=(HEIGHT, width)).data
+        reader = shard.reader(row, stream)
+        shown = decode_frames(info, table, reader, frames, size=(HEIGHT, width), gap=reader.gap).data
         picture = np.ascontiguousarray(shown.transpose(1, 0, 2, 3)).reshape(HEIGHT, len(frames) * width, 3)
         packets, bytes_of_video = _packets(table.records[:_PACKETS]), int(table.records["size"].sum())
         uri = encode_picture(picture)
