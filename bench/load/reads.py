@@ -159,7 +159,8 @@ def _measured(args: argparse.Namespace, reader: str, kind: str, folder: Path, ur
         while (line := process.stdout.readline()) not in ("opened\n", ""):
             pass
         opened = _log(url)
-        process.stdin.write("go\n")
+        if line:
+            process.stdin.write("go\n")
         process.stdin.close()
         answers = process.stdout.read().splitlines()
     if process.returncode or not line:
