@@ -24,10 +24,15 @@ BENCHES: Final = {
         "opening ten million rows: time, memory of the node's processes, a query, a key",
     ),
     "audio": ("bench.load.audio", "what sound costs: the CPU time of clips with and without it"),
+    "averaging": (
+        "bench.strategies.averaging",
+        "K-step averaging with AdamW and an adaptive batch against one rank and ddp, on several networks",
+    ),
     "batches": (
         "bench.batches.batches",
         "batches of varying shape: samples lost, padding, balance and resume, beside other samplers",
     ),
+    "clients": ("bench.strategies.clients", "asynchronous SGD with 1, 2 and 4 clients against one, and with a slow one"),
     "cold": ("bench.load.cold", "time to the first batch: 100 million samples, 10,000 shards, real footage"),
     "load": ("bench.load.load", "throughput of whole pipelines against other loaders, from disk and over HTTP"),
     "decode": ("bench.decode.decode", "clips/s against other decoders on the same videos"),
@@ -58,10 +63,6 @@ BENCHES: Final = {
     "stores": (
         "bench.load.stores",
         "eight processes on two nodes at a store that limits requests; memory over 10,000 shards",
-    ),
-    "sync": (
-        "bench.strategies.sync",
-        "strategies on slow networks and with stragglers: time to a target loss, bytes sent",
     ),
     "train": ("bench.train.train", "the trainer's overhead over a bare PyTorch loop of the same model"),
     "two_stream": ("bench.train.two_stream", "RGB and optical flow together against each alone, from raw videos"),

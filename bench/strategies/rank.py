@@ -22,7 +22,7 @@ def main() -> None:
     with join(TIMEOUT_S) as member:
         for line in sys.stdin:
             values = json.loads(line)
-            spec = RunSpec(**{**values, "link": SlowLink(**values["link"])})
+            spec = RunSpec(**{**values, "links": [SlowLink(**link) for link in values["links"]]})
             print(json.dumps(_SWEEPS.get(spec.sync, rank_run.run)(spec, member)), flush=True)
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from bench.strategies.motion_task import MotionTask
 from bench.strategies.ranks import RunSpec
 from bench.strategies.slow_network import Clock, CountedClock, SlowNetwork, WallClock
 from bench.strategies.toy_task import ToyTask
+from fastvid.runtime.arrays import FloatArray
 
 FORWARD: Final = 1 / 3
 """Share of a step's time before the backward pass, during which ddp may communicate already."""
@@ -41,7 +44,7 @@ class _RankRun:
         self.config, self.replica, loader = self._task.parts(member, strategy.reader)
         self._looked = copy.deepcopy(self.replica.model)
         self._close = getattr(getattr(loader, "clips", None), "close", lambda: None)
-        self.clock: Clock = CountedClock() if spec.counted else WallClock()
+        self.clock: Clock = CountedClock(len(spec.links)) if spec.counted else WallClock()
         slower = spec.straggler if member.world.rank == member.world.size - 1 else 1.0
         self._compute = _Compute(self.clock, slower * spec.clip_s, self.replica)
         self.replica.model.register_forward_pre_hook(self._compute.forward)
@@ -49,16 +52,18 @@ class _RankRun:
         self.trainer = Trainer(self.config, member, self.replica, self._counting, strategy)
         self.steps = self.clips = self._due = 0
         self.batches: list[int] = []
-        self._seen: list[tuple[int, float, Any]] = []
-        self.looking_s = 0.0
-        self.curve: list[tuple[int, float, float, float]] = []
+        self._seen: list[tuple[int, FloatArray, Any]] = []
+        self.looking_s: FloatArray = np.zeros(1)
+        self.curve: list[tuple[int, list[float], float, float]] = []
+        self.counts: list[dict[str, float]] = []
         self._waiter = ThreadPoolExecutor(1)
 
     def result(self) -> dict[str, Any]:
         """Train; return steps, seconds, messages and the curve on held-out clips."""
         self._watch()
         before, cpu = received(), time.process_time()
-        with SlowNetwork(self.spec.link, self.clock, far=self.member.world.rank > 0) as slow:
+        with SlowNetwork(self.spec.links, self.clock, far=self.member.world.rank > 0) as slow:
+            self._slow = slow
             self._began = self.clock.now()
             self.trainer.fit()
             self._compute.finish()
@@ -73,7 +78,7 @@ class _RankRun:
             "steps": self.steps,
             "clips": self.clips,
             "largest_batch": max(self.batches, default=0),
-            "seconds": seconds,
+            "seconds": seconds.tolist(),
             "cpu_s": time.process_time() - cpu,
             "staleness": {str(key): count for key, count in self._staleness().items()},
             "parameters": sum(parameter.numel() for parameter in self.replica.model.parameters()),
@@ -82,6 +87,7 @@ class _RankRun:
             "wire_bytes": slow.wire_bytes,
             "received_bytes": received() - before,
             "curve": self.curve,
+            "counts": self.counts,
             "trained": self._task.trained(self.replica.model) if isinstance(self._task, ToyTask) else None,
         }
 
@@ -136,7 +142,7 @@ class _RankRun:
         servers = getattr(self.strategy, "servers", [])
         return servers[0].counts() if servers else {}
 
-    def _elapsed(self) -> float:
+    def _elapsed(self) -> FloatArray:
         return self.clock.now() - self._began - self.looking_s
 
     def _look(self) -> None:
@@ -146,11 +152,13 @@ class _RankRun:
         elif self.clips >= self._due + self.spec.look_clips:
             self._compute.finish()
             elapsed, began = self._elapsed(), self.clock.now()
+            messages, wire = self._slow.messages, self._slow.wire_bytes
             self._due = self.clips // self.spec.look_clips * self.spec.look_clips
             self._mean()
             if self.member.leads:
                 self._measure(self.clips, elapsed)
-            self.looking_s += self.clock.now() - began
+                self.counts.append({"steps": self.steps, "messages": messages, "wire_bytes": wire})
+            self.looking_s = self.looking_s + self.clock.now() - began
 
     def _look_at_server(self) -> None:
         servers = getattr(self.strategy, "servers", [])
@@ -175,9 +183,9 @@ class _RankRun:
         for name, part in zip(names, flat.split([own[name].numel() for name in names]), strict=True):
             looked[name].copy_(part.view_as(looked[name]))
 
-    def _measure(self, clips: int, elapsed: float) -> None:
+    def _measure(self, clips: int, elapsed: FloatArray) -> None:
         loss, accuracy = self._task.held_out(self._looked)
-        self.curve.append((clips, round(elapsed, 4), round(loss, 5), round(accuracy, 5)))
+        self.curve.append((clips, elapsed.round(4).tolist(), round(loss, 5), round(accuracy, 5)))
 
 
 class _Compute:
@@ -188,7 +196,7 @@ class _Compute:
 
     def __init__(self, clock: Clock, clip_s: float, replica: Any) -> None:
         self._clock, self._clip_s, self._replica = clock, clip_s, replica
-        self._until = 0.0
+        self._until: FloatArray = np.zeros(1)
 
     def forward(self, model: Any, inputs: tuple[Any, ...]) -> None:
         """Let the time of a step pass, or under ddp that before the backward pass."""

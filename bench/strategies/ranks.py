@@ -33,7 +33,7 @@ class RunSpec:
         hidden: Hidden width of the toy's student.
         clip_s: Seconds that a rank computes on a clip, a sleep or counted.
         straggler: Factor by which the last rank computes more slowly.
-        link: Simulated cost of messages.
+        links: Simulated cost of messages; several networks at once only if time is counted.
         counted: Whether time is counted instead of slept; only if all ranks take part in every message.
         data: Folder of the motion dataset, whose recipe is then trained; None trains the toy.
         changes: Overrides of that recipe.
@@ -52,7 +52,7 @@ class RunSpec:
     hidden: int = 256
     clip_s: float = 0.0
     straggler: float = 1.0
-    link: SlowLink = field(default_factory=SlowLink)
+    links: Sequence[SlowLink] = (SlowLink(),)
     counted: bool = False
     data: str | None = None
     changes: Sequence[str] = ()

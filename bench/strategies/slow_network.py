@@ -1,7 +1,7 @@
 """Simulate a slow network by delaying a process' communication, in real or in counted time.
 
-Within a process group all-reduces and all-gathers are delayed: a message takes the latency once, and its bytes at the
-rate of a rank's link, in the number that a ring sends. For a client of a parameter server or a stage of a relay each
+Within a process group all-reduces and all-to-alls are delayed: a message takes the latency once, which is the least that
+any algorithm needs, and its bytes at the rate of a rank's link, in the number that a ring sends. For a client of a parameter server or a stage of a relay each
 message is delayed, in both directions, except on rank 0, which is on the machine of the server or hub.
 """
 
@@ -10,9 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+
+from fastvid.runtime.arrays import FloatArray
 
 
 @dataclass(frozen=True)
@@ -42,50 +46,54 @@ def ring_bytes(size: int, ranks: int) -> float:
 
 
 class WallClock:
-    """Real time: what takes time sleeps."""
+    """Real time on one network: what takes time sleeps. Times are float64 [1], in seconds."""
 
-    def now(self) -> float:
-        """Return the time in seconds."""
-        return time.perf_counter()
+    def now(self) -> FloatArray:
+        """Return the time."""
+        return np.array([time.perf_counter()])
 
-    def meet(self, group: Any) -> float:  # noqa: ARG002
+    def meet(self, group: Any) -> FloatArray:  # noqa: ARG002
         """Return the time at which a collective operation starts."""
         return self.now()
 
-    def wait_until(self, moment: float) -> None:
+    def wait_until(self, moment: FloatArray) -> None:
         """Wait until a time."""
-        time.sleep(max(0.0, moment - self.now()))
+        time.sleep(max(0.0, float((moment - self.now()).max())))
 
 
 class CountedClock:
     """Counted time: what takes time adds to a sum, so that neither the machine's load nor its speed matters.
 
-    Valid if all ranks take part in each operation, because their clocks are compared only there.
+    Valid if all ranks take part in each message, because their clocks are compared only there. A run then does the same
+    on every network, so one run counts the time on several: times are float64 [networks], in seconds.
+
+    Args:
+        networks: Number of networks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, networks: int) -> None:
         import torch.distributed as dist
 
         self._plain, self._largest = dist.all_reduce, dist.ReduceOp.MAX
-        self._now = 0.0
+        self._now = np.zeros(networks)
         self._lock = threading.Lock()  # a transfer may end in another thread
 
-    def now(self) -> float:
-        """Return the counted seconds."""
+    def now(self) -> FloatArray:
+        """Return the counted time."""
         return self._now
 
-    def meet(self, group: Any) -> float:
+    def meet(self, group: Any) -> FloatArray:
         """Return the time of the rank that comes last to a collective operation."""
         import torch
 
-        latest = torch.tensor([self._now], dtype=torch.float64)
+        latest = torch.tensor(self._now)
         self._plain(latest, op=self._largest, group=group)
-        return float(latest)
+        return latest.numpy()
 
-    def wait_until(self, moment: float) -> None:
+    def wait_until(self, moment: FloatArray) -> None:
         """Count the time until a moment."""
         with self._lock:
-            self._now = max(self._now, moment)
+            self._now = np.maximum(self._now, moment)
 
 
 Clock = WallClock | CountedClock
@@ -95,7 +103,7 @@ class SlowNetwork:
     """Delays this process' communication inside a ``with`` block.
 
     Args:
-        link: The simulated network.
+        links: The simulated networks; one if the clock is a `WallClock`.
         clock: Where the delays pass.
         far: Whether this process reaches servers and hubs over the network.
 
@@ -105,9 +113,10 @@ class SlowNetwork:
         wire_bytes: Bytes that this rank sends in them, by the ring.
     """
 
-    def __init__(self, link: SlowLink, clock: Clock, *, far: bool) -> None:
-        self._link, self._clock, self._far = link, clock, far
-        self._free_at = 0.0
+    def __init__(self, links: Sequence[SlowLink], clock: Clock, *, far: bool) -> None:
+        self._links, self._clock, self._far = links, clock, far
+        self._free_at = np.zeros(len(links))
+        self._delay = np.array([link.delay_s for link in links])
         self._undo = contextlib.ExitStack()
         self.messages = self.bytes = 0
         self.wire_bytes = 0.0
@@ -117,10 +126,9 @@ class SlowNetwork:
 
         from fastvid.train.strategies.shared import link
 
-        self._plain = dist.all_reduce
-        self._undo.enter_context(_replaced(dist, "all_reduce", self._all_reduce))
-        for name in ("all_gather_into_tensor", "all_gather"):
-            self._undo.enter_context(_replaced(dist, name, self._gathering(getattr(dist, name))))
+        self._all_reduce, self._all_to_all = dist.all_reduce, dist.all_to_all_single
+        self._undo.enter_context(_replaced(dist, "all_reduce", self._slow_all_reduce))
+        self._undo.enter_context(_replaced(dist, "all_to_all_single", self._slow_all_to_all))
         if self._far:
             self._send, self._receive = link.Link.send, link.Link.receive
             self._header_bytes = 8 * (link.WORDS + 4)
@@ -151,53 +159,53 @@ class SlowNetwork:
 
     def _take(self, payload: Any) -> None:
         size = self._header_bytes + (0 if payload is None else payload.nbytes)
-        self.messages += 1
-        self.bytes += size
-        self.wire_bytes += size
-        self._clock.wait_until(self._clock.now() + self._link.message_s(size))
+        self._count(size, size)
+        self._clock.wait_until(self._clock.now() + self._seconds(size))
 
-    def _all_reduce(self, tensor: Any, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
-        group = kwargs.get("group")
-        late = self._delayed(tensor, group, lambda size, ranks: ring_bytes(size, ranks))
-        late.work = self._plain(tensor, *args, async_op=True, **kwargs)
-        return late if async_op else late.wait()
-
-    def _gathering(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def gather(output: Any, tensor: Any, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
-            # Each rank passes on every message except its successor's.
-            late = self._delayed(tensor, kwargs.get("group"), lambda size, ranks: float((ranks - 1) * size))
-            late.work = plain(output, tensor, *args, async_op=True, **kwargs)
-            return late if async_op else late.wait()
-
-        return gather
-
-    def _delayed(self, tensor: Any, group: Any, sent: Callable[[int, int], float]) -> _DelayedWork:
+    def _slow_all_reduce(self, tensor: Any, *args: Any, group: Any = None, async_op: bool = False, **kwargs: Any) -> Any:
         import torch.distributed as dist
 
         size = tensor.numel() * tensor.element_size()
-        wire = sent(size, dist.get_world_size(group))
+        late = self._delayed(size, ring_bytes(size, dist.get_world_size(group)), group)
+        late.work = self._all_reduce(tensor, *args, group=group, async_op=True, **kwargs)
+        return late if async_op else late.wait()
+
+    def _slow_all_to_all(
+        self, output: Any, tensor: Any, *args: Any, group: Any = None, async_op: bool = False, **kwargs: Any
+    ) -> Any:
+        import torch.distributed as dist
+
+        size, ranks = tensor.numel() * tensor.element_size(), dist.get_world_size(group)
+        # What a rank sends to itself stays there.
+        late = self._delayed(size, (ranks - 1) / ranks * size, group)
+        late.work = self._all_to_all(output, tensor, *args, group=group, async_op=True, **kwargs)
+        return late if async_op else late.wait()
+
+    def _delayed(self, size: int, wire: float, group: Any) -> _DelayedWork:
+        self._count(size, wire)
+        # Latencies of messages overlap; their bytes share the link's bandwidth.
+        self._free_at = np.maximum(self._clock.meet(group), self._free_at) + self._seconds(wire) - self._delay
+        return _DelayedWork(self._clock, self._free_at + self._delay)
+
+    def _count(self, size: int, wire: float) -> None:
         self.messages += 1
         self.bytes += size
         self.wire_bytes += wire
-        # Latencies of messages overlap; their bytes share the link's bandwidth.
-        busy = self._link.message_s(wire) - self._link.delay_s
-        self._free_at = max(self._clock.meet(group), self._free_at) + busy
-        return _DelayedWork(self._clock, self._free_at + self._link.delay_s)
+
+    def _seconds(self, size: float) -> FloatArray:
+        return np.array([link.message_s(size) for link in self._links])
 
 
 @dataclass
 class _DelayedWork:
     clock: Clock
-    ready: float
+    ready: FloatArray
     work: Any = None
 
     def wait(self) -> bool:
         self.work.wait()
         self.clock.wait_until(self.ready)
         return True
-
-    def is_completed(self) -> bool:
-        return bool(self.work.is_completed()) and self.clock.now() >= self.ready
 
 
 @contextlib.contextmanager

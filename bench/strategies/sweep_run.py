@@ -50,7 +50,7 @@ def travel(spec: RunSpec, member: Any) -> dict[str, Any]:
     address = Address.decode(broadcast_bytes(None if hub is None else hub.address.encode(), member) or b"")
     dist.barrier()
     began = time.perf_counter()
-    with SlowNetwork(spec.link, WallClock(), far=world.rank > 0) as slow:
+    with SlowNetwork(spec.links, WallClock(), far=world.rank > 0) as slow:
         thread = None if hub is None else threading.Thread(target=hub.run)
         if thread is not None:
             thread.start()
@@ -134,7 +134,7 @@ class _Sweep:
 
     def _read(self, size: int) -> None:
         self.data_bytes += size
-        time.sleep(self.spec.link.message_s(size))
+        time.sleep(self.spec.links[0].message_s(size))
 
     def _model(self, model: int) -> Any:
         from fastvid.train.parts.optim import make_optimizer
