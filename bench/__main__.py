@@ -37,6 +37,7 @@ BENCHES: Final = {
     "load": ("bench.load.load", "throughput of whole pipelines against other loaders, from disk and over HTTP"),
     "decode": ("bench.decode.decode", "clips/s against other decoders on the same videos"),
     "gpu": ("bench.gpu.gpu", "everything that needs a GPU, proved and measured in half an hour; --pack makes its data"),
+    "migration": ("bench.strategies.migration", "a sweep by relay against one that moves the data over a slow wire"),
     "moments": ("bench.strategies.moments", "Adam under K-step averaging with local, averaged or reset moments"),
     "motion_sync": (
         "bench.strategies.motion_sync",

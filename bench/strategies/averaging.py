@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.hosts import Hosts
-from bench.strategies.contest import Contender, Goal, Network, Places, compete
+from bench.strategies.contest import Contender, Goal, Network, Places, compete, with_rate
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.tables import contest_table
 
@@ -26,6 +26,9 @@ RANKS: Final = 4
 BATCH: Final = 32
 CLIP_S: Final = 0.002
 RATES: Final = (0.001, 0.002)
+# ddp takes the same steps as one rank, and the variants of kavg the same local steps.
+_AS_ONE_RANK: Final = (0.001,)
+_AS_KAVG: Final = (0.002,)
 NETWORKS: Final = (
     Network("none"),
     Network("1 Gbit/s", delay_s=0.001, bits_per_s=1e9),
@@ -33,30 +36,27 @@ NETWORKS: Final = (
     Network("20 Mbit/s", delay_s=0.01, bits_per_s=20e6),
 )
 _GROWING: Final = {"batch": "noise", "batch_window": 8, "batch_max": 128}
-WAYS: Final[tuple[tuple[str, int, str, dict[str, Any]], ...]] = (
-    ("one rank", 1, "ddp", {}),
-    ("ddp", RANKS, "ddp", {}),
-    ("kavg K=16", RANKS, "kavg", {"period": 16}),
-    ("kavg K=64", RANKS, "kavg", {"period": 64}),
-    ("kavg K=16, batch=noise", RANKS, "kavg", {"period": 16, **_GROWING}),
-    ("kavg K=16, batch=schedule", RANKS, "kavg",
-     {"period": 16, "batch": "schedule", "batch_at": "0.4,0.7", "batch_lr": "keep"}),
-    ("kavg K=16, outer=nesterov .9/.7", RANKS, "kavg", {"period": 16, "outer": "nesterov"}),
-    ("kavg K=16, outer=nesterov .5/.7", RANKS, "kavg", {"period": 16, "outer": "nesterov", "outer_momentum": 0.5}),
-    ("kavg K=16, int8", RANKS, "kavg", {"period": 16, "compress": "int8"}),
-    ("kavg K=16, int4", RANKS, "kavg", {"period": 16, "compress": "int4"}),
-    ("kavg K=16, 4 fragments, delay 4", RANKS, "kavg", {"period": 16, "fragments": 4, "delay": 4}),
-    ("kavg K=16, 4 fragments, delay 4, int4", RANKS, "kavg",
-     {"period": 16, "fragments": 4, "delay": 4, "compress": "int4"}),
-)  # fmt: skip
-_CHECKED: Final = ("ddp", "kavg K=16", "kavg K=16, int8")
+_SCHEDULED: Final = {"batch": "schedule", "batch_at": "0.4,0.7", "batch_lr": "keep"}
+_STREAMED: Final = {"compress": "int4", "fragments": 4, "delay": 4}
+WAYS: Final[tuple[tuple[str, int, str, dict[str, Any], tuple[float, ...]], ...]] = (
+    ("one rank", 1, "ddp", {}, RATES),
+    ("ddp", RANKS, "ddp", {}, _AS_ONE_RANK),
+    ("kavg K=16", RANKS, "kavg", {"period": 16}, RATES),
+    ("kavg K=64", RANKS, "kavg", {"period": 64}, _AS_KAVG),
+    ("kavg K=16, batch=noise", RANKS, "kavg", {"period": 16, **_GROWING}, _AS_KAVG),
+    ("kavg K=16, batch=schedule", RANKS, "kavg", {"period": 16, **_SCHEDULED}, _AS_KAVG),
+    ("kavg K=16, outer=nesterov", RANKS, "kavg", {"period": 16, "outer": "nesterov"}, _AS_KAVG),
+    ("kavg K=16, int4", RANKS, "kavg", {"period": 16, "compress": "int4"}, _AS_KAVG),
+    ("kavg K=16, int4, 4 fragments, delay 4", RANKS, "kavg", {"period": 16, **_STREAMED}, _AS_KAVG),
+)
+_CHECKED: Final = ("ddp", "kavg K=16", "kavg K=16, int4")
 _CHECK_CLIPS: Final = 1536
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench averaging``."""
     parser.add_argument("--seeds", type=int, default=5, help="runs per contender (default %(default)s)")
-    parser.add_argument("--clips", type=int, default=19200, help="clips per run (default %(default)s)")
+    parser.add_argument("--clips", type=int, default=16384, help="clips per run (default %(default)s)")
     parser.add_argument("--only", choices=("contest", "wire"), help="measure one part; keep the other from --json")
     parser.add_argument("--json", type=Path, default=RESULTS / "averaging.json", help="result file (%(default)s)")
 
@@ -71,8 +71,8 @@ def base(clips: int) -> RunSpec:
 def contenders(clips: int) -> list[Contender]:
     """Return the contenders; the others are compared with the first."""
     return [
-        Contender(name, ranks, replace(base(clips), sync=sync, options=options), RATES, NETWORKS)
-        for name, ranks, sync, options in WAYS
+        Contender(name, ranks, replace(base(clips), sync=sync, options=options), rates, NETWORKS)
+        for name, ranks, sync, options, rates in WAYS
     ]
 
 
@@ -104,23 +104,19 @@ def run(args: argparse.Namespace) -> int:
 def wire() -> list[dict[str, Any]]:
     """Return seconds and bytes of short runs: counted, and in real time over network namespaces at the same rate."""
     network = NETWORKS[-1]
-    specs = {name: options for name, _, _, options in WAYS if name in _CHECKED}
+    checked = [one for one in contenders(_CHECK_CLIPS) if one.name in _CHECKED]
     found = []
     with Hosts(RANKS) as hosts:
         hosts.limit(int(network.bits_per_s))
         environment = {"MASTER_ADDR": hosts.addresses[0], **hosts.environment}
         # A message takes its latency beside what the kernel delays.
         with Ranks(RANKS) as counting, Ranks(RANKS, hosts.prefixes, environment) as real:
-            for name, options in specs.items():
-                sync = next(sync for other, _, sync, _ in WAYS if other == name)
-                spec = replace(
-                    base(_CHECK_CLIPS), sync=sync, options=options, optim={"name": "adamw", "base_lr": RATES[0]},
-                    look_clips=10**9,
-                )  # fmt: skip
+            for one in checked:
+                spec = replace(with_rate(one.spec, RATES[0]), look_clips=10**9)
                 counted = counting.run(replace(spec, links=[replace(network, delay_s=0.0).link]))[0]
                 measured = real.run(replace(spec, counted=False))
                 found.append({
-                    "contender": name, "counted_s": counted["seconds"][0], "real_s": measured[0]["seconds"][0],
+                    "contender": one.name, "counted_s": counted["seconds"][0], "real_s": measured[0]["seconds"][0],
                     "counted_mb": counted["wire_bytes"] / 1e6,
                     "received_mb": max(result["received_bytes"] for result in measured) / 1e6,
                 })  # fmt: skip

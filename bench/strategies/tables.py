@@ -36,6 +36,19 @@ def contest_table(record: Mapping[str, Any]) -> str:
     return markdown(heads, lines)
 
 
+def migration_table(record: Mapping[str, Any]) -> str:
+    """Return the table of sweeps whose models or data move."""
+    heads = ["dataset, MB", "a part, MB", "a model's state, MB", "", "data moved, MB", "states moved, MB", "s"]
+    lines = [
+        [
+            number(row["dataset_mb"]), number(row["part_mb"]), number(row["state_mb"]), row["way"],
+            middle(row["data_wire_mb"]), middle(row["state_wire_mb"]), spread(row["seconds"]),
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    return markdown(heads, lines)
+
+
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table."""
     lines = [heads, ["---"] * len(heads), *rows]
@@ -65,6 +78,8 @@ def middle(values: Sequence[float]) -> str:
 def number(value: float) -> str:
     """Format a number with three or four digits."""
     size = abs(value)
+    if not size:
+        return "0"
     return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 2 else f"{value:.3f}"
 
 
