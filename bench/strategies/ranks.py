@@ -40,7 +40,7 @@ class RunSpec:
         dataset_clips: Training clips of the toy; `clips` of a sweep are those of one model in one epoch.
         epochs: Epochs of a sweep.
         cached: Whether workers of "migrate" keep what they have read.
-        seed: Seed of the model, the order and the toy.
+        seed: Seed of the model and the order.
     """
 
     sync: str
