@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _spec(clips: int) -> RunSpec:
     return RunSpec(
-        "relay", optim={"base_lr": 0.02}, clips=clips, dataset_clips=clips, clip_s=0.00005, epochs=EPOCHS,
+        "relay", optim={"base_lr": 0.1}, batch=512, clips=clips, dataset_clips=clips, clip_s=0.00005, epochs=EPOCHS,
         links=[NETWORK.link],
     )  # fmt: skip
 
