@@ -22,6 +22,7 @@ from tests.train.strategies import lab
 
 ALONE = Member(World(), torch.device("cpu"))
 LEASE_BATCHES = 4
+PERIOD = 3
 STEP_S = 0.02  # so that clients take turns
 PAUSE_S = 0.005
 
@@ -43,17 +44,18 @@ def begin_together(folder: Path, name: str, names: Sequence[str]) -> Callable[[T
     return setup
 
 
+GRADIENTS: dict[str, Any] = {"push": "gradients", "lease_batches": LEASE_BATCHES}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "overlap": {"overlap": True, "n_push": 2, "shards": 2},
-    "bound": {"bound": 2, "staleness_aware": True},
-    "elastic": {"elasticity": 0.3, "n_push": 2},
+    "plain": GRADIENTS,
+    "overlap": {**GRADIENTS, "overlap": True, "shards": 2},
+    "bound": {**GRADIENTS, "bound": 2, "staleness_aware": True},
+    "deltas": {"period": PERIOD},
+    "all": {"period": PERIOD, "quorum": "all", "outer": "none"},
 }
 SCENARIOS = {
     name: lambda folder, member, options=options: lab.run(
         lab.Case(
-            sync="asgd", norm=True, options={"lease_batches": LEASE_BATCHES, **options},
-            optim=lab.PLAIN if "overlap" in options else {"momentum": 0.5},
+            sync="asgd", norm=True, options=options, optim={"momentum": 0.5},
             setup=begin_together(folder, str(member.world.rank), [str(rank) for rank in range(member.world.size)]),
         ),
         folder, member,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from fastvid.errors import ChecksumError
-from fastvid.train.strategies.asgd.staleness import Policy
-from fastvid.train.strategies.asgd.weight_shard import Commit, Snapshot, WeightShard
-from fastvid.train.strategies.shared.link import crc32
+from fastvid.train.strategies.asgd.weight_shard import Snapshot, WeightShard
 from tests.train.strategies.asgd.kit import client_of, serving, together
 
 SIZE = 400_000
@@ -24,15 +23,17 @@ class Unlocked(WeightShard):
     made, as it is in the real one."""
 
     @torch.no_grad()
-    def push(self, gradient: Tensor, since: int, rate: float, policy: Policy, share: float = 1.0) -> Commit:
-        version = self.snapshot.version + 1
+    def step(self, gradient: Tensor, rate: float, share: float = 1.0) -> int:
         for part in self._values.chunk(50):
             part -= rate
-        self._publish(version)
-        return Commit(version, version - 1 - since)
+        self._version += 1
+        self._made = Snapshot(self._version, self._values)
+        assert self._made.checksum
+        return self._version
 
-    def _publish(self, version: int) -> None:
-        self._snapshot = Snapshot(version, self._values, crc32(self._values))
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Snapshot]:
+        yield self._made if self._version else Snapshot(0, self._values)
 
 
 def readings(kind: type[WeightShard]) -> tuple[int, int, int]:
@@ -89,7 +90,7 @@ def test_a_payload_with_a_wrong_checksum_is_refused() -> None:
     with serving(8) as servers, contextlib.ExitStack() as stack:
         client = stack.enter_context(client_of(servers, 8))
         client.join(torch.zeros(8, dtype=torch.float64))
-        shard = servers[0].shard
-        shard._snapshot = Snapshot(0, shard.snapshot.values, shard.snapshot.checksum ^ 1)
+        with servers[0].shard.reading() as snapshot:
+            snapshot.checksum ^= 1
         with pytest.raises(ChecksumError, match="64 bytes differ"):
             client.fetch(torch.empty(8, dtype=torch.float64))
