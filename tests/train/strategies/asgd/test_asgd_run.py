@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from bench.common.ports import reserved_port
 from fastvid.errors import StateError, UsageError
 from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.strategies.asgd.messages import ServerMessage
 from fastvid.train.strategies.asgd.weight_shard import WeightRange, WeightShard
-from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs
-from tests.train.strategies.asgd.kit import SGD_RULE, TOKEN
+from tests.train.strategies.asgd.kit import SGD_RULE
 
 RANKS = 3
 
@@ -157,54 +153,6 @@ def test_the_checkpoint_contains_the_servers_statistics(folder: Path) -> None:
     assert not torch.equal(second["weights"]["1.running_mean"], kept[0])
 
 
-def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
-    """Runs jobs of one process each, which take their first steps together. Exit codes by name; a name comes with what
-    is to kill it, or nothing."""
-    for old in folder.glob("*.steps"):
-        old.unlink()
-    with reserved_port() as port:
-        running = {
-            name: forks.start(
-                jobs.__name__, folder, "job", name, port, *faults, FASTVID_FAULT=fault, FASTVID_TOKEN=TOKEN
-            )
-            for name, fault in faults.items()
-        }
-        return {name: forks.wait(process) for name, process in running.items()}
-
-
-def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path: Path, expected: dict[str, Any]) -> None:
-    """Server and clients are separate jobs; one client dies in the middle of its third push."""
-    # With two shards, a push is two messages, the second to the head.
-    codes = run_jobs(tmp_path, server="", steady="", doomed=f"payload-{ServerMessage.GRADIENT:d}:6")
-    assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
-    server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
-    assert server["over"]
-    assert server["lineage"] == expected["lineage"]
-    last = metrics.curve(metrics.read(tmp_path / "server" / metrics.METRICS_FILE))[-1]
-    assert last["lost"] == 1
-    # Two batches of its lease were acknowledged; an epoch of 11 has leases of 4, 4 and 3.
-    assert last["returned"] in [(batches - 2) * toy.BATCH for batches in (jobs.LEASE_BATCHES, 3)]
-    assert sum(entry["samples"] for entry in steady["lineage"]) > 0
-    # A client of another job writes no checkpoint and scores nothing.
-    assert not list((tmp_path / "steady" / "checkpoints").glob("*.pt"))
-    assert steady["score"] is None
-
-
-def test_a_killed_server_resumes_from_its_checkpoint(tmp_path: Path, expected: dict[str, Any]) -> None:
-    codes = run_jobs(tmp_path, server="step:9", client="")
-    assert codes["server"] == -signal.SIGKILL
-    # The client reports that the server is gone.
-    assert codes["client"] == 1
-    before = newest(tmp_path / "server")
-    done = sum(entry["samples"] for entry in before["lineage"])
-    assert 8 * toy.BATCH <= done < expected["samples"]
-    assert run_jobs(tmp_path, server="", client="") == {"server": 0, "client": 0}
-    result = torch.load(tmp_path / "server.pt")
-    assert result["lineage"] == expected["lineage"]
-    starts = [row for row in metrics.read(tmp_path / "server" / metrics.METRICS_FILE) if row["kind"] == "start"]
-    assert [row["samples"] for row in starts] == [0, done]
-
-
 def test_conflicting_options_are_refused(tmp_path: Path) -> None:
     for options, message in (
         ({"n_push": 8}, "no longer has the option n_push"),
@@ -229,8 +177,10 @@ def test_conflicting_options_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             lab.build(case(options=options), tmp_path, jobs.ALONE)
     lab.run(case(options=jobs.GRADIENTS), tmp_path / "one", jobs.ALONE, toy.StopAfter(3))
+    other = lab.build(case(), tmp_path / "one", jobs.ALONE)
     with pytest.raises(StateError, match="push=gradients, this run has push=deltas"):
-        lab.build(case(), tmp_path / "one", jobs.ALONE).load_state_dict(newest(tmp_path / "one"))
+        other.load_state_dict(newest(tmp_path / "one"))
+    other.recorder.close()
     other = lab.build(case(options={**jobs.GRADIENTS, "shards": 2}), tmp_path / "one", jobs.ALONE)
     other.load_state_dict(newest(tmp_path / "one"))
     with pytest.raises(StateError, match="1 server shards"):

@@ -263,10 +263,9 @@ def test_the_grace_lets_further_clients_in() -> None:
 
 
 def test_pending_deltas_survive_the_server() -> None:
-    """Two servers in a row, with a checkpoint between the pushes of two clients, merge as one does."""
+    """The next server merges them as soon as enough clients have joined: a single one needs no others."""
     reference = Reference(start())
     reference.merge((3, delta(0)), (1, delta(1)))
-    reference.merge((3, delta(2)), (1, delta(3)))
     with merging(SIZE, 2) as server, joined(server, 2) as (one, other):
         one.push_delta(delta(0), 3)
         other.push_delta(delta(1), 1)
@@ -274,10 +273,16 @@ def test_pending_deltas_survive_the_server() -> None:
         state = server.state_dict()
         # Deltas that are pushed later do not change what was saved.
         one.push_delta(delta(7), 3)
-    with merging(SIZE, 2, state=state) as server, joined(server, 2) as (one, _):
-        one.push_delta(delta(3), 1)
-        assert server.shard.version == 2
+    with merging(SIZE, 2, state=state) as server:
+        assert server.shard.version == 1
         assert near(weights_of([server]), reference.weights)
+        with joined(server, 2) as (one, other):
+            reference.merge((3, delta(2)))
+            one.push_delta(delta(3), 1)
+            other.push_delta(delta(4), 4)
+            reference.merge((1, delta(3)), (4, delta(4)))
+            assert server.shard.version == 3
+            assert near(weights_of([server]), reference.weights)
 
 
 def test_statistics_are_averaged_and_never_extrapolated() -> None:
@@ -295,8 +300,12 @@ def test_statistics_are_averaged_and_never_extrapolated() -> None:
 
 def test_a_quorum_counts_the_clients_that_work() -> None:
     cases: list[tuple[int | float | str, list[int]]] = [
-        (1, [1, 1, 1, 1, 1]), (3, [1, 1, 2, 3, 3]), (0.5, [1, 1, 1, 2, 2]), (0.6, [1, 1, 2, 2, 3]), ("all", [1, 1, 2, 3, 4])
-    ]  # fmt: skip
+        (1, [1, 1, 1, 1, 1]),
+        (3, [1, 1, 2, 3, 3]),
+        (0.5, [1, 1, 1, 2, 2]),
+        (0.6, [1, 1, 2, 2, 3]),
+        ("all", [1, 1, 2, 3, 4]),
+    ]
     for clients, needed in cases:
         assert [Quorum(clients).needed(working) for working in range(5)] == needed
     assert Quorum(0.6).needed(5) == 3
