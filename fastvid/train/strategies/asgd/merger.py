@@ -104,7 +104,10 @@ class OuterStep:
     def rule(self) -> OptimizerFactory:
         """Builds the optimizer."""
         momentum = self.momentum if self.momentum is not None else 0.9 if self.kind == "nesterov" else 0.0
-        return functools.partial(SGD, lr=0.0, momentum=momentum, nesterov=self.kind == "nesterov" and momentum > 0)
+        # Fused, a step is one pass over memory instead of several, whose temporaries would cost more than the step.
+        return functools.partial(
+            SGD, lr=0.0, momentum=momentum, nesterov=self.kind == "nesterov" and momentum > 0, fused=True
+        )
 
 
 @dataclass(slots=True)

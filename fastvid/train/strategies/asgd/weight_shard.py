@@ -1,8 +1,9 @@
 """A range of the weights with its optimizer; every step atomically creates a new version.
 
-The optimizer steps in place, so a reader gets a snapshot: a copy of one committed version, made when the version is
-first read. Readers of the same version share it and compute its checksum once, without the lock; a step never waits for
-a reader that sends. Buffers that nobody reads any more are reused, because a new one costs more than the copy.
+A reader gets the memory of the newest version itself, without a copy. A step in place would tear what is being sent, so
+a step that finds readers first moves to another buffer, and the last reader of the former one returns it. Thus a reader
+delays a step at most by a copy, never by the time that sending takes, and buffers are reused, because the pages of a
+new one cost more than the copy.
 """
 
 from __future__ import annotations
@@ -83,7 +84,6 @@ class WeightShard:
         rule: Builds the optimizer.
         sections: Sections that cover the flat weights; None for a single section.
         dtype: Dtype of the weights.
-        device: Device of the weights and the optimizer state; messages go through the CPU.
     """
 
     def __init__(
@@ -94,10 +94,9 @@ class WeightShard:
         sections: Sequence[WeightRange] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
     ) -> None:
         self.start, self.stop = start, stop
-        self._values = torch.zeros(stop - start, dtype=dtype, device=device)
+        self._values = torch.zeros(stop - start, dtype=dtype)
         self._parts: list[tuple[int, int, nn.Parameter]] = []
         self.averaged: list[slice] = []
         groups, covered = [], 0
@@ -109,16 +108,16 @@ class WeightShard:
             if section.averaged:
                 self.averaged.append(slice(low, high))
                 continue
-            # A view, so that the optimizer updates the memory that snapshots are copied from.
+            # A view, so that the optimizer updates the memory that readers get.
             parameter = nn.Parameter(self._values[low:high])
             self._parts.append((low, high, parameter))
             groups.append({"params": [parameter], "lr_mult": section.lr_mult, "weight_decay": section.weight_decay})
         if covered != stop - start:
             raise UsageError(f"sections do not cover weights {start} to {stop} exactly once")
         self.optimizer = rule(groups) if groups else None
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._version = -1  # before the weights are initialized
-        self._snapshot: Snapshot | None = None  # the latest one that was read
+        self._snapshot: Snapshot | None = None  # of the newest version, once it was read
         self._readers: dict[Snapshot, int] = {}
         self._spare: list[Tensor] = []
 
@@ -147,7 +146,7 @@ class WeightShard:
         """Set the initial weights [n], version 0."""
         with self._lock:
             self._values.copy_(values)
-            self._version = 0
+            self._version, self._snapshot = 0, None
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, share: float = 1.0) -> int:
@@ -159,6 +158,7 @@ class WeightShard:
             share: Weight of the values in averaged sections, 0 to 1.
         """
         with self._lock:
+            self._leave_to_readers()
             if self.optimizer is not None:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate * group["lr_mult"]
@@ -168,14 +168,14 @@ class WeightShard:
                 self.optimizer.zero_grad(set_to_none=True)  # the caller reuses its buffer
             for part in self.averaged:
                 self._values[part].lerp_(gradient[part].to(self._values), share)
-            self._version += 1
+            self._version, self._snapshot = self._version + 1, None
             return self._version
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Snapshot]:
         """Return the newest version, which is not modified during the block."""
         with self._lock:
-            snapshot = self._newest()
+            snapshot = self._snapshot = self._snapshot or Snapshot(self._version, self._values)
             self._readers[snapshot] = self._readers.get(snapshot, 0) + 1
         try:
             yield snapshot
@@ -184,18 +184,17 @@ class WeightShard:
                 self._readers[snapshot] -= 1
                 if not self._readers[snapshot]:
                     del self._readers[snapshot]
-                    if snapshot is not self._snapshot:
+                    if snapshot.values is not self._values:
                         self._spare.append(snapshot.values)
 
-    def _newest(self) -> Snapshot:
-        last = self._snapshot
-        if last is not None and last.version == self._version:
-            return last
-        if last is not None and last not in self._readers:
-            self._spare.append(last.values)
-        values = self._spare.pop() if self._spare else torch.empty(self.numel, dtype=self.dtype)
-        self._snapshot = Snapshot(self._version, values.copy_(self._values))
-        return self._snapshot
+    def _leave_to_readers(self) -> None:
+        """Move to another buffer if this one is being read."""
+        if self._snapshot not in self._readers:
+            return
+        values = self._spare.pop() if self._spare else torch.empty_like(self._values)
+        self._values = values.copy_(self._values)
+        for low, high, parameter in self._parts:
+            parameter.data = self._values[low:high]
 
     def state_dict(self) -> dict[str, Any]:
         """Return a consistent state of weights, version and optimizer."""
@@ -204,7 +203,7 @@ class WeightShard:
                 "start": self.start,
                 "stop": self.stop,
                 "version": self._version,
-                "values": self._values.to("cpu", copy=True),
+                "values": self._values.clone(),
                 "optimizer": None if self.optimizer is None else _copied(self.optimizer.state_dict()),
             }
 
@@ -220,6 +219,7 @@ class WeightShard:
                 hint="use the number of shards that the run was started with",
             )
         with self._lock, torch.no_grad():
+            self._leave_to_readers()
             self._values.copy_(state["values"])
             if self.optimizer is not None:
                 self.optimizer.load_state_dict(_copied(state["optimizer"]))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim import Adam
 
 from fastvid.errors import ChecksumError
 from fastvid.train.strategies.asgd.weight_shard import Snapshot, WeightShard
@@ -84,6 +86,33 @@ def test_tearing_is_detected_without_the_lock() -> None:
         torn, refused, attempts = torn + seen[0], refused + seen[1], attempts + 1
     assert torn > 0
     assert refused > 0
+
+
+def test_a_step_leaves_the_weights_to_their_readers() -> None:
+    """Each version that is read stays what it was, whatever the optimizer; two buffers are enough for one reader."""
+    rule = functools.partial(Adam, lr=0.0)
+    shard, alone = (WeightShard(0, 6, rule, dtype=torch.float64) for _ in range(2))
+    for made in (shard, alone):
+        made.initialize(torch.arange(6.0))
+    places = set()
+    for step in range(8):
+        gradient = torch.full((6,), float(step), dtype=torch.float64)
+        with shard.reading() as snapshot, shard.reading() as same:
+            assert same is snapshot
+            before, checksum = snapshot.values.clone(), snapshot.checksum
+            assert shard.step(gradient, 0.1) == step + 1
+            with shard.reading() as after:
+                assert (after.version, snapshot.version) == (step + 1, step)
+                assert not torch.equal(after.values, before) or step == 0
+                assert (after.checksum != checksum) or step == 0
+            assert torch.equal(snapshot.values, before)
+            places.add(snapshot.values.data_ptr())
+        # Without a reader, the optimizer steps in place; the weights are the same.
+        alone.step(gradient, 0.1)
+        assert torch.equal(shard.state_dict()["values"], alone.state_dict()["values"])
+    assert len(places) == 2
+    with alone.reading() as snapshot:
+        assert snapshot.values.data_ptr() == alone._values.data_ptr()
 
 
 def test_a_payload_with_a_wrong_checksum_is_refused() -> None:
