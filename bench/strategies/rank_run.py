@@ -68,11 +68,11 @@ class _RankRun:
             self.trainer.fit()
             self._compute.finish()
             seconds = self._elapsed()
+            self._look_at_server(last=True)
         self._close()
         self._waiter.shutdown()
         for clips, elapsed, values in self._seen:
-            self._vector.values.copy_(values)
-            self._vector.spread()
+            self._vector.spread(values)
             self._measure(clips, elapsed)
         return {
             "steps": self.steps,
@@ -160,14 +160,15 @@ class _RankRun:
                 self.counts.append({"steps": self.steps, "messages": messages, "wire_bytes": wire})
             self.looking_s = self.looking_s + self.clock.now() - began
 
-    def _look_at_server(self) -> None:
+    def _look_at_server(self, *, last: bool = False) -> None:
         servers = getattr(self.strategy, "servers", [])
         if not servers:
             return
         clips = servers[0].leases.acknowledged
-        if clips >= self._due + self.spec.look_clips:
+        if clips >= self._due + self.spec.look_clips or (last and clips > self._due):
             self._due = clips // self.spec.look_clips * self.spec.look_clips
-            self._seen.append((clips, self._elapsed(), servers[0].shard.snapshot.values.clone()))
+            with servers[0].shard.reading() as snapshot:
+                self._seen.append((clips, self._elapsed(), snapshot.values.clone()))
 
     def _mean(self) -> None:
         """Load the mean of the ranks' models into the model that is looked at; nobody waits for a network."""
