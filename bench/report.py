@@ -3,6 +3,7 @@
 python -m bench report                                  all of bench/results, to runs/bench/report.html
 python -m bench report a/decode.json b/decode.json      compare two machines or commits
 python -m bench report --readme README.md               rewrite the table between the README's markers
+python -m bench report --docs docs                      rewrite the tables of strategies in the pages of a folder
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ READERS: Final = {
     "fastvid-bench-annotations/1": "bench.load.charts:annotations",
     "fastvid-bench-audio/1": "bench.load.audio:charts",
     "fastvid-bench-batches/1": "bench.batches.charts:charts",
+    "fastvid-bench-averaging/1": "bench.strategies.charts:contest",
+    "fastvid-bench-clients/1": "bench.strategies.charts:contest",
     "fastvid-bench-cold/1": "bench.load.charts:cold",
     "fastvid-bench-decode/1": "bench.decode.charts:charts",
     "fastvid-bench-elastic/1": "bench.train.charts:elastic",
@@ -34,9 +37,11 @@ READERS: Final = {
     "fastvid-bench-launch/1": "bench.train.charts:launch",
     "fastvid-bench-load/1": "bench.load.charts:load",
     "fastvid-bench-loops/1": "bench.load.charts:loops",
+    "fastvid-bench-migration/1": "bench.strategies.charts:migration",
+    "fastvid-bench-model-speed/1": "bench.train.model_speed:charts",
     "fastvid-bench-moments/1": "bench.strategies.charts:moments",
-    "fastvid-bench-motion-sync/1": "bench.strategies.charts:motion",
     "fastvid-bench-motion-sync/2": "bench.strategies.charts:motion",
+    "fastvid-bench-motion-wire/1": "bench.strategies.charts:contest",
     "fastvid-bench-motion/1": "bench.train.charts:motion",
     "fastvid-bench-quality/1": "bench.shard.quality:charts",
     "fastvid-bench-reads/1": "bench.load.reads:charts",
@@ -45,7 +50,6 @@ READERS: Final = {
     "fastvid-bench-shard/1": "bench.shard.charts:throughput",
     "fastvid-bench-lerobot/1": "bench.load.lerobot:charts",
     "fastvid-bench-stores/1": "bench.load.stores:charts",
-    "fastvid-bench-sync/2": "bench.strategies.charts:sync",
     "fastvid-bench-train/1": "bench.train.charts:train",
     "fastvid-bench-two-stream/1": "bench.train.charts:two_stream",
     "fastvid-decode-soak/1": "bench.common.soak_charts:decoding",
@@ -67,6 +71,8 @@ _SUBJECTS: Final = {
 }  # fmt: skip
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
 END: Final = "<!-- end of measured -->"
+TABLE: Final = "<!-- measured, by `python -m bench report --docs docs`: "
+TABLE_END: Final = "<!-- end of measured -->"
 _MOST_ROWS: Final = 60
 _log = logging.getLogger(__name__)
 
@@ -75,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench report``."""
     parser.add_argument("files", nargs="*", type=Path, help="result files (bench/results/*.json)")
     parser.add_argument("--html", type=Path, default=Path("runs/bench/report.html"), help="output file (%(default)s)")
+    parser.add_argument("--docs", type=Path, metavar="DIR", help="update the tables of the pages in this folder instead")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="update the table in this file instead")
 
 
@@ -82,6 +89,10 @@ def run(args: argparse.Namespace) -> int:
     """Write the page or the README's table; return 0."""
     if args.readme:
         args.readme.write_text(with_table(args.readme.read_text(), readme_table(load(RESULTS / "decode.json"))))
+        return 0
+    if args.docs:
+        for page in sorted(args.docs.glob("*.md")):
+            page.write_text(with_tables(page.read_text()))
         return 0
     files = args.files or sorted(RESULTS.glob("*.json"))
     if not files:
@@ -301,3 +312,22 @@ def with_table(readme: str, table: str) -> str:
     if not begin or not end:
         raise UsageError("the README lacks the markers of the table", hint=f"add the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+
+
+def with_tables(page: str) -> str:
+    """Return a page with the text between the markers of each table replaced.
+
+    Raises:
+        UsageError: If a marker names an unknown table or has no end.
+    """
+    from bench.strategies.tables import TABLES
+
+    parts = page.split(TABLE)
+    for number, part in enumerate(parts[1:], 1):
+        name, close, rest = part.partition(" -->")
+        _, end, after = rest.partition(TABLE_END)
+        if name not in TABLES or not close or not end:
+            raise UsageError(f"no table {name!r}, or no end of it", hint=f"use one of {', '.join(TABLES)}")
+        file, made = TABLES[name]
+        parts[number] = f"{name} -->\n\n{made(load(RESULTS / file))}\n\n{TABLE_END}{after}"
+    return TABLE.join(parts)

@@ -61,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / "averaging.json", help="result file (%(default)s)")
 
 
+def efficiency(t_comm: float, t_step: float, k: int) -> float:
+    """Return the share of time spent computing with `t_comm` of communication after every `k` steps of `t_step`."""
+    return 1 / (1 + t_comm / (k * t_step))
+
+
 def base(clips: int) -> RunSpec:
     """Return what all contenders have in common."""
     return RunSpec(

@@ -1,6 +1,6 @@
 """Compare Adam under K-step averaging with moments that stay local, are averaged, or are reset at each average.
 
-Four ranks learn the task of `bench.strategies.local_steps` with the same number of steps and learning rate. Training
+Four ranks learn the task of `bench.strategies.toy_task` with the same number of steps and learning rate. Training
 loss and held-out accuracy are compared with Adam and SGD with gradients averaged in every step. Some runs vary the
 learning rate, because the optimum may differ.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
-from bench.strategies.local_steps import Ranks, RunSpec
+from bench.strategies.ranks import Ranks, RunSpec
 
 SCHEMA: Final = "fastvid-bench-moments/1"
 RANKS: Final = 4
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     with Ranks(RANKS) as ranks:
         for name, spec in contenders():
-            plan = replace(spec, steps=args.steps, look_every=args.steps)
+            clips = args.steps * spec.batch
+            plan = replace(spec, clips=clips, look_clips=clips, counted=True)
             row = _row(name, [ranks.run(replace(plan, seed=seed))[0] for seed in range(args.seeds)])
             record["rows"].append(row)
             print(_line(row), flush=True)
@@ -72,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
 def _row(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "contender": name,
-        "train_loss": statistics.mean(run["train_loss"] for run in runs),
-        "train_losses": [run["train_loss"] for run in runs],
-        "accuracy": statistics.mean(run["accuracy"] for run in runs),
+        "train_loss": statistics.mean(run["trained"][0] for run in runs),
+        "train_losses": [run["trained"][0] for run in runs],
+        "accuracy": statistics.mean(run["curve"][-1][3] for run in runs),
         "all_reduces": runs[0]["messages"],
         "all_reduced_mb": runs[0]["message_bytes"] / 1e6,
     }

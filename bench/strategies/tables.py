@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from bench.strategies.contest import interval, ratio
 
@@ -83,4 +83,102 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 2 else f"{value:.3f}"
 
 
-Table = Callable[[Mapping[str, Any]], str]
+def over_networks(record: Mapping[str, Any]) -> str:
+    """Return how many times sooner than ddp, on the same network, each contender reaches the goal."""
+    networks = list(dict.fromkeys(row["network"] for row in record["rows"]))
+    names = list(dict.fromkeys(row["contender"] for row in record["rows"]))
+    cell = {(row["contender"], row["network"]): row for row in record["rows"]}
+    lines = [
+        [name, *(times(cell[name, network], cell["ddp", network]) for network in networks)]
+        for name in names
+        if name != "ddp"
+    ]
+    return markdown(["times sooner than ddp", *networks], lines)
+
+
+def than_one_rank(record: Mapping[str, Any]) -> str:
+    """Return what each contender needs to reach the goal, relative to the first one."""
+    rows = [row for row in record["rows"] if row["network"] == record["rows"][0]["network"]]
+    lines = [
+        [
+            row["contender"], times(row, rows[0]), times(row, rows[0], "steps_to_goal"),
+            spread(row["messages_to_goal"], reached=row["reached"]),
+            spread(row["wire_mb_to_goal"], reached=row["reached"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heads = ["to the goal, without a network", f"times sooner than {rows[0]['contender']}", "times fewer steps"]
+    return markdown([*heads, "messages", "MB sent by a rank"], lines)
+
+
+def clients_table(record: Mapping[str, Any]) -> str:
+    """Return the table of asynchronous clients against one."""
+    rows = record["rows"]
+    lines = [
+        [
+            row["contender"], spread(row["seconds"], reached=row["reached"]), times(row, rows[0]),
+            spread(row["clips"], reached=row["reached"]), spread(row["final"]),
+            middle(row["staleness"]) if row["sync"] == "asgd" else "-", middle(row["all_seconds"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heads = ["", f"s to {record['goal']['value']:g}", f"times sooner than {rows[0]['contender']}", "clips to it"]
+    return markdown([*heads, "final loss", "staleness", "s in all"], lines)
+
+
+def speed_table(record: Mapping[str, Any]) -> str:
+    """Return the table of the models' speed."""
+    lines = [
+        [
+            row["model"], str(row["frames"]), row["kind"], f"{row['gmacs']:.2f}", number(row["clips_per_cpu_s"]),
+            f"{row['times_slower_than_tsm']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    return markdown(["model", "frames", "", "GMACs", "clips per CPU second", "CPU time relative to TSM"], lines)
+
+
+def wire_table(record: Mapping[str, Any]) -> str:
+    """Return counted time and bytes beside real ones."""
+    lines = [
+        [row["contender"], *(number(row[key]) for key in ("counted_s", "real_s", "counted_mb", "received_mb"))]
+        for row in record["wire"]["rows"]
+    ]
+    return markdown(["", "s, counted", "s, real", "MB, counted", "MB, received"], lines)
+
+
+def conditions(record: Mapping[str, Any]) -> str:
+    """Return a sentence about how a contest was measured."""
+    unit = f"{record['step_ms']:g} ms of sleep a batch" if "step_ms" in record else f"{record['clip_ms']:g} ms a clip"
+    machine = record["machine"]
+    return (
+        f"{record['seeds']} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
+        f" {record['look_clips']:,} clips; {unit} on a rank; load average {machine['load_average']:g} on"
+        f" {machine['cores']} cores at the end."
+    )
+
+
+def migration_conditions(record: Mapping[str, Any]) -> str:
+    """Return sentences about the sweeps, and the rule."""
+    machine = record["machine"]
+    found = "equal bit by bit" if record["equal_weights"] else "DIFFERENT"
+    return (
+        f"{record['seeds']} seeds, mean and 95 % interval; {record['models']} models, {record['epochs']} epochs,"
+        f" {record['workers']} workers, {record['network']['mbit_per_s']:g} Mbit/s a worker; load average"
+        f" {machine['load_average']:g} on {machine['cores']} cores at the end. The weights of all ways are {found}."
+    )
+
+
+TABLES: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]]] = {
+    "averaging": ("averaging.json", contest_table),
+    "averaging conditions": ("averaging.json", conditions),
+    "averaging networks": ("averaging.json", over_networks),
+    "averaging one rank": ("averaging.json", than_one_rank),
+    "averaging wire": ("averaging.json", wire_table),
+    "clients": ("clients.json", clients_table),
+    "clients conditions": ("clients.json", conditions),
+    "migration": ("migration.json", migration_table),
+    "migration conditions": ("migration.json", migration_conditions),
+    "model speed": ("model_speed.json", speed_table),
+}
+"""Result file and function of each table in the documentation."""
