@@ -32,7 +32,10 @@ BENCHES: Final = {
         "bench.batches.batches",
         "batches of varying shape: samples lost, padding, balance and resume, beside other samplers",
     ),
-    "clients": ("bench.strategies.clients", "asynchronous SGD with 1, 2 and 4 clients against one, and with a slow one"),
+    "clients": (
+        "bench.strategies.clients",
+        "asynchronous SGD with 1, 2 and 4 clients against one, and with a slow one",
+    ),
     "cold": ("bench.load.cold", "time to the first batch: 100 million samples, 10,000 shards, real footage"),
     "load": ("bench.load.load", "throughput of whole pipelines against other loaders, from disk and over HTTP"),
     "decode": ("bench.decode.decode", "clips/s against other decoders on the same videos"),

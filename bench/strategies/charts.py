@@ -34,7 +34,7 @@ def contest(record: Mapping[str, Any]) -> list[Chart]:
     ends = {row["contender"]: interval([scale * one for one in row["final"]]) for row in rows}
     found.append(
         Bars(
-            f"Strategies, {bench}: {'accuracy' if accuracy else 'loss'} on held-out clips after {record['clips']:,} clips",
+            f"Strategies, {bench}: held-out {'accuracy' if accuracy else 'loss'} after {record['clips']:,} clips",
             "%" if accuracy else "",
             {name: one[0] for name, one in ends.items() if one is not None},
             {name: (one[1], one[2]) for name, one in ends.items() if one is not None},

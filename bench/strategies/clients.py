@@ -4,7 +4,7 @@ The toy of `bench.strategies.toy_task` is trained by the real parameter server a
 step on a batch of 32 sleeps 40 ms if one rank computes it alone, which stands in for a GPU, so that clients overlap on
 any machine; pushes, fetches and the server's steps take the time that they take here. "gradients" is the algorithm of
 the paper: the server applies each gradient at once. With "deltas" clients step on their own, and push every 16 steps
-how far they went. In the second part the last of four ranks is five times slower; in the third messages travel over 20
+how far they went; the server moves to the mean. In the second part the last of four ranks is five times slower; in the third messages travel over 20
 Mbit/s, except those of the client beside the server.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.strategies.contest import Contender, Goal, Network, Places, compete
 from bench.strategies.ranks import RunSpec
-from bench.strategies.tables import contest_table
+from bench.strategies.tables import clients_table
 
 SCHEMA: Final = "fastvid-bench-clients/1"
 GOAL: Final = Goal(1.5)
@@ -34,7 +34,8 @@ _TWO: Final = ({"momentum": 0.7}, (0.05,))
 _FOUR: Final = ({"momentum": 0.5}, (0.05, 0.1))
 _SYNC: Final = ({"momentum": 0.9}, (0.025,))
 _GRADIENTS: Final = {"push": "gradients", "lease_batches": 4}
-_DELTAS: Final = {"push": "deltas", "period": 16}
+_NESTEROV: Final = {"push": "deltas", "period": 16}
+_DELTAS: Final = {**_NESTEROV, "outer": "none"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +62,7 @@ def contenders(clips: int) -> list[Contender]:
         one("gradients, 2 clients", 2, "asgd", _GRADIENTS, _TWO),
         one("gradients, 4 clients", 4, "asgd", _GRADIENTS, _FOUR),
         one("deltas, 4 clients", 4, "asgd", _DELTAS, _SYNC),
+        one("deltas, outer=nesterov, 4 clients", 4, "asgd", _NESTEROV, _SYNC),
         one("ddp, 4 ranks", 4, "ddp", {}, _SYNC),
         one("kavg K=16, 4 ranks", 4, "kavg", {"period": 16}, _SYNC),
         one("gradients, 4 clients, one slow", 4, "asgd", _GRADIENTS, (_FOUR[0], (0.05,)), **slow),
@@ -85,5 +87,5 @@ def run(args: argparse.Namespace) -> int:
 
     with Places() as places:
         compete(places.run, contenders(args.clips), range(args.seeds), GOAL, done=done)
-    print(contest_table(record))
+    print(clients_table(record))
     return 0

@@ -126,7 +126,10 @@ def tuned(run: Run, one: Contender, goal: Goal) -> dict[str, Any]:
         _log.info("%s at rate %g: %s clips to the goal, %.4f at the end", one.name, rate, *tried[rate])
     best = min(tried, key=lambda rate: (tried[rate][0], (-1 if goal.accuracy else 1) * tried[rate][1]))
     shown = {
-        f"{rate:g}": {"clips": clips if math.isfinite(clips) else None, "final": final if math.isfinite(final) else None}
+        f"{rate:g}": {
+            "clips": clips if math.isfinite(clips) else None,
+            "final": final if math.isfinite(final) else None,
+        }
         for rate, (clips, final) in tried.items()
     }
     return {"base_lr": best, "tried": shown}

@@ -28,7 +28,11 @@ WORKERS: Final = 2
 EPOCHS: Final = 3
 NETWORK: Final = Network("20 Mbit/s", delay_s=0.01, bits_per_s=20e6)
 CLIPS: Final = (1024, 8192, 32768)
-WAYS: Final = (("relay", "relay", False), ("data moves", "migrate", False), ("data moves once and is kept", "migrate", True))
+WAYS: Final = (
+    ("relay", "relay", False),
+    ("data moves", "migrate", False),
+    ("data moves once and is kept", "migrate", True),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

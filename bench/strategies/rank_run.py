@@ -236,5 +236,3 @@ def received() -> int:
     """Return the bytes that this process' network namespace has received, except over loopback."""
     devices = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     return sum(int(counts.split()[0]) for name, counts in devices if name.strip() != "lo")
-
-

@@ -1,8 +1,9 @@
 """Simulate a slow network by delaying a process' communication, in real or in counted time.
 
-Within a process group all-reduces and all-to-alls are delayed: a message takes the latency once, which is the least that
-any algorithm needs, and its bytes at the rate of a rank's link, in the number that a ring sends. For a client of a parameter server or a stage of a relay each
-message is delayed, in both directions, except on rank 0, which is on the machine of the server or hub.
+Within a process group all-reduces and all-to-alls are delayed: a message takes the latency once, which is the least
+that any algorithm needs, and its bytes at the rate of a rank's link, in the number that a ring sends. For a client of a
+parameter server or a stage of a relay each message is delayed, in both directions, except on rank 0, which is on the
+machine of the server or hub.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ class SlowNetwork:
         self._count(size, size)
         self._clock.wait_until(self._clock.now() + self._seconds(size))
 
-    def _slow_all_reduce(self, tensor: Any, *args: Any, group: Any = None, async_op: bool = False, **kwargs: Any) -> Any:
+    def _slow_all_reduce(
+        self, tensor: Any, *args: Any, group: Any = None, async_op: bool = False, **kwargs: Any
+    ) -> Any:
         import torch.distributed as dist
 
         size = tensor.numel() * tensor.element_size()

@@ -11,27 +11,24 @@ Row = Mapping[str, Any]
 
 
 def contest_table(record: Mapping[str, Any]) -> str:
-    """Return the table of a contest; its first row is the one that the others are compared with."""
-    rows = record["rows"]
-    networks = list(dict.fromkeys(row["network"] for row in rows))
-    names = list(dict.fromkeys(row["contender"] for row in rows))
-    cell = {(row["contender"], row["network"]): row for row in rows}
-    accuracy = record["goal"]["accuracy"]
-    value = record["goal"]["value"]
-    aim = f"{100 * value:g} %" if accuracy else f"{value:g}"
-    several = len({sum(name == row["contender"] for row in rows) for name in names}) == 1 and len(networks) > 1
-    shown = networks if several else [""]
-    heads = ["", *(f"s to {aim}, {network}" if network else f"s to {aim}" for network in shown), "clips to it"]
-    heads += ["final accuracy, %" if accuracy else "final loss"]
-    heads += ["steps", "messages", "MB sent by a rank"]
+    """Return the table of a contest on several networks."""
+    networks = list(dict.fromkeys(row["network"] for row in record["rows"]))
+    names = list(dict.fromkeys(row["contender"] for row in record["rows"]))
+    cell = {(row["contender"], row["network"]): row for row in record["rows"]}
+    accuracy, value = record["goal"]["accuracy"], record["goal"]["value"]
+    scale, aim = (100, f"{100 * value:g} %") if accuracy else (1, f"{value:g}")
+    heads = ["", *(f"s to {aim}, {network}" for network in networks), "clips to it"]
+    heads += ["final accuracy, %" if accuracy else "final loss", "steps", "messages", "MB sent by a rank"]
     lines = []
     for name in names:
-        own = [cell[name, network] for network in shown] if several else [row for row in rows if row["contender"] == name]
-        first = own[0]
+        first = cell[name, networks[0]]
+        reached = first["reached"]
         lines.append([
-            name, *(spread(row["seconds"], reached=row["reached"]) for row in own), spread(first["clips"], reached=first["reached"]),
-            spread([100 * v for v in first["final"]] if accuracy else first["final"]),
-            middle(first["steps"] if first["sync"] != "asgd" else [record["clips"] / record["batch"]]), middle(first["messages"]), middle(first["wire_mb"]),
+            name,
+            *(spread(cell[name, network]["seconds"], reached=reached) for network in networks),
+            spread(first["clips"], reached=reached),
+            spread([scale * end for end in first["final"]]),
+            *(middle(first[key]) for key in ("steps", "messages", "wire_mb")),
         ])  # fmt: skip
     return markdown(heads, lines)
 
@@ -80,7 +77,15 @@ def number(value: float) -> str:
     size = abs(value)
     if not size:
         return "0"
-    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 2 else f"{value:.3f}"
+    return (
+        f"{value:,.0f}"
+        if size >= 100
+        else f"{value:.1f}"
+        if size >= 10
+        else f"{value:.2f}"
+        if size >= 2
+        else f"{value:.3f}"
+    )
 
 
 def over_networks(record: Mapping[str, Any]) -> str:

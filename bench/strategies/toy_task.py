@@ -77,7 +77,10 @@ class ToyTask:
         config = config_of(spec)
         model = self.model()
         schedule = Schedule.of(
-            config.optim, epochs=1, samples_per_epoch=spec.clips // spec.batch * spec.batch, global_batch_size=spec.batch
+            config.optim,
+            epochs=1,
+            samples_per_epoch=spec.clips // spec.batch * spec.batch,
+            global_batch_size=spec.batch,
         )
         loader = _ToyLoader(self, reader.world, spec)
         return config, Replica(model, make_optimizer(model, config.optim), schedule), loader

@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     for row in record["rows"]:
         print(
             f"{row['kind']:14} {row['model']:15} {row['frames']:3} frames {row['gmacs']:6.2f} GMACs"
-            f" {row['clips_per_cpu_s']:6.2f} clips/s of CPU time, TSM is {row['times_slower_than_tsm']:.2f} times as fast"
-            f" ({row['low']:.2f} to {row['high']:.2f})"
+            f" {row['clips_per_cpu_s']:6.2f} clips per CPU second, TSM is {row['times_slower_than_tsm']:.2f} times as"
+            f" fast ({row['low']:.2f} to {row['high']:.2f})"
         )
     return 0
 
