@@ -184,6 +184,9 @@ TABLES: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]]] = {
     "clients conditions": ("clients.json", conditions),
     "migration": ("migration.json", migration_table),
     "migration conditions": ("migration.json", migration_conditions),
+    "motion": ("motion_wire.json", contest_table),
+    "motion conditions": ("motion_wire.json", conditions),
+    "motion networks": ("motion_wire.json", over_networks),
     "model speed": ("model_speed.json", speed_table),
 }
 """Result file and function of each table in the documentation."""

@@ -64,12 +64,12 @@ def test_counted_time_is_that_of_computation_and_messages(runs: dict[str, list[d
     assert narrow == pytest.approx(none + kavg["wire_bytes"] / 1e6)
     # Gradients travel in the backward pass, so part of them costs no time.
     assert none < ddp["seconds"][2] < none + ddp["wire_bytes"] / 1e6
-    assert ddp["wire_bytes"] > 3 * kavg["wire_bytes"] > 3 * 3 * runs["int4"][0]["wire_bytes"]
+    # The end of the epoch is sent in full precision.
+    assert ddp["wire_bytes"] > 3 * kavg["wire_bytes"] > 3 * 1.8 * runs["int4"][0]["wire_bytes"]
 
 
-def test_clocks_of_ranks_meet_in_a_message() -> None:
-    clock = object.__new__(CountedClock)
-    clock._now, clock._lock = np.zeros(2), __import__("threading").Lock()
+def test_counted_time_never_goes_back() -> None:
+    clock = CountedClock(2)
     clock.wait_until(np.array([1.0, 3.0]))
     clock.wait_until(np.array([2.0, 2.0]))
     assert clock.now().tolist() == [2.0, 3.0]
@@ -82,8 +82,9 @@ def test_models_that_move_and_data_that_move_end_with_the_same_weights(runs: dic
     data = sum(rank["data_bytes"] for rank in relay)
     assert sum(rank["data_bytes"] for rank in moved) == data * len(RATES) * 2  # epochs
     assert sum(rank["data_bytes"] for rank in kept) == data * 2  # workers
-    # The far stage gets half of the visits; a model that starts there comes without a token.
-    assert relay[1]["state_wire_bytes"] == pytest.approx(2 * 2 * len(RATES) * relay[0]["state_bytes"], rel=0.1)
+    # The far stage gets and sends a model in each epoch; one that begins there comes without a state.
+    states = relay[1]["state_wire_bytes"] / relay[0]["state_bytes"]
+    assert 3 * len(RATES) - 0.5 < states < 4 * len(RATES) + 0.5
 
 
 def test_a_goal_is_reached_when_the_mean_of_its_window_is() -> None:
