@@ -1,7 +1,7 @@
 """Simulate a slow network by delaying a process' communication.
 
-Within a process group all-reduces and all-to-alls are delayed. For a client of a parameter server or a stage of a relay each message is
-delayed, in both directions, except on rank 0, which is on the machine of the server or hub.
+Within a process group all-reduces and all-to-alls are delayed. For a client of a parameter server or a stage of a relay
+each message is delayed, in both directions, except on rank 0, which is on the machine of the server or hub.
 """
 
 from __future__ import annotations
