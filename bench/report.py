@@ -39,7 +39,7 @@ READERS: Final = {
     "fastvid-bench-loops/1": "bench.load.charts:loops",
     "fastvid-bench-migration/1": "bench.strategies.charts:migration",
     "fastvid-bench-model-speed/1": "bench.train.model_speed:charts",
-    "fastvid-bench-moments/1": "bench.strategies.charts:moments",
+    "fastvid-bench-moments/2": "bench.strategies.charts:moments",
     "fastvid-bench-motion-sync/2": "bench.strategies.charts:motion",
     "fastvid-bench-motion-wire/1": "bench.strategies.charts:contest",
     "fastvid-bench-motion/1": "bench.train.charts:motion",

@@ -9,7 +9,6 @@ parameter. Norm statistics and the words of the ranks travel with the last one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,11 +45,6 @@ class Fragment:
         self.due: int | None = None
         self._sent = 0
         self._averaging: Averaging | None = None
-
-    @property
-    def compressed(self) -> bool:
-        """Whether a codec may withhold something."""
-        return self._codec is not None
 
     def collect(self, others: Sequence[Tensor], words: Tensor | None) -> Averager:
         """Copy this rank's values into the buffer, and return it.
@@ -106,10 +100,6 @@ class Fragment:
         averager = self.collect([], None)
         averager.parameters.copy_(self.anchor)
         averager.flat.spread()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the outer momentum."""
-        return self.outer.state_dict()
 
 
 def split(parameters: Sequence[Tensor], count: int) -> list[list[Tensor]]:

@@ -364,7 +364,7 @@ class Kavg(Strategy):
         return {
             "period": self.period.state_dict(),
             "loss": self._loss.state_dict(),
-            "outer": [fragment.state_dict() for fragment in self._fragments],
+            "outer": [outer.state_dict() for outer in self._outers],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

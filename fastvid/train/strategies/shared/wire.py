@@ -78,7 +78,7 @@ class Whole:
 
 
 class Half:
-    """Sends float16 or bfloat16.
+    """Sends float16 or bfloat16. What the sum over the ranks rounds, on its way, is not fed back.
 
     Args:
         dtype: The one of the two.
