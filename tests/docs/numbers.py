@@ -1,8 +1,8 @@
 """Write the measured parts of the documentation from their result files: ``python -m tests.docs.numbers``.
 
 A measured part of a page stands between ``<!-- from bench/results: NAME -->`` and ``<!-- end of NAME -->``, and a
-function of `tests.docs.written` returns its text. A test fails when a page says anything else than its files, and when a
-page, outside such parts, states a number as if it had been measured; see CONTRIBUTING, "Numbers in the docs".
+function of `tests.docs.written` returns its text. A test fails when a page says anything else than its files, and when
+a page, outside such parts, states a number as if it had been measured; see CONTRIBUTING, "Numbers in the docs".
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RESULTS = ROOT / "bench" / "results"
 
 BLOCK = re.compile(
-    r"(?P<begin><!-- from bench/results: (?P<name>[a-z0-9_]+) -->\n)(?P<text>.*?)(?P<end><!-- end of (?P=name) -->)", re.DOTALL
+    r"(?P<begin><!-- from bench/results: (?P<name>[a-z0-9_]+) -->\n)(?P<text>.*?)(?P<end><!-- end of (?P=name) -->)",
+    re.DOTALL,
 )
 # What is no text of ours: examples and their output, generated tables, comments.
 _ELSEWHERE = re.compile(r"```.*?```|<!-- measured: .*?<!-- end of measured -->|<!--.*?-->|`[^`\n]*`", re.DOTALL)

@@ -28,7 +28,11 @@ def paragraph(text: str) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines).replace("| --- ", "|---").replace("--- |", "---|")
+    return (
+        "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+        .replace("| --- ", "|---")
+        .replace("--- |", "---|")
+    )
 
 
 def clock(seconds: float) -> str:
@@ -73,12 +77,38 @@ def summit() -> str:
         ),
     )
     text = (
-        f"The one fitted input is the step on 6 GPUs ({rows[6]['step_seconds']['p50']:.3f} s, from the paper's time for "
-        f"one node). Of the {measured - perfect:.0f} s that the measurement takes longer than perfect scaling, the "
+        f"The one fitted input is the step on 6 GPUs ({rows[6]['step_seconds']['p50']:.3f} s, from the paper's time "
+        f"for one node). Of the {measured - perfect:.0f} s that the measurement takes longer than perfect scaling, the "
         f"median of the model explains {found['p50'] - perfect:.0f} s, {100 * explained:.0f} %. The measurement is "
         "inside the interval only because of the interval's end at the bandwidth of the file system."
     )
     return f"{lines}\n\n{paragraph(text)}"
+
+
+def adamw() -> str:
+    """Return loss and bytes of K-step averaging with AdamW, beside averaged gradients."""
+    record = result("moments")
+    rows = {row["contender"]: row for row in record["rows"]}
+    names = ["ddp adamw", *(name for name in rows if name.startswith("kavg adamw"))]
+
+    def interval(values: Sequence[float]) -> str:
+        return f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+    lines = [
+        (
+            f"`{name.removeprefix('kavg adamw ')}`" if name.startswith("kavg") else "gradients averaged in every step",
+            interval(rows[name]["held_out_losses"]), interval(rows[name]["train_losses"]),
+            rows[name]["all_reduces"], f"{rows[name]['all_reduced_mb']:.1f}",
+        )
+        for name in names
+    ]  # fmt: skip
+    text = (
+        f"{record['ranks']} ranks, {record['steps']} steps with AdamW at rate {record['adam_lr']:g}, a net of "
+        f"{rows['ddp adamw']['parameters']:,} parameters that learns a random teacher's classes with 10 % wrong "
+        f"labels, {record['seeds']} seeds (`python -m bench moments`):"
+    )
+    heads = ("kavg", "held-out loss, mean (lowest to highest)", "training loss", "messages", "MB a rank")
+    return f"{paragraph(text)}\n\n{table(heads, lines)}"
 
 
 def floor() -> str:
@@ -97,7 +127,8 @@ def floor() -> str:
         rows.append(
             (
                 f"`{name}`, {row['sampling']}", f"{alone:.2f}", f"{planes:.2f}", f"{rgb:.2f}",
-                f"{best['name']} {best['cpu_ms']:.2f}", f"{best['cpu_ms'] / alone:.2f}x", f"{best['cpu_ms'] / rgb:.2f}x",
+                f"{best['name']} {best['cpu_ms']:.2f}", f"{best['cpu_ms'] / alone:.2f}x",
+                f"{best['cpu_ms'] / rgb:.2f}x",
             )
         )  # fmt: skip
     heads = (
@@ -113,8 +144,8 @@ def ten_million_rows() -> str:
     plain = record["plain"]
     return paragraph(
         f"Opening {record['rows'] // 10**6} million rows (`python -m bench annotations`) takes "
-        f"{plain['first_open_s']:.0f} s in the first process of a node and {plain['later_open_s']:.1f} s in later ones; "
-        f"{plain['node_processes']} processes together take {plain['node_pss_mb'] / 1000:.1f} GB, instead of "
+        f"{plain['first_open_s']:.0f} s in the first process of a node and {plain['later_open_s']:.1f} s in later "
+        f"ones; {plain['node_processes']} processes together take {plain['node_pss_mb'] / 1000:.1f} GB, instead of "
         f"{plain['memory_pss_mb'] / 1000:.1f} GB each."
     )
 
