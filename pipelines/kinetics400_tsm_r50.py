@@ -24,7 +24,8 @@ gives:
 
     torchrun --nnodes 256 --nproc-per-node 6 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
         -m fastvid.train kinetics400_tsm_r50 data.global_batch_size=12288 optim.warmup_epochs=5 \\
-        optim.warmup_start=0.0104 run.epochs=100 optim.milestones=40,80 model.options.zero_init_residual=true model.weights=resnet50.pth
+        optim.warmup_start=0.0104 run.epochs=100 optim.milestones=40,80 \\
+        model.options.zero_init_residual=true model.weights=resnet50.pth
 """
 
 from fastvid.train import (

@@ -25,7 +25,8 @@ BLOCK = re.compile(
 _ELSEWHERE = re.compile(r"```.*?```|<!-- measured: .*?<!-- end of measured -->|<!--.*?-->|`[^`\n]*`", re.DOTALL)
 # A ratio, a share, a rate or a duration, as measurements are written.
 _MEASURED = re.compile(
-    r"\d[\d,.]*\s?(?:x\b(?!\s?\d)|%|clips/s|ms\b|us\b|ns\b|s a\b|times (?:as|faster|slower|longer|less|more)|min \d+ s)"
+    r"\d[\d,.]*\s?(?:x\b(?!\s?\d)|%|percent\b|clips/s|clips (?:a|per) second|[kMG]B/s|ms\b|us\b|ns\b|s a\b"
+    r"|s against\b|times (?:as|faster|slower|longer|less|more|the)|min \d+ s)"
 )
 
 
