@@ -6,6 +6,7 @@ of the format, of decoding and of loading. The last line it prints is the enviro
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -67,3 +68,5 @@ def _test(session: nox.Session, *more: str, **environment: str) -> None:
         session.run(python, "-m", "pytest", *options, *arguments, env=environment, external=True)
     finally:
         session.run(python, "-m", "tests.environment", session.name, str(report), env=environment, external=True)
+        if session.virtualenv.bin_paths and "CI" in os.environ:
+            shutil.rmtree(session.virtualenv.location)  # several GB that the next session needs
