@@ -3,7 +3,6 @@
 python -m bench report                                  all of bench/results, to runs/bench/report.html
 python -m bench report a/decode.json b/decode.json      compare two machines or commits
 python -m bench report --readme README.md               rewrite the table between the README's markers
-python -m bench report --docs docs                      rewrite the tables of strategies in the pages of a folder
 """
 
 from __future__ import annotations
@@ -71,8 +70,6 @@ _SUBJECTS: Final = {
 }  # fmt: skip
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
 END: Final = "<!-- end of measured -->"
-TABLE: Final = "<!-- measured, by `python -m bench report --docs docs`: "
-TABLE_END: Final = "<!-- end of measured -->"
 _MOST_ROWS: Final = 60
 _log = logging.getLogger(__name__)
 
@@ -91,10 +88,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the page or the README's table; return 0."""
     if args.readme:
         args.readme.write_text(with_table(args.readme.read_text(), readme_table(load(RESULTS / "decode.json"))))
-        return 0
-    if args.docs:
-        for page in sorted(args.docs.glob("*.md")):
-            page.write_text(with_tables(page.read_text()))
         return 0
     files = args.files or sorted(RESULTS.glob("*.json"))
     if not files:
@@ -314,22 +307,3 @@ def with_table(readme: str, table: str) -> str:
     if not begin or not end:
         raise UsageError("the README lacks the markers of the table", hint=f"add the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
-
-
-def with_tables(page: str) -> str:
-    """Return a page with the text between the markers of each table replaced.
-
-    Raises:
-        UsageError: If a marker names an unknown table or has no end.
-    """
-    from bench.strategies.tables import TABLES
-
-    parts = page.split(TABLE)
-    for number, part in enumerate(parts[1:], 1):
-        name, close, rest = part.partition(" -->")
-        _, end, after = rest.partition(TABLE_END)
-        if name not in TABLES or not close or not end:
-            raise UsageError(f"no table {name!r}, or no end of it", hint=f"use one of {', '.join(TABLES)}")
-        file, made = TABLES[name]
-        parts[number] = f"{name} -->\n\n{made(load(RESULTS / file))}\n\n{TABLE_END}{after}"
-    return TABLE.join(parts)

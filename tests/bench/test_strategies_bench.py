@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bench import report
 from bench.strategies.contest import Goal, interval, ratio
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.slow_network import CountedClock, SlowLink
 from bench.strategies.sweep_run import RATES
-from fastvid.errors import UsageError
 
-DOCS = Path(__file__).parents[2] / "docs"
 SLOW = SlowLink(0.2)
 
 
@@ -103,15 +99,3 @@ def test_intervals_are_those_of_student() -> None:
     assert interval([1.0, None]) is None
     assert ratio([1.0, 2.0], [3.0, 6.0]) == pytest.approx((3.0, 3.0, 3.0))
     assert ratio([1.0, None], [3.0, 6.0]) is None
-
-
-def test_pages_contain_the_measured_tables() -> None:
-    pages = [page for page in DOCS.glob("*.md") if report.TABLE in page.read_text()]
-    assert DOCS / "which-strategy.md" in pages
-    for page in pages:
-        assert report.with_tables(page.read_text()) == page.read_text(), page
-
-
-def test_a_marker_of_an_unknown_table_is_refused() -> None:
-    with pytest.raises(UsageError, match="no table 'nothing'"):
-        report.with_tables(f"{report.TABLE}nothing -->\n{report.TABLE_END}")

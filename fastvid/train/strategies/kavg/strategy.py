@@ -370,12 +370,13 @@ class Kavg(Strategy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.period.load_state_dict(state["period"])
         self._loss.load_state_dict(state["loss"])
-        if len(state["outer"]) != len(self._outers):
+        states = state["outer"] if isinstance(state["outer"], list) else [state["outer"]]  # fastvid 0.1 had one
+        if len(states) != len(self._outers):
             raise StateError(
-                f"checkpoint was written with {len(state['outer'])} fragments, this run has {len(self._outers)}",
-                hint=f"set sync_options.fragments={len(state['outer'])}",
+                f"checkpoint was written with {len(states)} fragments, this run has {len(self._outers)}",
+                hint=f"set sync_options.fragments={len(states)}",
             )
-        for outer, kept in zip(self._outers, state["outer"], strict=True):
+        for outer, kept in zip(self._outers, states, strict=True):
             outer.load_state_dict(kept, self.member.device)
 
     def on_membership_change(self, before: int, now: int) -> None:

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from fastvid.train.strategies.shared.flat import Flat
 from fastvid.train.strategies.shared.traffic import Traffic
-from fastvid.train.strategies.shared.wire import Codec, Counted, Half, Integers, Mean, Whole
+from fastvid.train.strategies.shared.wire import Compressor, Counted, Half, Integers, Mean, Whole
 
-CODECS: Final[dict[str, Callable[[], Codec]]] = {
+CODECS: Final[dict[str, Callable[[], Compressor]]] = {
     "fp16": lambda: Half(torch.float16),
     "bf16": lambda: Half(torch.bfloat16),
     "int8": lambda: Integers(8),
@@ -49,7 +49,7 @@ class Averager:
         others: Sequence[Tensor],
         *,
         words: int = 0,
-        codec: Codec | None = None,
+        codec: Compressor | None = None,
         traffic: Traffic | None = None,
     ) -> None:
         self.flat = Flat([*parameters, *others], words)

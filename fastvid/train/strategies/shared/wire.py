@@ -39,7 +39,7 @@ class Mean(Protocol):
         """Wait for the mean, and write it into the vector."""
 
 
-class Codec(Protocol):
+class Compressor(Protocol):
     """Compresses the vectors of one rank, always of the same length."""
 
     def begin(self, values: Tensor, size: int, group: dist.ProcessGroup | None, count: Counted) -> Mean:
@@ -89,7 +89,7 @@ class Half:
         self._withheld: Tensor | None = None
 
     def begin(self, values: Tensor, size: int, group: dist.ProcessGroup | None, count: Counted) -> Mean:
-        """See `Codec`. Each rank divides before the sum, so that half precision does not overflow."""
+        """See `Compressor`. Each rank divides before the sum, so that half precision does not overflow."""
         if self._withheld is None:
             self._withheld = torch.zeros_like(values)
         values.add_(self._withheld)
@@ -98,7 +98,7 @@ class Half:
         return _HalfMean(values, Whole(sent, group, count), sent)
 
     def drain(self, values: Tensor) -> bool:
-        """See `Codec`."""
+        """See `Compressor`."""
         return _drain(self._withheld, values)
 
 
@@ -129,7 +129,7 @@ class Integers:
         self._size = 1
 
     def begin(self, values: Tensor, size: int, group: dist.ProcessGroup | None, count: Counted) -> Mean:
-        """See `Codec`."""
+        """See `Compressor`."""
         rank = dist.get_rank(group)
         parts = shares(len(values), size)
         if self._withheld is None or self._mean_withheld is None:
@@ -144,7 +144,7 @@ class Integers:
         return _IntegerMean(values, parts, rank, self.bits, self._mean_withheld, encoded, group, count)
 
     def drain(self, values: Tensor) -> bool:
-        """See `Codec`. Values count 1 / P in a mean; what the owner of a block withholds is of the mean itself."""
+        """See `Compressor`. Values count 1 / P in a mean; what the owner of a block withholds is of the mean itself."""
         if self._mean_withheld is not None:
             values[self._owned].add_(self._mean_withheld, alpha=self._size)
             self._mean_withheld.zero_()
