@@ -54,6 +54,10 @@ BENCHES: Final = {
         "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts",
     ),
     "segments": ("bench.shard.segments", "many segments of one long video against ffmpeg that seeks to each"),
+    "server": (
+        "bench.strategies.server",
+        "what a push and a fetch cost the parameter server, and for how long they lock it",
+    ),
     "shard": ("bench.shard.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
     "stores": (
         "bench.load.stores",

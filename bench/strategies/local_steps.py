@@ -254,7 +254,7 @@ class _RankRun:
         """Measure the held-out loss when all ranks have the same model, so that all decide alike whether to stop."""
         if not self.shares:
             servers = getattr(self.strategy, "servers", [])
-            updates = servers[0].shard.snapshot.version if servers else 0
+            updates = servers[0].leases.acknowledged // self.spec.batch if servers else 0
             if servers and (updates - self.looked >= self.spec.look_every or updates >= self.spec.steps):
                 self.looked = updates
                 weights = {name: value.clone() for name, value in self.model.state_dict().items()}

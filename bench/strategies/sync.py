@@ -76,9 +76,9 @@ CONTENDERS: Final = (
     ("kavg K=16", RunSpec("kavg", {"period": 16})),
     ("kavg K=16 fp16", RunSpec("kavg", {"period": 16, "compress": "fp16"})),
     ("kavg K=64", RunSpec("kavg", {"period": 64})),
-    ("asgd", RunSpec("asgd")),
-    ("asgd overlap", RunSpec("asgd", {"overlap": True})),
-    ("asgd n_push=8", RunSpec("asgd", {"n_push": 8, "n_fetch": 8, "overlap": True}, optim={"momentum": 0.0})),
+    ("asgd gradients", RunSpec("asgd", {"push": "gradients"})),
+    ("asgd overlap", RunSpec("asgd", {"push": "gradients", "overlap": True})),
+    ("asgd K=8", RunSpec("asgd", {"period": 8})),
 )
 STRAGGLERS: Final = (1.0, 5.0)
 STRAGGLING_RANKS: Final = 4
@@ -86,9 +86,10 @@ STRAGGLING_RANKS: Final = 4
 STRAGGLING: Final = (
     ("ddp", RunSpec("ddp")),
     ("kavg K=16", RunSpec("kavg", {"period": 16})),
-    ("asgd", RunSpec("asgd")),
-    ("asgd bound=4", RunSpec("asgd", {"bound": 4})),
-    ("asgd staleness-aware", RunSpec("asgd", {"staleness_aware": True})),
+    ("asgd gradients", RunSpec("asgd", {"push": "gradients"})),
+    ("asgd bound=4", RunSpec("asgd", {"push": "gradients", "bound": 4})),
+    ("asgd staleness-aware", RunSpec("asgd", {"push": "gradients", "staleness_aware": True})),
+    ("asgd K=8", RunSpec("asgd", {"period": 8})),
 )
 SWEEP_NETWORKS: Final = ("none", "50 ms", "20 Mbit/s")
 SWEEP: Final = (("ddp, one by one", RunSpec("ddp")), ("kavg K=16, one by one", RunSpec("kavg", {"period": 16})))
