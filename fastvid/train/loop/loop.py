@@ -242,8 +242,7 @@ class Trainer:
             raise _diverged(f"{_several(broken or ['weights of another rank'])} not finite", replica)
 
     def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
-        average = contextlib.nullcontext() if replica.average is None else replica.average.in_place(replica.model)
-        with self._watch.paused(), self._whole.paused() as began, average:
+        with self._watch.paused(), self._whole.paused() as began, replica.averaged():
             self.score = evaluate(
                 replica.model,
                 data.loader,
@@ -276,6 +275,7 @@ class Trainer:
         with self._watch.paused(), self._whole.paused():
             if not self.strategy.settle(replica):
                 return False
+            replica.update_average()
             self._refuse_nonfinite(replica)
             self._gather_lineage()
             self._saved_at = time.monotonic()

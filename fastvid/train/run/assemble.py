@@ -313,13 +313,13 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Repl
         samples_per_epoch=samples_per_epoch,
         global_batch_size=config.data.global_batch_size,
     )
-    decay = config.optim.ema_decay
     return Replica(
         model,
         make_optimizer(model, config.optim),
         schedule,
         scale_loss=run.amp == "fp16" and member.device.type == "cuda",
-        ema_decay=None if decay is None else decay ** (config.data.global_batch_size / config.optim.base_batch_size),
+        ema_decay=config.optim.ema_decay,
+        ema_clips=config.optim.base_batch_size,
         freezer=freezer,
     )
 
