@@ -21,7 +21,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     try:
         with join(60.0) as member:
-            config = toy.toy_config(folder / sys.argv[2])
+            config = toy.toy_config(folder / sys.argv[2], eval_every_epochs=2)
             (folder / sys.argv[2]).mkdir(exist_ok=True)
             made = toy.trainer(config, member)
             made.callbacks = Observers("run.callbacks", {"seen": Seen()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 import sys
@@ -94,6 +95,7 @@ def test_wandb_receives_config_rows_and_summary_and_a_resumed_run_continues(
     monkeypatch.setenv("HOME", str(tmp_path))
     record(tmp_path, Wandb(), (8, 0.5), (16, 0.25))
     record(tmp_path, Wandb(), (16, 0.125))
+    importlib.import_module("wandb").teardown()  # ends its process, which writes the files
     first, second = offline(tmp_path)
     assert first["id"] == second["id"] == json.loads((tmp_path / "wandb.json").read_text())["id"]
     assert first["config"] == CONFIG
@@ -189,10 +191,11 @@ def test_a_callback_is_called_on_every_rank_at_the_same_points(tmp_path: Path) -
     steps = toy.NUM_SAMPLES // toy.BATCH
     ends = [epoch * steps * toy.BATCH for epoch in range(1, toy.EPOCHS + 1)]
     expected = ["start 0"]
-    for end in ends:
+    for epoch, end in enumerate(ends, 1):
         expected += [f"step {samples}" for samples in range(end - (steps - 1) * toy.BATCH, end + 1, toy.BATCH)]
         expected += [f"checkpoint {end}"]
-    assert first == [*expected, f"eval {ends[-1]}", f"end {ends[-1]}"]
+        expected += [f"eval {end}"] if epoch in (2, 4, toy.EPOCHS) else []
+    assert first == [*expected, f"end {ends[-1]}"]
 
 
 @pytest.mark.parametrize("where", ["step 1", "checkpoint 0", "eval 1"])

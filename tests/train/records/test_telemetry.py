@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from fastvid.errors import MissingDependency, UsageError
+from fastvid.errors import UsageError
 from fastvid.runtime.world import World
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.records.exposure import Exposure
