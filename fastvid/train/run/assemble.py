@@ -172,16 +172,29 @@ def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE
         device=member.device,
         decoder=data.decoder,
         seed=config.run.seed,
-        shuffle=train,
+        shuffle=data.shuffle if train else False,
+        balance=data.balance if train else None,
+        clips_per_video=data.clips_per_video if train else 1,
         last=data.last if train else "keep",
         rank=world.rank,
         world_size=world.size,
-        fields=() if data.label == _LABEL else (data.label,),
+        fields=[*dict.fromkeys([*data.fields, *([] if data.label == _LABEL else [data.label])])],
         on_error=Skip() if data.on_error == "skip" else "raise",
         workers=Workers(data.workers, num_threads=data.num_threads, prefetch=data.prefetch),
-        output=Output(channels_last=channels_last(config, member.device)),
+        output=_output(config, member.device),
     )
     return Labelled(clips, data.label)
+
+
+def _output(config: Config, device: torch.device) -> Output:
+    data = config.data
+    (red, green, blue), (red_std, green_std, blue_std) = data.mean, data.std
+    return Output(
+        dtype=getattr(torch, data.dtype),
+        mean=(red, green, blue),
+        std=(red_std, green_std, blue_std),
+        channels_last=channels_last(config, device),
+    )
 
 
 class Labelled:

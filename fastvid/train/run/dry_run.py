@@ -117,7 +117,7 @@ def _check_model(config: Config, world_size: int, sharing: int) -> dict[str, Any
         "micro_batches": math.ceil(rows / micro),
         "steps_per_epoch": steps,
         "steps": steps * config.run.epochs,
-        "samples_dropped_per_epoch": len(train_set) - per_epoch,
+        "samples_dropped_per_epoch": batches.num_samples - per_epoch,
         "lr_first": schedule.lr(0),
         "lr_highest": max(schedule.lr(round(schedule.total * part / 200)) for part in range(200)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -74,15 +74,17 @@ def test_the_recipe_learns_and_resumes_to_the_same_weights(shards: Path, tmp_pat
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert plan["steps"] == len(train) == summary["samples"] // 4 == 16
     assert plan["lr_first"] == train[0]["lr"]
-    assert sum(row["loss"] for row in train[-4:]) < sum(row["loss"] for row in train[:4])
+    assert summary["eval"]["loss"] < 0.5  # chance is 0.69; the training loss is that of mixed clips
     assert summary["eval"]["top1_percent"] == 100.0
     # The same run in two parts; drop path, mixup and crops draw the same numbers.
-    assert launch.start([config(shards, tmp_path / "parts", "run.epochs=4", "run.keep_checkpoints=9")]) == 0
-    checkpoints = sorted((tmp_path / "parts" / "checkpoints").glob("*"))
-    for path in checkpoints:
-        if "000000000064" in path.name or "48" in path.name:
+    parts = config(shards, tmp_path / "parts", "run.keep_checkpoints=9")
+    assert launch.start([parts]) == 0
+    *early, _, _ = sorted((tmp_path / "parts" / "checkpoints").glob("*.pt"))
+    assert early
+    for path in (tmp_path / "parts" / "checkpoints").iterdir():
+        if path not in early:
             path.unlink()
-    assert launch.start([config(shards, tmp_path / "parts", "run.epochs=4")]) == 0
+    assert launch.start([parts]) == 0
     first, second = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
@@ -95,7 +97,7 @@ def test_drop_path_is_seeded_scaled_and_off_in_evaluation() -> None:
     assert torch.equal(one, drop(branch))
     # Both frames of a clip, and all its values, are dropped together; the mean stays.
     assert torch.equal(one[0::2], one[1::2])
-    assert set(one.unique().tolist()) == {0.0, pytest.approx(4 / 3)}
+    assert one.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert float(one.mean()) == pytest.approx(1.0, abs=5 * (0.25 / 0.75 / 2000) ** 0.5)
     assert torch.equal(drop.eval()(branch), branch)
     assert rates(0.3, 4) == pytest.approx([0.0, 0.1, 0.2, 0.3])
