@@ -15,7 +15,7 @@ from fastvid.models import zoo
 from fastvid.models.drop_path import DropPath, rates
 from fastvid.train.config import recipes
 from fastvid.train.records import metrics
-from fastvid.train.run import dry_run, launch
+from fastvid.train.run import dry_run, launch, scoring
 from tests import datasets
 
 pytest.importorskip("transformers")
@@ -76,6 +76,9 @@ def test_the_recipe_learns_and_resumes_to_the_same_weights(shards: Path, tmp_pat
     assert plan["lr_first"] == train[0]["lr"]
     assert summary["eval"]["loss"] < 0.5  # chance is 0.69; the training loss is that of mixed clips
     assert summary["eval"]["top1_percent"] == 100.0
+    # The average of the weights and several views, in one report.
+    report = scoring.score(whole, protocol="2x3")
+    assert (report.score.total, report.score.top1_percent) == (8, 100.0)
     # The same run in two parts; drop path, mixup and crops draw the same numbers.
     parts = config(shards, tmp_path / "parts", "run.keep_checkpoints=9")
     assert launch.start([parts]) == 0
