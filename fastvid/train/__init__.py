@@ -36,9 +36,13 @@ if TYPE_CHECKING:
     from fastvid.train.config.run import RunConfig as RunConfig
     from fastvid.train.loop.strategy import Round as Round
     from fastvid.train.loop.strategy import Strategy as Strategy
+    from fastvid.train.records.observers import Callback as Callback
+    from fastvid.train.records.observers import Logger as Logger
+    from fastvid.train.records.observers import RunInfo as RunInfo
 
 _HOMES = {
     "AtFps": "fastvid.load.clips.timed_sampling",
+    "Callback": "fastvid.train.records.observers",
     "CenterCrop": "fastvid.load.clips.augment",
     "ColorJitter": "fastvid.load.after.colour",
     "Config": "fastvid.train.config.config",
@@ -49,6 +53,7 @@ _HOMES = {
     "GaussianBlur": "fastvid.load.after.blur",
     "Grayscale": "fastvid.load.after.colour",
     "HorizontalFlip": "fastvid.load.clips.augment",
+    "Logger": "fastvid.train.records.observers",
     "ModelConfig": "fastvid.train.config.model",
     "MultiScaleCrop": "fastvid.load.clips.augment",
     "OptimConfig": "fastvid.train.config.optim",
@@ -58,6 +63,7 @@ _HOMES = {
     "Resize": "fastvid.load.clips.resize",
     "Round": "fastvid.train.loop.strategy",
     "RunConfig": "fastvid.train.config.run",
+    "RunInfo": "fastvid.train.records.observers",
     "Segments": "fastvid.load.clips.sampling",
     "ShardConfig": "fastvid.train.config.data",
     "Strategy": "fastvid.train.loop.strategy",
@@ -67,6 +73,7 @@ _HOMES = {
 
 __all__ = [
     "AtFps",
+    "Callback",
     "CenterCrop",
     "ColorJitter",
     "Config",
@@ -77,6 +84,7 @@ __all__ = [
     "GaussianBlur",
     "Grayscale",
     "HorizontalFlip",
+    "Logger",
     "ModelConfig",
     "MultiScaleCrop",
     "OptimConfig",
@@ -86,6 +94,7 @@ __all__ = [
     "Resize",
     "Round",
     "RunConfig",
+    "RunInfo",
     "Segments",
     "ShardConfig",
     "Strategy",

@@ -52,7 +52,7 @@ def trainer(config: Config, member: Member, *, norm: bool) -> Trainer:
         config.optim, epochs=config.run.epochs, samples_per_epoch=toy.NUM_SAMPLES, global_batch_size=BATCH
     )
     optimizer = make_optimizer(model, config.optim)
-    replica = Replica(model, optimizer, schedule, ema_decay=config.optim.ema_decay, freezer=freezer)
+    replica = Replica(model, optimizer, schedule, ema_decay=config.optim.ema_decay, ema_clips=BATCH, freezer=freezer)
     return Trainer(
         config,
         member,

@@ -55,6 +55,11 @@ class Config:
                 f"{'mixing' if mixes else 'model.ghost_norm'} needs groups of clips, data.group_size is {size}",
                 hint="set data.group_size to a divisor of data.global_batch_size, for example 8",
             )
+        if self.data.dtype != "float32" and self.run.amp == "off":
+            raise UsageError(
+                f"data.dtype is {self.data.dtype!r}, but weights are float32 and run.amp is off",
+                hint="set run.amp=bf16, or data.dtype=float32",
+            )
         if self.model.ghost_norm and self.run.micro_batch_size is not None and self.run.micro_batch_size % size:
             raise UsageError(
                 f"run.micro_batch_size is {self.run.micro_batch_size}, not a multiple of data.group_size {size}"

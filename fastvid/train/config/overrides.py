@@ -160,6 +160,7 @@ def _scalar(text: str) -> Any:
 
 def _unknown(config: Any, prefix: str, name: str) -> UsageError:
     here = keys(config, prefix)
+    here += [f"{prefix}{item.name}.NAME" for item in fields(config) if getattr(config, item.name) == {}]
     near = difflib.get_close_matches(f"{prefix}{name}", here, n=1)
     hint = f"did you mean {near[0]}? known are {', '.join(here)}" if near else f"known are {', '.join(here)}"
     return UsageError(f"{prefix}{name} is not a setting", hint=hint)

@@ -26,6 +26,7 @@ from fastvid.train.ranks.elastic import Member, StopSignal
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.exposure import Exposure
 from fastvid.train.records.metrics import Recorder, Stopwatch, console
+from fastvid.train.records.observers import Observers
 from fastvid.train.records.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Trainer:
         eval_data: Evaluation split; None disables evaluation.
         checkpoints: Where to save checkpoints; None saves none.
         recorder: Where to write metrics.
+        callbacks: Called after rows of metrics, evaluations and checkpoints.
         stop: Requests an early stop.
 
     Attributes:
@@ -76,11 +78,13 @@ class Trainer:
         eval_data: EvalData | None = None,
         checkpoints: Checkpoints | None = None,
         recorder: Recorder | None = None,
+        callbacks: Observers | None = None,
         stop: StopSignal | None = None,
     ) -> None:
         self.config, self.member, self.replica = config, member, replica
         self.loader, self.strategy, self.eval_data = loader, strategy, eval_data
         self.checkpoints, self.recorder = checkpoints, recorder or Recorder(None)
+        self.callbacks = callbacks or Observers("run.callbacks")
         self.stop = stop or StopSignal()
         self.lineage = Lineage()
         self._own = Lineage()  # of this rank, since the lineage was last summed over the ranks
@@ -230,6 +234,8 @@ class Trainer:
             console(row, replica.samples, replica.schedule.total, self._whole)
         if not math.isfinite(mean_loss):
             raise _diverged(f"loss is {mean_loss}", replica)
+        with self._watch.paused(), self._whole.paused():
+            self.callbacks.call("on_step", row)
 
     def _refuse_nonfinite(self, replica: Replica) -> None:
         """Raise if the loss since the last row of metrics, or the state, is not finite, on any rank."""
@@ -242,8 +248,7 @@ class Trainer:
             raise _diverged(f"{_several(broken or ['weights of another rank'])} not finite", replica)
 
     def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
-        average = contextlib.nullcontext() if replica.average is None else replica.average.in_place(replica.model)
-        with self._watch.paused(), self._whole.paused() as began, average:
+        with self._watch.paused(), self._whole.paused() as began, replica.averaged():
             self.score = evaluate(
                 replica.model,
                 data.loader,
@@ -253,7 +258,8 @@ class Trainer:
                 add_up=lambda values: self.strategy.total(values)(),
             )
             seconds = time.perf_counter() - began
-        self.recorder.write("eval", samples=replica.samples, epoch=epoch, seconds=seconds, **self.score.as_row())
+        row = {"samples": replica.samples, "epoch": epoch, "seconds": seconds, **self.score.as_row()}
+        self.recorder.write("eval", **row)
         if self.score.scored and not math.isfinite(self.score.loss):
             raise _diverged(f"loss of the evaluation is {self.score.loss}", replica)
         self.strategy.scored(replica, self.score)
@@ -261,6 +267,7 @@ class Trainer:
             log.info("epoch %d evaluated in %.1f s: %s", epoch + 1, seconds, self.score)
             if self.checkpoints is not None:
                 self.checkpoints.note(replica.samples, self.score.top1_percent)
+        self.callbacks.call("on_eval", row)
 
     def _wait_for_checkpoint(self) -> None:
         """Wait until the pending checkpoint is written."""
@@ -276,12 +283,15 @@ class Trainer:
         with self._watch.paused(), self._whole.paused():
             if not self.strategy.settle(replica):
                 return False
+            replica.update_average()
             self._refuse_nonfinite(replica)
             self._gather_lineage()
             self._saved_at = time.monotonic()
             if self.checkpoints is not None and self._writes and replica.samples != self._saved_samples:
                 self.checkpoints.begin(self.state_dict(replica), replica.samples)
-            self._saved_samples = replica.samples
+            new, self._saved_samples = replica.samples != self._saved_samples, replica.samples
+            if new:
+                self.callbacks.call("on_checkpoint", replica.samples)
             return True
 
     def _gather_lineage(self) -> None:

@@ -111,8 +111,9 @@ class Stepper:
             ghost.update_running_stats(replica.model, scale * batch.num_rows / (batch.stop - batch.start))
         with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
             self.strategy.maybe_sync(replica, sums)
-        if replica.average is not None:
-            replica.average.update_parameters(replica.model)
+        replica.stepped(batch.stop - batch.start)
+        if self.strategy.has_one_model():
+            replica.update_average()
         return sums, norm
 
     def _losses(self, logits: Tensor, label: Tensor) -> Tensor:

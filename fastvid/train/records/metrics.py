@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fastvid.errors import StorageError
 from fastvid.runtime.json_text import json_text
-from fastvid.train.records.tensorboard import Board
+from fastvid.train.records.observers import Observers
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ class Recorder:
 
     Args:
         path: The file; None writes nothing, as on all ranks but rank 0.
-        board: TensorBoard writer that also receives the rows.
+        loggers: They also receive the rows.
 
     Raises:
         StorageError: If the file cannot be opened.
     """
 
-    def __init__(self, path: Path | None, board: Board | None = None) -> None:
-        self._board, self._path = board, path
+    def __init__(self, path: Path | None, loggers: Observers | None = None) -> None:
+        self._loggers, self._path = loggers, path
         self._file: io.FileIO | None = None
         self._pending: list[str] = []
         self._failed = False
@@ -64,8 +64,8 @@ class Recorder:
         text = json_text({"kind": kind, **values})
         self._pending.append(text)
         self._append(self._file)
-        if self._board is not None:
-            self._board.write(kind, json.loads(text))
+        if self._loggers is not None:
+            self._loggers.call("write", kind, json.loads(text))
 
     def close(self) -> None:
         """Close the file."""
@@ -74,8 +74,6 @@ class Recorder:
             self._file.close()
             if self._pending:
                 log.warning("%s: %d rows of metrics are lost", self._path, len(self._pending))
-        if self._board is not None:
-            self._board.close()
 
     def _append(self, file: io.FileIO) -> None:
         """Write the pending rows, all or none of them."""

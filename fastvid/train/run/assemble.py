@@ -30,11 +30,16 @@ from fastvid.train.parts.optim import make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.parts.schedule import Schedule
 from fastvid.train.ranks.elastic import Member, broadcast_bytes
+from fastvid.train.records.observers import Callback, Logger, Observers, observers
 from fastvid.train.run.agreement import check_agreement, facts
 
 log = logging.getLogger(__name__)
 
 _FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by number of kernel dimensions
+_LOGGERS: Final = {
+    "tensorboard": "fastvid.train.records.tensorboard:TensorBoard",
+    "wandb": "fastvid.train.records.wandb:Wandb",
+}
 _LABEL: Final = "label"  # column that a ClipLoader reads labels from
 
 
@@ -49,6 +54,8 @@ class Parts:
         loader: Loader of the training split.
         eval_data: Evaluation split with its loader.
         replica: Model with initial weights on rank 0, optimizer and schedule.
+        loggers: Loggers, on rank 0 alone.
+        callbacks: Callbacks.
     """
 
     config: Config
@@ -57,6 +64,8 @@ class Parts:
     loader: Labelled
     eval_data: EvalData | None
     replica: Replica
+    loggers: Observers
+    callbacks: Observers
 
 
 def parts(config: Config, state: Mapping[str, Any] | None, member: Member, reader: Member) -> Parts:
@@ -72,6 +81,8 @@ def parts(config: Config, state: Mapping[str, Any] | None, member: Member, reade
         StateError: If ranks read different data or have different settings.
         FastvidError: If data, model or options are wrong.
     """
+    loggers = observers("run.loggers", _other_loggers(config) if member.leads else (), Logger, _LOGGERS)
+    callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
     config, train_set, eval_set = datasets(config, state, member)
     loader = train_loader(config, train_set, reader)
     try:
@@ -83,7 +94,12 @@ def parts(config: Config, state: Mapping[str, Any] | None, member: Member, reade
     except BaseException:
         loader.clips.close()
         raise
-    return Parts(config, train_set, eval_set, loader, evaluated, replica)
+    return Parts(config, train_set, eval_set, loader, evaluated, replica, loggers, callbacks)
+
+
+def _other_loggers(config: Config) -> list[str]:
+    """Return the loggers besides metrics.jsonl, which is always written."""
+    return [name for name in config.run.loggers if name != "jsonl"]
 
 
 def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) -> tuple[Config, Dataset, Dataset | None]:
@@ -156,16 +172,29 @@ def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE
         device=member.device,
         decoder=data.decoder,
         seed=config.run.seed,
-        shuffle=train,
+        shuffle=data.shuffle if train else False,
+        balance=data.balance if train else None,
+        clips_per_video=data.clips_per_video if train else 1,
         last=data.last if train else "keep",
         rank=world.rank,
         world_size=world.size,
-        fields=() if data.label == _LABEL else (data.label,),
+        fields=[*dict.fromkeys([*data.fields, *([] if data.label == _LABEL else [data.label])])],
         on_error=Skip() if data.on_error == "skip" else "raise",
         workers=Workers(data.workers, num_threads=data.num_threads, prefetch=data.prefetch),
-        output=Output(channels_last=channels_last(config, member.device)),
+        output=_output(config, member.device),
     )
     return Labelled(clips, data.label)
+
+
+def _output(config: Config, device: torch.device) -> Output:
+    data = config.data
+    (red, green, blue), (red_std, green_std, blue_std) = data.mean, data.std
+    return Output(
+        dtype=getattr(torch, data.dtype),
+        mean=(red, green, blue),
+        std=(red_std, green_std, blue_std),
+        channels_last=channels_last(config, device),
+    )
 
 
 class Labelled:
@@ -313,13 +342,13 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Repl
         samples_per_epoch=samples_per_epoch,
         global_batch_size=config.data.global_batch_size,
     )
-    decay = config.optim.ema_decay
     return Replica(
         model,
         make_optimizer(model, config.optim),
         schedule,
         scale_loss=run.amp == "fp16" and member.device.type == "cuda",
-        ema_decay=None if decay is None else decay ** (config.data.global_batch_size / config.optim.base_batch_size),
+        ema_decay=config.optim.ema_decay,
+        ema_clips=config.optim.base_batch_size,
         freezer=freezer,
     )
 

@@ -25,8 +25,8 @@ from fastvid.load.order.batches import rank_slice
 from fastvid.models.cost import model_cost
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
-from fastvid.train.config.optim import OptimizerName
 from fastvid.train.loop.strategy import strategy_of
+from fastvid.train.parts.optim import state_per_weight
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble
 from fastvid.train.run.launch import checkpoints_of, resumed_state
@@ -34,8 +34,6 @@ from fastvid.train.run.launch import checkpoints_of, resumed_state
 log = logging.getLogger(__name__)
 
 _GIB: Final = 2**30
-# Values that an optimizer stores per weight, in addition to the weight and its gradient.
-_MOMENTS: Final[dict[OptimizerName, int]] = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lamb": 2}
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def _check_model(config: Config, world_size: int, sharing: int) -> dict[str, Any
         "micro_batches": math.ceil(rows / micro),
         "steps_per_epoch": steps,
         "steps": steps * config.run.epochs,
-        "samples_dropped_per_epoch": len(train_set) - per_epoch,
+        "samples_dropped_per_epoch": batches.num_samples - per_epoch,
         "lr_first": schedule.lr(0),
         "lr_highest": max(schedule.lr(round(schedule.total * part / 200)) for part in range(200)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -175,7 +173,7 @@ def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: 
     """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     trainable = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    moments = _MOMENTS[config.optim.name] * trainable + (weights if config.optim.ema_decay is not None else 0)
+    moments = round(state_per_weight(config.optim) * trainable) + (weights if config.optim.ema_decay is not None else 0)
     kept = activation_bytes(model, shape)
     if config.run.amp != "off":
         kept //= 2

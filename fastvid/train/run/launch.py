@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fastvid.errors import JobError, StorageError, UsageError
+from fastvid.errors import FastvidError, JobError, StorageError, UsageError
 from fastvid.runtime.file_lock import lock_file
 from fastvid.runtime.json_text import json_text
 from fastvid.storage import LocalStorage
@@ -32,7 +32,7 @@ from fastvid.train.loop.strategy import build_strategy, strategy_of
 from fastvid.train.ranks.elastic import Member, StopSignal, broadcast_bytes, highest, join
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
-from fastvid.train.records.tensorboard import Board
+from fastvid.train.records.observers import Observers, RunInfo
 from fastvid.train.run import assemble
 
 log = logging.getLogger(__name__)
@@ -93,8 +93,8 @@ def _train(config: Config, member: Member) -> int:
         parts = assemble.parts(config, state, member, strategy.reader)
         config, loader, replica = parts.config, parts.loader, parts.replica
         open_until_the_end.callback(loader.clips.close)
-        board = Board(out / "tensorboard") if config.run.tensorboard and member.leads else None
-        recorder = Recorder(out / METRICS_FILE if member.leads else None, board)
+        loggers, callbacks = parts.loggers, parts.callbacks
+        recorder = Recorder(out / METRICS_FILE if member.leads else None, loggers)
         open_until_the_end.callback(recorder.close)
         trainer = Trainer(
             config,
@@ -105,21 +105,35 @@ def _train(config: Config, member: Member) -> int:
             eval_data=parts.eval_data,
             checkpoints=checkpoints,
             recorder=recorder,
+            callbacks=callbacks,
             stop=stop,
         )
         if state is not None:
             trainer.load_state_dict(state)
+        world = member.world
+        run = RunInfo(out, to_json(config), world.rank, world.size, replica.samples, replica.model)
+        loggers.call("start", run)
+        open_until_the_end.push(lambda kind, *_: _abandon(loggers) if kind else None)
         if member.leads:
             _write(out / CONFIG_FILE, json_text(to_json(config), indent=1))
             _write(out / CLASSES_FILE, json_text(parts.train_set.classes))
             _announce(trainer, loader.clips, name, state)
+        callbacks.call("on_start", run)
         finished = trainer.fit()
+        summary = _summary(trainer, finished=finished, seconds=time.monotonic() - began)
+        callbacks.call("on_end", summary)
         if member.leads:
-            summary = _summary(trainer, finished=finished, seconds=time.monotonic() - began)
             print(json_text(summary), flush=True)  # noqa: T201 - the run's result
             _write(out / SUMMARY_FILE, json_text(summary, indent=1))
+            loggers.call("finish", summary)
         # A signal to another rank stops this one too.
         return 0 if finished else _SIGNALLED + (stop.received or signal.SIGTERM)
+
+
+def _abandon(loggers: Observers) -> None:
+    """Tell loggers that an error ends the run; it is that error which is reported, not another one of a logger."""
+    with contextlib.suppress(FastvidError):
+        loggers.call("finish", None)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from fastvid.models.ghost import update_running_stats, use_ghost_norm
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, OptimConfig
 from fastvid.train.loop.step import micro_batches
-from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.ema import Average
 from fastvid.train.parts.freeze import Freezer
 from fastvid.train.parts.mixup import Mixer
@@ -252,8 +251,6 @@ def test_mixing_and_ghost_norm_need_groups(tmp_path: object) -> None:
         with_optim(mixup=0.2)
     with pytest.raises(UsageError, match="ghost_norm needs groups"):
         replace(base, model=replace(base.model, ghost_norm=True))
-    with pytest.raises(UsageError, match=r"sync=kavg does not support optim\.ema_decay"):
-        strategy_of(replace(with_optim(ema_decay=0.9), sync="kavg"))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 7])

@@ -150,6 +150,9 @@ class AdaptiveBatch(Strategy):
                 self.meter.add(*self._norms.take(), self._share, self._clips)
             self._decide(self.meter, replica)
 
+    def has_one_model(self) -> bool:
+        return self.inner.has_one_model()
+
     def _decide(self, meter: NoiseMeter, replica: Replica) -> None:
         if meter.count >= self._window:
             self.policy.observe_noise(meter.scale(), replica.samples)

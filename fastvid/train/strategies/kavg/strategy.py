@@ -275,6 +275,9 @@ class Kavg(Strategy):
             averager.reduce(self._group_size, self._group, "group", fragment.anchor)
             self._spread(replica, averager, 0.0)
 
+    def has_one_model(self) -> bool:
+        return self._synchronous or self.local_steps == 0
+
     def total(self, values: Tensor) -> Callable[[], Tensor]:
         if self.world_size > 1:
             self.traffic.count("control", values)

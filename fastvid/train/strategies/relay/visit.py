@@ -104,6 +104,8 @@ def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Rep
     replica = sweep_model.replica()
     if token is None:
         torch.manual_seed(sweep_model.config.run.seed)
+        if replica.average is not None:
+            replica.average.restart(replica.model)
         return replica, {_MODEL: unit.model, "visits": [], "scores": []}
     state = tokens.unpack(token)
     if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:
