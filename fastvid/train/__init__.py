@@ -36,10 +36,18 @@ if TYPE_CHECKING:
     from fastvid.train.config.config import ShardConfig as ShardConfig
     from fastvid.train.loop.strategy import Round as Round
     from fastvid.train.loop.strategy import Strategy as Strategy
+    from fastvid.train.run.launch import Result as Result
+    from fastvid.train.run.launch import fit as fit
+    from fastvid.train.tasks.classification import Classification as Classification
+    from fastvid.train.tasks.multi_label import MultiLabel as MultiLabel
+    from fastvid.train.tasks.regression import Regression as Regression
+    from fastvid.train.tasks.task import Phase as Phase
+    from fastvid.train.tasks.task import Task as Task
 
 _HOMES = {
     "AtFps": "fastvid.load.clips.timed_sampling",
     "CenterCrop": "fastvid.load.clips.augment",
+    "Classification": "fastvid.train.tasks.classification",
     "ColorJitter": "fastvid.load.after.colour",
     "Config": "fastvid.train.config.config",
     "DataConfig": "fastvid.train.config.config",
@@ -50,24 +58,31 @@ _HOMES = {
     "Grayscale": "fastvid.load.after.colour",
     "HorizontalFlip": "fastvid.load.clips.augment",
     "ModelConfig": "fastvid.train.config.config",
+    "MultiLabel": "fastvid.train.tasks.multi_label",
     "MultiScaleCrop": "fastvid.load.clips.augment",
     "OptimConfig": "fastvid.train.config.config",
+    "Phase": "fastvid.train.tasks.task",
     "RandAugment": "fastvid.load.after.rand_augment",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
+    "Regression": "fastvid.train.tasks.regression",
     "Resize": "fastvid.load.clips.resize",
+    "Result": "fastvid.train.run.launch",
     "Round": "fastvid.train.loop.strategy",
     "RunConfig": "fastvid.train.config.config",
     "Segments": "fastvid.load.clips.sampling",
     "ShardConfig": "fastvid.train.config.config",
     "Strategy": "fastvid.train.loop.strategy",
+    "Task": "fastvid.train.tasks.task",
     "Uniform": "fastvid.load.clips.sampling",
     "Window": "fastvid.load.clips.timed_sampling",
+    "fit": "fastvid.train.run.launch",
 }
 
 __all__ = [
     "AtFps",
     "CenterCrop",
+    "Classification",
     "ColorJitter",
     "Config",
     "DataConfig",
@@ -78,19 +93,25 @@ __all__ = [
     "Grayscale",
     "HorizontalFlip",
     "ModelConfig",
+    "MultiLabel",
     "MultiScaleCrop",
     "OptimConfig",
+    "Phase",
     "RandAugment",
     "RandomCrop",
     "RandomResizedCrop",
+    "Regression",
     "Resize",
+    "Result",
     "Round",
     "RunConfig",
     "Segments",
     "ShardConfig",
     "Strategy",
+    "Task",
     "Uniform",
     "Window",
+    "fit",
 ]
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not exist

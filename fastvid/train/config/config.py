@@ -20,6 +20,9 @@ from fastvid.load.clips.sampling import Sampler, clip_length
 from fastvid.load.options import Kind
 from fastvid.load.order.batches import Last
 from fastvid.runtime.checks import check_choice, check_least
+from fastvid.train.config.overrides import NAMED
+from fastvid.train.tasks.classification import Classification
+from fastvid.train.tasks.task import Task, check_task, find_task
 
 OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "lars", "lamb"]
 Groups = Literal["plain", "tsm"]
@@ -216,9 +219,6 @@ class OptimConfig:
         gamma: Factor of "step".
         final: Fraction of the rate at which "cosine" ends.
         clip_norm: Maximum norm of the whole gradient; None disables clipping.
-        label_smoothing: Label smoothing of the cross-entropy, 0 <= x < 1.
-        mixup: Mixup alpha within groups of `data.group_size` clips; 0 disables it. See `fastvid.train.parts.mixup`.
-        cutmix: CutMix alpha; 0 disables it.
         ema_decay: Decay of an exponential moving average of the weights for each step of `base_batch_size` clips; a
             larger batch counts as several such steps. Evaluation uses the average. None disables it.
         head_lr_mult: Multiplier of the last layer's rate, in addition to those of `groups`.
@@ -247,9 +247,6 @@ class OptimConfig:
     gamma: float = 0.1
     final: float = 0.0
     clip_norm: float | None = None
-    label_smoothing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
     ema_decay: float | None = None
     head_lr_mult: float = 1.0
     freeze: tuple[str, ...] = ()
@@ -257,7 +254,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         _at_least(1, self, "base_batch_size")
         _at_least(0.0, self, "base_lr", "momentum", "weight_decay", "warmup_epochs", "warmup_start", "gamma", "final")
-        _at_least(0.0, self, "trust", "mixup", "cutmix", "head_lr_mult")
+        _at_least(0.0, self, "trust", "head_lr_mult")
         _one_of(self, "name", OptimizerName)
         _one_of(self, "groups", Groups)
         _one_of(self, "decay", Decay)
@@ -265,8 +262,6 @@ class OptimConfig:
             raise UsageError(f"optim.milestones is {self.milestones}, expected ascending epochs")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise UsageError(f"optim.clip_norm is {self.clip_norm}, expected more than 0, or none")
-        if not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"optim.label_smoothing is {self.label_smoothing}, expected 0 <= x < 1")
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise UsageError(f"optim.ema_decay is {self.ema_decay}, expected 0 <= x < 1, or none")
 
@@ -332,6 +327,9 @@ class Config:
         model: The model.
         optim: Optimizer and learning rate schedule.
         run: Length, output, checkpoints and precision.
+        task: What is learnt: `Classification`, `MultiLabel`, `Regression` or an object of your own class. On the
+            command line ``task=`` takes classification, multi_label, regression or ``module:class``, and
+            ``task.OPTION=`` an option of it.
         shard: How the dataset is created; None if the recipe does not say.
         sync: Synchronization strategy: a name from `fastvid.train.strategies`, which also defines the default, or
             ``module:class``.
@@ -342,16 +340,18 @@ class Config:
     model: ModelConfig
     optim: OptimConfig
     run: RunConfig
+    task: Task = field(default_factory=Classification, metadata={NAMED: find_task})
     shard: ShardConfig | None = None
     sync: str = field(default_factory=_default_sync)
     sync_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = self.data.group_size
-        mixes = self.optim.mixup or self.optim.cutmix
-        if (mixes or self.model.ghost_norm) and size < 2:
+        check_task(self.task)
+        self.task.check(self)
+        if self.model.ghost_norm and size < 2:
             raise UsageError(
-                f"{'mixing' if mixes else 'model.ghost_norm'} needs groups of clips, data.group_size is {size}",
+                f"model.ghost_norm needs groups of clips, data.group_size is {size}",
                 hint="set data.group_size to a divisor of data.global_batch_size, for example 8",
             )
         if self.model.ghost_norm and self.run.micro_batch_size is not None and self.run.micro_batch_size % size:

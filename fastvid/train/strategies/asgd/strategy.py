@@ -69,6 +69,7 @@ from fastvid.train.strategies.shared.listener import (
     shared_token,
     token_of_job,
 )
+from fastvid.train.tasks.sums import Sums
 
 # On early exit, seconds that a server waits for clients of other jobs, which are not notified. torchrun kills it
 # after 30 s.
@@ -223,7 +224,7 @@ class Asgd(Strategy):
                 yield batch
             self._lease = client.lease() if self._pusher is None else self._pusher.lease()
 
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:  # noqa: ARG002
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:  # noqa: ARG002
         if self._spring is not None:
             self._vector.collect()
             if self._spring.stepped(self._progress, last=self._last):

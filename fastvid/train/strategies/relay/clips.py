@@ -120,7 +120,13 @@ class Clips:
             data = assemble.eval_data(config, self._held_out, self.member)
             try:
                 return evaluate(
-                    replica.model, data.loader, total=data.total, device=self.member.device, amp=config.run.amp
+                    replica.model,
+                    data.loader,
+                    total=data.total,
+                    device=self.member.device,
+                    amp=config.run.amp,
+                    task=config.task,
+                    seed=config.run.seed,
                 )
             finally:
                 assert isinstance(data.loader, assemble.Labelled)
