@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -15,10 +15,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.checks import check_least
 from fastvid.train.tasks.mixup import Mixer
-from fastvid.train.tasks.task import Phase, Task, output
-
-if TYPE_CHECKING:
-    from fastvid.train.config.config import Config, DataConfig
+from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, output
 
 _LABEL: Final = "label"  # column that contains the classes of the dataset
 _TOP: Final = (1, 5)
@@ -54,18 +51,18 @@ class Classification(Task):
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"task.label_smoothing is {self.label_smoothing}, expected 0 <= x < 1")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: RunSettings) -> None:
         if self._mixes and config.data.group_size < 2:
             raise UsageError(
                 f"mixing needs groups of clips, data.group_size is {config.data.group_size}",
                 hint="set data.group_size to a divisor of data.global_batch_size, for example 8",
             )
 
-    def names(self, dataset: Dataset, data: DataConfig) -> tuple[str, ...]:
+    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:
         classes = tuple(dataset.classes)
         return classes if data.label == _LABEL else tuple(map(str, range(len(classes))))
 
-    def check_data(self, dataset: Dataset, config: Config) -> None:
+    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
         assert config.model.num_classes is not None
         check_labels(dataset, config.data.label, config.model.num_classes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,10 +14,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.multi_hot import MultiHot, MultiHotLabels
-from fastvid.train.tasks.task import Task, output
-
-if TYPE_CHECKING:
-    from fastvid.train.config.config import Config, DataConfig
+from fastvid.train.tasks.task import DataSettings, RunSettings, Task, output
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,14 @@ class MultiLabel(Task):
             raise UsageError(f"task.threshold is {self.threshold}, expected 0 < x < 1")
         MultiHot(self.column, self.classes)
 
-    def loader_arguments(self, data: DataConfig) -> dict[str, Any]:  # noqa: ARG002
+    def loader_arguments(self, data: DataSettings) -> dict[str, Any]:  # noqa: ARG002
         return {"labels": MultiHot(self.column, self.classes)}
 
-    def names(self, dataset: Dataset, data: DataConfig) -> tuple[str, ...]:  # noqa: ARG002
+    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
         classes = MultiHotLabels(MultiHot(self.column, self.classes), dataset).labels.classes
         return tuple(classes or ())
 
-    def check_data(self, dataset: Dataset, config: Config) -> None:
+    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
         count = len(self.names(dataset, config.data))
         if config.model.num_classes != count:
             raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,10 +15,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.checks import check_choice
-from fastvid.train.tasks.task import Phase, Task, output
-
-if TYPE_CHECKING:
-    from fastvid.train.config.config import Config, DataConfig
+from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, output
 
 Error = Literal["mse", "l1", "huber"]
 
@@ -53,13 +50,13 @@ class Regression(Task):
                 f"task.columns is {self.columns}", hint="name the columns of the annotations to learn, each once"
             )
 
-    def loader_arguments(self, data: DataConfig) -> dict[str, Any]:  # noqa: ARG002
+    def loader_arguments(self, data: DataSettings) -> dict[str, Any]:  # noqa: ARG002
         return {"fields": self.columns}
 
-    def names(self, dataset: Dataset, data: DataConfig) -> tuple[str, ...]:  # noqa: ARG002
+    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
         return self.columns
 
-    def check_data(self, dataset: Dataset, config: Config) -> None:
+    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
         if config.model.num_classes != len(self.columns):
             raise UsageError(
                 f"model.num_classes is {config.model.num_classes}, task.columns has {len(self.columns)}",
@@ -92,15 +89,16 @@ class Regression(Task):
                 hint="return one number per column of task.columns for each clip",
             )
         numbers = batch.numbers.to(values.dtype)
-        if self.error == "huber":
-            return functional.huber_loss(values, numbers, reduction="none", delta=self.delta).mean(1)
         errors = values - numbers
-        losses: Tensor = (errors.abs() if self.error == "l1" else errors.square()).mean(1)
-        return losses
+        if self.error == "huber":
+            losses: Tensor = functional.huber_loss(values, numbers, reduction="none", delta=self.delta)
+        else:
+            losses = errors.abs() if self.error == "l1" else errors.square()
+        return losses.mean(1)
 
     def measure(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         numbers = batch.numbers
-        errors = self._values(outputs).double() - numbers
+        errors: Tensor = self._values(outputs).double() - numbers
         sums = {"absolute": errors.abs().mean(1)}
         for index, name in enumerate(self.columns):
             sums |= {
@@ -121,7 +119,8 @@ class Regression(Task):
         }
 
     def predict(self, outputs: Any) -> Tensor:
-        return self._values(outputs).double()
+        values: Tensor = self._values(outputs).double()
+        return values
 
     def target(self, batch: Batch) -> Tensor:
         return batch.numbers

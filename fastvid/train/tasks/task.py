@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -29,8 +29,32 @@ from fastvid.runtime.import_names import import_name
 from fastvid.train.tasks import BUILT_IN
 from fastvid.train.tasks.sums import LOSS, Sums
 
-if TYPE_CHECKING:
-    from fastvid.train.config.config import Config, DataConfig
+
+class DataSettings(Protocol):
+    """What tasks read of `fastvid.train.DataConfig`."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def group_size(self) -> int: ...
+
+
+class ModelSettings(Protocol):
+    """What tasks read of `fastvid.train.ModelConfig`."""
+
+    @property
+    def num_classes(self) -> int | None: ...
+
+
+class RunSettings(Protocol):
+    """What tasks read of `fastvid.train.Config`."""
+
+    @property
+    def data(self) -> DataSettings: ...
+
+    @property
+    def model(self) -> ModelSettings: ...
 
 
 @dataclass(frozen=True)
@@ -77,18 +101,18 @@ class Task:
     scores_split: ClassVar[bool] = False
     probabilities: ClassVar[bool] = False
 
-    def check(self, config: Config) -> None:
+    def check(self, config: RunSettings) -> None:
         """Raise a UsageError for settings that the task does not support; called before data is read."""
 
-    def loader_arguments(self, data: DataConfig) -> dict[str, Any]:  # noqa: ARG002
+    def loader_arguments(self, data: DataSettings) -> dict[str, Any]:  # noqa: ARG002
         """Return the arguments of `fastvid.ClipLoader` that deliver what the task needs, such as ``fields=``."""
         return {}
 
-    def names(self, dataset: Dataset, data: DataConfig) -> tuple[str, ...]:  # noqa: ARG002
+    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return the names of the model's outputs, whose number is the default of `model.num_classes`."""
         return tuple(dataset.classes)
 
-    def check_data(self, dataset: Dataset, config: Config) -> None:
+    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
         """Raise a UsageError if a sample of a split cannot be trained on or scored; called before the first step."""
 
     def check_streams(self, streams: tuple[str, ...]) -> None:

@@ -24,6 +24,7 @@ from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.metrics import METRICS_FILE, Recorder
 from fastvid.train.strategies.shared.averager import moments, statistics
 from fastvid.train.tasks.classification import Classification
+from fastvid.train.tasks.sums import Sums
 from tests.train import toy
 
 DIMENSIONS = 6
@@ -143,7 +144,7 @@ def watch(made: Trainer) -> Trace:
     """Record the steps of a trainer by wrapping its methods."""
     trace, strategy, inner = Trace(), made.strategy, made.strategy.maybe_sync
 
-    def spy(replica: Replica, sums: Tensor) -> None:
+    def spy(replica: Replica, sums: Sums) -> None:
         inner(replica, sums)
         model = replica.model
         trace.weights.append(flat(model.parameters()))
