@@ -109,7 +109,7 @@ def fit(config: Config, *, model: assemble.ModelSource | None = None, task: Task
             hint="use another sync, or a recipe and `fastvid train`",
         )
     with join(config.run.timeout_s) as member:
-        return _train(config, member, model)
+        return run_as(config, member, model)
 
 
 def train(config: Config) -> int:
@@ -124,10 +124,10 @@ def train(config: Config) -> int:
     """
     # A separate function, so that all references to the process group are gone before it is destroyed.
     with join(config.run.timeout_s) as member:
-        return _train(config, member).exit_code
+        return run_as(config, member).exit_code
 
 
-def _train(config: Config, member: Member, make: assemble.ModelSource | None = None) -> Result:
+def run_as(config: Config, member: Member, make: assemble.ModelSource | None = None) -> Result:
     with contextlib.ExitStack() as open_until_the_end:
         stop = open_until_the_end.enter_context(StopSignal())
         quiet(member)

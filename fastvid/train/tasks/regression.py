@@ -123,7 +123,8 @@ class Regression(Task):
         return values
 
     def target(self, batch: Batch) -> Tensor:
-        return batch.numbers
+        numbers: Tensor = batch.numbers
+        return numbers
 
     def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         if not len(targets):
