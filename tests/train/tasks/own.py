@@ -38,7 +38,7 @@ TASKS: dict[str, Task] = {
     "regression": Regression(("angle", "speed"), error="huber"),
     "masks": kit.load("masked_autoencoding").Restore(),
 }
-OPTIMIZERS: dict[str, tuple[OptimizerName, float]] = {"regression": ("adam", 0.01), "masks": ("adam", 0.01)}
+OPTIMIZERS: dict[str, tuple[OptimizerName, float]] = {"regression": ("sgd", 0.1), "masks": ("adam", 0.01)}
 
 
 def make(folder: Path) -> None:
@@ -70,7 +70,11 @@ def config(folder: Path, name: str, **run: Any) -> Config:
         ),
         model=ModelConfig(name=own),
         optim=OptimConfig(name=name_of, base_lr=rate, base_batch_size=8, decay="cosine", clip_norm=1.0),
-        run=RunConfig(out=str(folder / name), timeout_s=60.0, **({"epochs": 12, "log_every_steps": 1} | run)),
+        run=RunConfig(
+            out=str(folder / name),
+            timeout_s=60.0,
+            **({"epochs": 36 if name == "regression" else 12, "log_every_steps": 1} | run),
+        ),
         task=TASKS[name],
     )
 
