@@ -24,8 +24,8 @@ class MultiLabel(Task):
     The loss of a clip is the mean over the classes of the binary cross-entropy, in nats. Metrics are
     ``map_percent``, the mean over the classes that occur in the split of their average precision, and
     ``micro_f1_percent``, that of all decisions of all classes together at a probability of `threshold`. The average
-    precision of a class is the sum over thresholds of the recall gained times the precision, as in scikit-learn; samples
-    of equal scores are taken together. Predictions are probabilities.
+    precision of a class is the sum over thresholds of the recall gained times the precision, as in scikit-learn;
+    samples of equal scores are taken together. Predictions are probabilities.
 
     Attributes:
         column: The column of class names or class numbers, see `fastvid.MultiHot`.
