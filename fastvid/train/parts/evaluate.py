@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.errors import StateError
-from fastvid.train.config.config import Amp
+from fastvid.train.config.run import Amp
 from fastvid.train.parts.gathered import Gathered
 from fastvid.train.parts.loader_protocol import Loader
 from fastvid.train.records.metrics import shown_number
