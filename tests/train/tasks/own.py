@@ -21,7 +21,7 @@ from fastvid.train import (
     RunConfig,
     Task,
 )
-from fastvid.train.config.config import OptimizerName
+from fastvid.train.config.optim import OptimizerName
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.records import metrics
 from fastvid.train.run import launch
