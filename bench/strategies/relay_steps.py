@@ -116,7 +116,7 @@ class SweepStage:
         def score(trained: Any) -> Any:
             loss = self._task.held_out_loss(trained.model)
             # Higher is better.
-            return Score(loss, -loss, 0.0, 1, 1)
+            return Score({"loss": loss}, -loss, 1, 1)
 
         return SweepModel(config, replica, self._batches, score)
 

@@ -50,9 +50,6 @@ class OptimConfig:
         gamma: Factor of "step".
         final: Fraction of the rate at which "cosine" ends.
         clip_norm: Maximum norm of the whole gradient; None disables clipping.
-        label_smoothing: Label smoothing of the cross-entropy, 0 <= x < 1.
-        mixup: Mixup alpha within groups of `data.group_size` clips; 0 disables it. See `fastvid.train.parts.mixup`.
-        cutmix: CutMix alpha; 0 disables it.
         ema_decay: Decay of an exponential moving average of the weights for each step of `base_batch_size` clips; a
             larger batch counts as several such steps. Evaluation uses the average. None disables it.
         head_lr_mult: Multiplier of the rate of the last layer, or of both streams' last layers, in addition to those of
@@ -86,9 +83,6 @@ class OptimConfig:
     gamma: float = 0.1
     final: float = 0.0
     clip_norm: float | None = None
-    label_smoothing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
     ema_decay: float | None = None
     head_lr_mult: float = 1.0
     layer_decay: float | None = None
@@ -97,7 +91,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         at_least(1, self, "base_batch_size")
         at_least(0.0, self, "base_lr", "momentum", "weight_decay", "warmup_epochs", "warmup_start", "gamma", "final")
-        at_least(0.0, self, "trust", "mixup", "cutmix", "head_lr_mult")
+        at_least(0.0, self, "trust", "head_lr_mult")
         one_of_or_own(self, "name", OptimizerName, self.options, "options")
         one_of_or_own(self, "decay", Decay, self.decay_options, "decay_options")
         one_of(self, "groups", Groups)
@@ -107,7 +101,5 @@ class OptimConfig:
             raise UsageError(f"optim.clip_norm is {self.clip_norm}, expected more than 0, or none")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"optim.layer_decay is {self.layer_decay}, expected 0 < x <= 1, or none")
-        if not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"optim.label_smoothing is {self.label_smoothing}, expected 0 <= x < 1")
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise UsageError(f"optim.ema_decay is {self.ema_decay}, expected 0 <= x < 1, or none")

@@ -28,6 +28,7 @@ from fastvid.train.records.exposure import Exposure
 from fastvid.train.records.metrics import Recorder, Stopwatch, console
 from fastvid.train.records.observers import Observers
 from fastvid.train.records.telemetry import Telemetry
+from fastvid.train.tasks.sums import CLIPS, LOSS, Sums
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Trainer:
         self._delivered = 0  # clips of the global batches since the last row of metrics
         self._seen = 0  # samples of all replicas after the last step
         self._position = loader.state_dict()
-        self._sums = torch.zeros(4, dtype=torch.float64, device=member.device)
+        self._sums: Sums | None = None  # of this rank, since the last row of metrics
         self._watch, self._whole = Stopwatch(), Stopwatch()
         self._exposure = Exposure(replica.model, member.device) if member.world.size > 1 else None
         self._telemetry = Telemetry.of(config, member, replica.model)
@@ -130,7 +131,7 @@ class Trainer:
                 for batch in self._watch.timed(part.batches):
                     agreed = self.strategy.agree(self._requests())
                     sums, norm = stepper.step(replica, batch)
-                    self._sums += sums
+                    self._sums = sums if self._sums is None else self._sums + sums
                     requests = agreed()
                     self._advance(replica, part.epoch, batch)
                     faults.reach("step")
@@ -207,41 +208,42 @@ class Trainer:
         self._whole.count(replica.samples - seen)
 
     def _log(self, replica: Replica, epoch: int, norm: Tensor | None) -> None:
-        loss, top1, _, clips = self.strategy.total(self._sums.cpu())().tolist()
+        assert self._sums is not None
+        sums = self._sums.numbers(self.strategy.total(self._sums.vector.cpu())())
+        numbers = self.config.task.row(sums)
         if norm is None:
             norm = nn.utils.get_total_norm([p.grad for p in replica.model.parameters() if p.grad is not None])
-        mean_loss = loss / max(1.0, clips)
         speed, seconds = self._watch.numbers(), self._watch.seconds
         row = {
             "samples": replica.samples,
             "epoch": epoch,
             "step": self._steps,
-            "loss": mean_loss,
-            "top1_percent": 100 * top1 / max(1.0, clips),
+            **numbers,
             "lr": replica.lr,
             "grad_norm": float(norm),
-            "skipped": self._delivered - int(clips),
+            "skipped": self._delivered - int(sums[CLIPS]),
             **speed,
             **self._telemetry.numbers(speed, seconds, self._exposure.take() if self._exposure is not None else 0.0),
             **self.strategy.numbers(),
         }
-        self._sums.zero_()
+        self._sums = None
         self._delivered = 0
         self._watch.start()
         self._logged = self._steps // self.config.run.log_every_steps
         self.recorder.write("train", **row)
         if self.member.leads:
-            console(row, replica.samples, replica.schedule.total, self._whole)
-        if not math.isfinite(mean_loss):
-            raise _diverged(f"loss is {mean_loss}", replica)
+            shown = [LOSS, *({self.config.task.metric} & numbers.keys() - {LOSS})]
+            console(row, shown, replica.samples, replica.schedule.total, self._whole)
+        if not math.isfinite(numbers[LOSS]):
+            raise _diverged(f"loss is {numbers[LOSS]}", replica)
         with self._watch.paused(), self._whole.paused():
             self.callbacks.call("on_step", row)
 
     def _refuse_nonfinite(self, replica: Replica) -> None:
         """Raise if the loss since the last row of metrics, or the state, is not finite, on any rank."""
         broken = replica.nonfinite()
-        numbers = torch.cat([self._sums.cpu(), torch.tensor([float(len(broken))], dtype=torch.float64)])
-        loss, _, _, _, count = self.strategy.total(numbers)().tolist()
+        own = 0.0 if self._sums is None else float(self._sums[LOSS])
+        loss, count = self.strategy.total(torch.tensor([own, len(broken)], dtype=torch.float64))().tolist()
         if not math.isfinite(loss):
             raise _diverged(f"loss is {loss}", replica)
         if count:
@@ -255,6 +257,8 @@ class Trainer:
                 total=data.total,
                 device=self.member.device,
                 amp=self.config.run.amp,
+                task=self.config.task,
+                seed=self.config.run.seed,
                 add_up=lambda values: self.strategy.total(values)(),
             )
             seconds = time.perf_counter() - began
@@ -266,7 +270,7 @@ class Trainer:
         if self.member.leads:
             log.info("epoch %d evaluated in %.1f s: %s", epoch + 1, seconds, self.score)
             if self.checkpoints is not None:
-                self.checkpoints.note(replica.samples, self.score.top1_percent)
+                self.checkpoints.note(replica.samples, self.score.value)
         self.callbacks.call("on_eval", row)
 
     def _wait_for_checkpoint(self) -> None:

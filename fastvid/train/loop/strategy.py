@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fastvid.train.parts.evaluate import Score
     from fastvid.train.parts.loader_protocol import Loader
     from fastvid.train.parts.replica import Replica
+    from fastvid.train.tasks.sums import Sums
 
 # Imported by name because the strategies import this module.
 _STRATEGIES: Final = "fastvid.train.strategies"
@@ -175,13 +176,13 @@ class Strategy:
         """
         return self.total(requests)
 
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:
         """Synchronize replicas that step independently, after an optimizer step.
 
         Args:
             replica: The replica that stepped; `replica.samples` does not include this step yet.
-            sums: Statistics of this rank's share of the step, float64 [4] on the device, see
-                `fastvid.train.parts.evaluate.count`.
+            sums: Sums over the scored clips of this rank's share of the step, by name, on the device: ``loss``,
+                ``clips`` and those of the task.
         """
 
     def has_one_model(self) -> bool:

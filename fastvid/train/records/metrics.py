@@ -18,6 +18,7 @@ from fastvid.train.records.observers import Observers
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+_PERCENT = "_percent"
 
 Item = TypeVar("Item")
 
@@ -176,20 +177,26 @@ class Stopwatch:
         }
 
 
-def console(row: dict[str, Any], done: int, total: int, watch: Stopwatch) -> None:
-    """Log a "train" row as a line, with samples done, total, and time left at this speed."""
+def console(row: dict[str, Any], shown: Iterable[str], done: int, total: int, watch: Stopwatch) -> None:
+    """Log a "train" row as a line, with the columns `shown`, samples done, total, and time left at this speed."""
     left = (total - done) * watch.seconds / max(1, watch.clips)
     log.info(
-        "%s/%s clips  loss %.4f  top1 %.1f %%  lr %.4g  %.1f clips/s  wait %.0f %%  left %s",
+        "%s/%s clips  %s  lr %.4g  %.1f clips/s  wait %.0f %%  left %s",
         f"{done:,}",
         f"{total:,}",
-        row["loss"],
-        row["top1_percent"],
+        "  ".join(shown_number(name, row[name]) for name in shown),
         row["lr"],
         row["clips_per_s"],
         row["wait_percent"],
         clock(left),
     )
+
+
+def shown_number(name: str, value: float) -> str:
+    """Format a metric with its name, whose unit may be its last word: ``top1 93.75 %``, ``rmse 0.1234``."""
+    if name.endswith(_PERCENT):
+        return f"{name.removesuffix(_PERCENT)} {value:.2f} %"
+    return f"{name} {value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{name} {value:.4g}"
 
 
 def clock(seconds: float) -> str:

@@ -19,11 +19,12 @@ from fastvid.train.config.config import Config, OptimConfig
 from fastvid.train.loop.step import micro_batches
 from fastvid.train.parts.ema import Average
 from fastvid.train.parts.freeze import Freezer
-from fastvid.train.parts.mixup import Mixer
 from fastvid.train.parts.optim import make_optimizer, parameter_groups
 from fastvid.train.parts.optim_large import Lamb, Lars
 from fastvid.train.parts.replica import Replica
 from fastvid.train.parts.schedule import Schedule
+from fastvid.train.tasks.classification import Classification
+from fastvid.train.tasks.mixup import Mixer
 from tests.train import toy
 
 
@@ -248,7 +249,7 @@ def test_mixing_and_ghost_norm_need_groups(tmp_path: object) -> None:
         return replace(base, optim=replace(base.optim, **changes))  # type: ignore[arg-type]
 
     with pytest.raises(UsageError, match="mixing needs groups"):
-        with_optim(mixup=0.2)
+        replace(base, task=Classification(mixup=0.2))
     with pytest.raises(UsageError, match="ghost_norm needs groups"):
         replace(base, model=replace(base.model, ghost_norm=True))
 

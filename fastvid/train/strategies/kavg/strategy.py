@@ -84,6 +84,7 @@ from fastvid.train.strategies.shared.averager import CODECS, Averager, moments, 
 from fastvid.train.strategies.shared.noise import NoiseMeter
 from fastvid.train.strategies.shared.rank_sums import RankSums
 from fastvid.train.strategies.shared.traffic import Traffic
+from fastvid.train.tasks.sums import CLIPS, LOSS, Sums
 
 log = logging.getLogger(__name__)
 
@@ -252,9 +253,9 @@ class Kavg(Strategy):
         self._requests, self._agreed = requests, None
         return lambda: self._agreed
 
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:
         if self.period.adaptive:
-            self._loss.add(sums[::3])  # loss and rows
+            self._loss.add(sums.select(LOSS, CLIPS))
         if self._synchronous:
             return
         self._now += 1

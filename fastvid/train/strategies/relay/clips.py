@@ -121,7 +121,13 @@ class Clips:
             try:
                 with replica.averaged():
                     return evaluate(
-                        replica.model, data.loader, total=data.total, device=self.member.device, amp=config.run.amp
+                        replica.model,
+                        data.loader,
+                        total=data.total,
+                        device=self.member.device,
+                        amp=config.run.amp,
+                        task=config.task,
+                        seed=config.run.seed,
                     )
             finally:
                 assert isinstance(data.loader, assemble.Labelled)
