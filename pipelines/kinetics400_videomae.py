@@ -15,6 +15,7 @@ It needs transformers. Weights are read once by each process; `model.options.pre
 
 from fastvid.train import (
     CenterCrop,
+    Classification,
     Config,
     DataConfig,
     Dense,
@@ -59,10 +60,8 @@ def recipe() -> Config:
             warmup_start=0.001,
             decay="cosine",
             final=0.001,
-            label_smoothing=0.1,
-            mixup=0.8,
-            cutmix=1.0,
             ema_decay=0.9999,
         ),
+        task=Classification(label_smoothing=0.1, mixup=0.8, cutmix=1.0),
         run=RunConfig(out="runs/kinetics400_videomae", epochs=75, amp="bf16", micro_batch_size=8),
     )

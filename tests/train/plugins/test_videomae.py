@@ -78,7 +78,7 @@ def test_the_recipe_learns_and_resumes_to_the_same_weights(shards: Path, tmp_pat
     assert summary["eval"]["top1_percent"] == 100.0
     # The average of the weights and several views, in one report.
     report = scoring.score(whole, protocol="2x3")
-    assert (report.score.total, report.score.top1_percent) == (8, 100.0)
+    assert (report.score.total, report.score.value) == (8, 100.0)
     # The same run in two parts; drop path, mixup and crops draw the same numbers.
     parts = config(shards, tmp_path / "parts", "run.keep_checkpoints=9")
     assert launch.start([parts]) == 0
