@@ -16,7 +16,7 @@ _ELEMENTWISE: Final = ("sgd", "adam", "adamw", "adagrad")
 # Options that one of the two ways to push does not have, with their defaults.
 _ONLY: Final[dict[str, dict[str, Any]]] = {
     "deltas": {
-        "period": 8, "outer": "nesterov", "outer_momentum": None, "outer_lr": None, "quorum": 0.5, "grace_s": 0.0,
+        "period": 8, "outer": "nesterov", "outer_momentum": None, "outer_lr": None, "quorum": "all", "grace_s": 0.0,
     },
     "gradients": {"overlap": False, "staleness_aware": False, "shards": 1},
 }  # fmt: skip

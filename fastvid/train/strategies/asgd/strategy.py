@@ -143,7 +143,7 @@ class Asgd(Strategy):
         outer: str = "nesterov",
         outer_momentum: float | None = None,
         outer_lr: float | None = None,
-        quorum: int | float | str = 0.5,
+        quorum: int | float | str = "all",
         grace_s: float = 0.0,
         overlap: bool = False,
         staleness_aware: bool = False,

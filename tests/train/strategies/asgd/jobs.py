@@ -93,7 +93,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "overlap": {**GRADIENTS, "overlap": True, "shards": 2},
     "bound": {**GRADIENTS, "bound": 2, "staleness_aware": True},
     "deltas": {"period": PERIOD},
-    "all": {"period": PERIOD, "quorum": "all", "outer": "none"},
+    "half": {"period": PERIOD, "quorum": 0.5, "outer": "none"},
 }
 SCENARIOS = {
     name: lambda folder, member, options=options: lab.run(
