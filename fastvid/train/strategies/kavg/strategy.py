@@ -133,8 +133,8 @@ class Kavg(Strategy):
         streams = config.sync_options.get("fragments", 1) != 1 or config.sync_options.get("delay", 0) != 0
         if streams and config.optim.ema_decay is not None:
             raise UsageError(
-                "sync=kavg does not support optim.ema_decay with fragments or a delay: ranks then have one model only at "
-                "the end of an epoch and for a checkpoint, whose time would change the average",
+                "sync=kavg does not support optim.ema_decay with fragments or a delay: ranks then have one model "
+                "at the end of an epoch and for a checkpoint only, whose time would change the average",
                 hint="set optim.ema_decay=none, or remove sync_options.fragments and sync_options.delay",
             )
 
