@@ -83,6 +83,7 @@ def parse(text: str, kind: Any, key: str) -> Any:
         if type(None) in arguments and text.lower() == _NONE:
             return None
         inner = [argument for argument in arguments if argument is not type(None)]
+        inner = [argument for argument in inner if not is_dataclass(argument)] or inner
         if inner == [int, str]:
             return int(text) if text.isdecimal() else text
         return _refuse(key) if inner[1:] else parse(text, inner[0], key)
@@ -149,6 +150,9 @@ def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
             changes[name] = build(current, value, f"{key}.")
         elif isinstance(value, str):
             changes[name] = parse(value, hints[name], key)
+        elif kinds := _dataclasses(hints[name]):
+            # Not set in the recipe: one with its defaults, such as data.balance.power=0.5.
+            changes[name] = _rebuilt(kinds[0](), value, f"{key}.")
         else:
             raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
     return replace(config, **changes)
@@ -168,6 +172,10 @@ def _made(kind: Any, tree: Tree, prefix: str) -> Any:
             raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
         values[name] = parse(value, hints[name], key)
     return kind(**values)
+
+
+def _dataclasses(hint: Any) -> list[Any]:
+    return [kind for kind in get_args(hint) if is_dataclass(kind)]
 
 
 def _merged(current: Mapping[str, Any], tree: Tree, prefix: str) -> dict[str, Any]:

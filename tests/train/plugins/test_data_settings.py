@@ -72,6 +72,9 @@ def test_repeated_clips_are_neighbours_and_an_epoch_has_as_many_videos(shards: P
 def test_balanced_classes_have_equal_shares(shards: Path, tmp_path: Path) -> None:
     labels = torch.cat([batch.label for batch in batches(config(shards, tmp_path, balance=ClassBalanced()))])
     assert labels.bincount().tolist() == [8, 8]
+    asked = overrides.apply(config(shards, tmp_path), ["data.balance.power=0.5", "data.shuffle.window=8"]).data
+    assert (asked.balance, asked.shuffle) == (ClassBalanced(0.5), BlockShuffle(8))
+    assert overrides.apply(asked, ["balance=none", "shuffle=false"]).shuffle is False
 
 
 def test_a_block_shuffle_ends_a_window_before_the_next(shards: Path, tmp_path: Path) -> None:

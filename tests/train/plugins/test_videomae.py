@@ -44,6 +44,7 @@ def config(shards: Path, out: Path, *changes: str) -> Any:
     words = [f"model.options.{name}={value}" for name, value in SMALL.items()]
     words += [
         f"data.path={shards}", f"run.out={out}", "data.global_batch_size=4", "data.eval_batch_size=12",
+        "data.clips_per_video=1",
         "optim.base_batch_size=4", "optim.base_lr=0.01", "optim.ema_decay=0.8", "optim.warmup_epochs=1",
         "data.num_threads=1", "run.epochs=4", "run.log_every_steps=1", "run.micro_batch_size=2", *changes,
     ]  # fmt: skip

@@ -71,6 +71,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.loader_protocol import Loader
 from fastvid.train.parts.replica import Replica
@@ -126,6 +127,17 @@ class Kavg(Strategy):
     Raises:
         UsageError: If an option is out of range, or conflicts with another or with the world size.
     """
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        streams = config.sync_options.get("fragments", 1) != 1 or config.sync_options.get("delay", 0) != 0
+        if streams and config.optim.ema_decay is not None:
+            raise UsageError(
+                "sync=kavg does not support optim.ema_decay with fragments or a delay: ranks then have one model "
+                "at the end of an epoch and for a checkpoint only, whose time would change the average",
+                hint="set optim.ema_decay=none, or remove sync_options.fragments and sync_options.delay",
+            )
 
     def __init__(
         self,
@@ -277,7 +289,7 @@ class Kavg(Strategy):
             self._spread(replica, averager, 0.0)
 
     def has_one_model(self) -> bool:
-        return self._synchronous or self.local_steps == 0
+        return not self._apart
 
     def total(self, values: Tensor) -> Callable[[], Tensor]:
         if self.world_size > 1:
