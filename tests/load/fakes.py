@@ -116,6 +116,9 @@ class FakeDataset:
     def key(self, sample):
         return f"key{sample}"
 
+    def keys_of(self, samples):
+        return [self.key(sample) for sample in samples.tolist()]
+
     @property
     def annotations(self):
         """The columns of `extra`, and one of texts."""
