@@ -152,11 +152,12 @@ class ClipSource:
 
         If the epoch before was delivered to its end, they continue with what was prefetched, and prefetch from the next
         epoch in turn: a loop over epochs waits for the first batch once. A loader that is read once reads nothing else.
+        Worker processes do not prefetch so: they would have to be interrupted in the middle of their tasks.
         """
         known, self._following = self._following, None
         follows = known is not None and (known.seed, known.epoch, 0) == (seed, epoch, position)
         run = known.run if known is not None and follows else None
-        run = run or self._pipeline(seed, epoch, position, follow=follows)
+        run = run or self._pipeline(seed, epoch, position, follow=follows and self.workers.kind == "thread")
         run.start(epoch)
         return run
 

@@ -74,6 +74,9 @@ class FakeShard:
     def member(self, row, stream="rgb"):
         return self.members[row]
 
+    def are_near(self, one, other):
+        return False
+
     def reader(self, row, stream="rgb"):
         return StreamReader(self.storage, self.data, *self.members[row])
 

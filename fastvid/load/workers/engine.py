@@ -8,7 +8,7 @@ the last one. On a CPU the consumer finishes each batch, because it would wait f
 if a transform uses the global random generators, which belong to the consumer.
 The threads belong to one iteration and end with it, for whatever reason: the last batch, an error, `break`, Ctrl-C or
 interpreter exit. Between iterations no thread runs, so a process may fork then, but not during an iteration.
-Where epoch follows epoch, the planner continues with the next one; what was prefetched of it waits between the
+Where epoch follows epoch, the planner may continue with the next one; what was prefetched of it waits between the
 iterations, and the threads that the next iteration starts continue from there.
 """
 
