@@ -66,6 +66,7 @@ class ClipLoader(IterableDataset[Batch]):
     error that says what to change.
 
     Threads live only as long as an iteration. A process may fork between iterations, but not continue one in a child.
+    After the second of consecutive epochs, up to `prefetch` batches of the next one are kept for its iteration.
 
     Args:
         dataset: The samples; a `Mixture` for several datasets. A `torch.utils.data.Subset` selects samples.
@@ -324,7 +325,7 @@ class ClipLoader(IterableDataset[Batch]):
     def close(self) -> None:
         """End a running iteration and close the decoders. The loader can be used again."""
         self._stop()
-        self._source.backends.close()
+        self._source.close()
 
     def __iter__(self) -> Iterator[Batch]:
         check_use(self, self.world, found=self._found_world)
@@ -334,9 +335,8 @@ class ClipLoader(IterableDataset[Batch]):
     def _iterate(self) -> Generator[Batch, None, None]:
         # Again: iterators may be used in another order than they were created.
         self._stop()
-        self._seek(self._seed, self.epoch, self.position)
-        run = self._source.run(self._seed, self._epoch, self._position)
-        self._run = run
+        self._epoch, self._position, self._origin = self.epoch, self.position, self.position
+        run = self._run = self._source.start(self._seed, self._epoch, self._position)
         num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
         first, asked = True, time.perf_counter()
         step = Counters()
@@ -379,8 +379,9 @@ class ClipLoader(IterableDataset[Batch]):
                 step = Counters(compute_seconds=asked - given)
                 first = False
             self._epoch, self._position = self._epoch + 1, 0
+            self._source.finish(run, self._seed, self._epoch)
         finally:
-            run.close()
+            self._source.end(run)
             if self._run is run:
                 self._run, self._origin = None, self._position
 
@@ -391,6 +392,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     def _seek(self, seed: int, epoch: int, position: int) -> None:
         self._seed, self._epoch, self._position = seed, epoch, position
+        self._source.forget()
         self._stop()
 
     def _stop(self) -> None:

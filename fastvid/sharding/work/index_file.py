@@ -8,7 +8,7 @@ from functools import partial
 
 from fastvid.errors import FastvidError, SourceError, StorageError
 from fastvid.media.in_place.cut import cut_index, frames_between
-from fastvid.media.in_place.file_reader import FileReader
+from fastvid.media.in_place.file_reader import BLOCK, FileReader
 from fastvid.media.in_place.index_video import Proof, index_in_place
 from fastvid.media.prove import IndexedVideo
 from fastvid.media.reasons import Reason
@@ -69,18 +69,19 @@ def _open(task: SourceTask) -> FileReader:
     try:
         faults.reach("source")
         storage, name = open_file(task.path)
-        version = storage.version(name)
+        begun = storage.begin(name, BLOCK)
     except StorageError as error:
         raise _verdict(task, error) from error
     except FastvidError as error:
         raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
-    if version is None:
+    if begun is None:
         raise SourceError("the file is not there", reason=Reason.MISSING)
+    version, head = begun
     if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
         raise SourceError("the file was replaced after the sources were listed", reason=Reason.CHANGED)
     if not version.size:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
-    return FileReader(storage, name, version)
+    return FileReader(storage, name, version, head=head)
 
 
 def _verdict(task: SourceTask, error: StorageError) -> SourceError:
