@@ -124,7 +124,8 @@ def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
         if name not in known:
             raise _unknown(config, prefix, name)
         current = getattr(config, name)
-        if is_dataclass(current) or isinstance(current, Mapping):
+        replaced = isinstance(value, str) and _dataclasses(hints[name])  # such as data.balance=none
+        if not replaced and (is_dataclass(current) or isinstance(current, Mapping)):
             if isinstance(value, str):
                 inside = keys(current, f"{key}.") if is_dataclass(current) else [f"{key}.NAME"]
                 raise UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
