@@ -142,7 +142,8 @@ def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
         if isinstance(value, dict) and own is not None:
             other = next(inner for inner in value if inner != _OWN)
             raise UsageError(f"{key}.{other} is inside a key that is also given a value")
-        if is_dataclass(current) or isinstance(current, Mapping):
+        replaced = isinstance(value, str) and _dataclasses(hints[name])  # such as data.balance=none
+        if not replaced and (is_dataclass(current) or isinstance(current, Mapping)):
             if isinstance(value, str):
                 inside = keys(current, f"{key}.") if is_dataclass(current) else [f"{key}.NAME"]
                 raise UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
