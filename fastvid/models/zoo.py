@@ -8,7 +8,6 @@ prepends ``spatial.`` or ``temporal.``.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from torch import nn
 from fastvid.errors import UsageError
 from fastvid.models import i3d, tsn, two_stream
 from fastvid.models.resnet import DEPTHS
+from fastvid.runtime.import_names import accepted, check_keywords, import_name
 
 INPUT_LAYOUT = "BCTHW"
 _FRAMES_FIRST = "BTCHW"
@@ -62,10 +62,10 @@ def build(name: str, num_classes: int, num_frames: int, **model_options: Any) ->
     """Build a model with random weights.
 
     Args:
-        name: One of `names`, or ``module:callable``: it is called with ``num_classes``, ``num_frames`` and the options
-            as keywords and must return an `nn.Module`, to which ``input_layout`` and ``num_frames`` are added if
-            missing. With an ``input_layout`` of "BTCHW" its forward receives clips [B, T, C, H, W]; whoever calls the
-            module still passes [B, C, T, H, W].
+        name: One of `names`, or ``module:callable``: it is called with the options, and with those of ``num_classes``
+            and ``num_frames`` that it accepts, as keywords, and must return an `nn.Module`, to which ``input_layout``
+            and ``num_frames`` are added if missing. With an ``input_layout`` of "BTCHW" its forward receives clips
+            [B, T, C, H, W]; whoever calls the module still passes [B, C, T, H, W].
         num_classes: Number of classes.
         num_frames: Frames per clip.
         **model_options: Options of the model; `options` lists them for a model of the zoo.
@@ -95,20 +95,14 @@ def _builder(name: str) -> Callable[..., nn.Module]:
 
 
 def _build_foreign(name: str, num_classes: int, num_frames: int, model_options: dict[str, Any]) -> nn.Module:
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # Translate only a missing named module: a missing import inside it has its own clear error.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise UsageError(
-            f"no module {module_name!r} for model {name!r}", hint="add its folder to PYTHONPATH"
-        ) from error
-    make = getattr(module, attribute, None)
+    make = import_name("model.name", name)
     if not callable(make):
-        raise UsageError(f"module {module_name!r} has no callable {attribute!r}")
-    model = make(num_classes=num_classes, num_frames=num_frames, **model_options)
+        raise UsageError(
+            f"model.name is {name!r}, which is not callable", hint="name a function or class that returns a module"
+        )
+    sizes = {"num_classes": num_classes, "num_frames": num_frames}
+    check_keywords("model.options", name, make, model_options, always=sizes)
+    model = make(**{size: sizes[size] for size in accepted(make, sizes)}, **model_options)
     if not isinstance(model, nn.Module):
         raise UsageError(f"model {name!r} returned {type(model).__name__}, not a torch.nn.Module")
     for attribute, value in (("input_layout", INPUT_LAYOUT), ("num_frames", num_frames)):

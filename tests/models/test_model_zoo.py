@@ -55,7 +55,7 @@ def test_options_are_listed_and_applied():
         (lambda: build("tsn-r18", 2, 4, shift_div=4), r"no option 'shift_div'[\s\S]*width, in_channels"),
         (lambda: build("tsm-r18", 2, 0), "num_frames must be at least 1, not 0"),
         (lambda: build("no_such_module:make", 2, 4), "no module 'no_such_module'"),
-        (lambda: build("json:no_such", 2, 4), "module 'json' has no callable 'no_such'"),
+        (lambda: build("json:no_such", 2, 4), "module 'json' has no 'no_such'"),
     ],
 )
 def test_unknown_models_and_options_raise_clear_errors(make, message):

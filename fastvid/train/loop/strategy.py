@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastvid.errors import UsageError
+from fastvid.runtime.import_names import import_name
 from fastvid.runtime.world import World
 from fastvid.train.ranks.elastic import Member, broadcast_tensors
 
@@ -260,10 +261,7 @@ def find_strategy(name: str) -> type[Strategy]:
     known = _built_in()
     if name not in known and ":" not in name:
         raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
-    try:
-        kind = _load(known.get(name, name))
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"sync {name!r} cannot be imported: {error}") from error
+    kind = _load(known[name]) if name in known else import_name("sync", name)
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"sync {name!r} is not a strategy", hint=f"derive the class from {__name__}.Strategy")
     return kind

@@ -89,8 +89,8 @@ def test_a_user_defined_asynchronous_run_resumes(runs: Path, scenario: str) -> N
 def test_errors_list_the_options_of_a_user_defined_strategy() -> None:
     for name, options, message, hint in (
         ("gossip", {}, "unknown sync 'gossip'", "use one of asgd, ddp, kavg, relay; or module:class"),
-        ("gossip:Whisper", {}, "cannot be imported: module 'gossip' has no attribute 'Whisper'", ""),
-        ("gossips:Gossip", {}, "cannot be imported: No module named 'gossips'", ""),
+        ("gossip:Whisper", {}, "sync is 'gossip:Whisper', but module 'gossip' has no 'Whisper'", ""),
+        ("gossips:Gossip", {}, "sync is 'gossips:Gossip', but there is no module 'gossips'", ""),
         ("gossip:Round", {}, "is not a strategy", "Strategy"),
         (own.SYNC, {"mux": 1}, "'gossip:Gossip' has no option 'mux'", "use one of mix"),
         # A batch policy needs ranks that share batches, also for a user-defined strategy.
