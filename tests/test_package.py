@@ -40,7 +40,7 @@ ORDER = {
         """,
         "fastvid/format": """
             schema filters records flow depth parquet reason packets commit_record tar stream_reader in_place codecs mp4
-            generations annotations indexed facts write_shard table_cache shard open_shards listed_samples dataset
+            generations annotations indexed facts write_shard shard open_shards listed_samples dataset
         """,
         "fastvid/media": """
             reasons colour_tags frame_digest limits random_access timing boxes containers demuxer temporary ffmpeg

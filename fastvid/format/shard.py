@@ -20,7 +20,7 @@ from fastvid.errors import FormatError
 from fastvid.format.facts import has_audio
 from fastvid.format.in_place import ListedFile, Root, read_files
 from fastvid.format.indexed import index_crc32
-from fastvid.format.packets import PacketTable, StreamInfo, stream_info
+from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
 from fastvid.format.records import RecordReader
 from fastvid.format.schema import (
     AUDIO_BLOCK,
@@ -37,7 +37,6 @@ from fastvid.format.schema import (
     check_version,
 )
 from fastvid.format.stream_reader import BlockReader, StreamReader
-from fastvid.format.table_cache import TABLES
 from fastvid.runtime.hashing import sha256
 from fastvid.storage import Storage
 from fastvid.storage.urls import open_file

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastvid.format.packets import PacketTable, packet_records
+from fastvid.format.packets import PacketTable, TableCache, packet_records
 from fastvid.format.schema import PacketFlag
-from fastvid.format.table_cache import TableCache
 
 
 def table(count):
