@@ -66,7 +66,6 @@ class ClipLoader(IterableDataset[Batch]):
     error that says what to change.
 
     Threads live only as long as an iteration. A process may fork between iterations, but not continue one in a child.
-    After the second of consecutive epochs, up to `prefetch` batches of the next one are kept for its iteration.
 
     Args:
         dataset: The samples; a `Mixture` for several datasets. A `torch.utils.data.Subset` selects samples.
@@ -338,8 +337,7 @@ class ClipLoader(IterableDataset[Batch]):
         self._epoch, self._position, self._origin = self.epoch, self.position, self.position
         run = self._run = self._source.start(self._seed, self._epoch, self._position)
         num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
-        first, asked = True, time.perf_counter()
-        step = Counters()
+        first, asked, step = True, time.perf_counter(), Counters()
         try:
             while True:
                 self.stats.ready, self.stats.queued = run.ready, run.queued
