@@ -52,9 +52,8 @@ def svg(theme: str) -> str:
         y += HEAD
         for stage in stages:
             middle = y + BOX / 2 + 5.5
-            parts.append(
-                f'<rect x="{LEFT}" y="{y}" width="{WIDTH - 2 * LEFT}" height="{BOX}" rx="6" fill="{box}" stroke="{edge}"/>'
-            )
+            place = f'x="{LEFT}" y="{y}" width="{WIDTH - 2 * LEFT}" height="{BOX}" rx="6"'
+            parts.append(f'<rect {place} fill="{box}" stroke="{edge}"/>')
             parts.append(f'<text x="{LEFT + 14}" y="{middle}" fill="{ink}" font-weight="600">{stage.name}</text>')
             parts.append(f'<text x="{LEFT + NAME}" y="{middle}" fill="{ink}">{stage.what}</text>')
             if stage.counter:

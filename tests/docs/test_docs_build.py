@@ -54,7 +54,7 @@ def members(kind: type) -> Iterator[str]:
     """Yield the public methods and properties of a class that fastvid defines."""
     for name, value in inspect.getmembers(kind):
         owner = next((base for base in kind.__mro__ if name in vars(base)), kind)
-        is_code = callable(value) or not inspect.ismemberdescriptor(value) and hasattr(value, "__get__")
+        is_code = callable(value) or (not inspect.ismemberdescriptor(value) and hasattr(value, "__get__"))
         if not name.startswith("_") and owner.__module__.startswith("fastvid.") and is_code:
             yield name
 
