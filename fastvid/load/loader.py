@@ -156,7 +156,9 @@ class ClipLoader(IterableDataset[Batch]):
         self._skips = Skips(on_error)
         dataset = resolve_subset(dataset)
         rules, streams = ClipRules.of(dataset, frames, spatial), check_streams(streams, flow_stack, dataset.streams)
-        self.world, self._found_world = World.resolve(rank, world_size), rank is None
+        self._found_world = rank is None
+        self.world = World.resolve(rank, world_size)
+        """This process's rank, and the world size."""
         orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
         planned = (orders, dataset, rules, self.world, last)
         annotations = RowAnnotations.of(dataset, fields, text, labels)
@@ -181,8 +183,10 @@ class ClipLoader(IterableDataset[Batch]):
             world=self.world,
         )
         self.labels = None if annotations.labels is None else annotations.labels.labels
+        """The classes of `Batch.labels`; None without labels=."""
         self.workers, self.num_threads = workers, self._source.num_threads
         self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
+        """Where the time of the last and of all batches went."""
         self.stats.num_frames = rules.num_frames or 0
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
@@ -334,7 +338,7 @@ class ClipLoader(IterableDataset[Batch]):
     def _iterate(self) -> Generator[Batch, None, None]:
         # Again: iterators may be used in another order than they were created.
         self._stop()
-        self._epoch, self._position, self._origin = self.epoch, self.position, self.position
+        self._seek(self._seed, self.epoch, self.position)
         run = self._run = self._source.start(self._seed, self._epoch, self._position)
         num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
         first, asked, step = True, time.perf_counter(), Counters()
@@ -353,10 +357,7 @@ class ClipLoader(IterableDataset[Batch]):
                 with self._copies:
                     batch = run.take(work)
                 step.finish_seconds = work.counters.finish_seconds
-                if first:
-                    step.fill_seconds = waited
-                else:
-                    step.wait_seconds = waited
+                step.fill_seconds, step.wait_seconds = (waited, 0.0) if first else (0.0, waited)
                 step.copy_seconds = self._copies.seconds()
                 step.take_traffic()
                 self.stats.step = step
