@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from bench.common.charts import Bars, Chart, Lines, Table
 from bench.common.harness import RESULTS
-from bench.decode.charts import best_rival
+from bench.decode.goals import best_rival
 from fastvid.errors import UsageError
 
 # The function that returns the charts of each schema. A result with an unknown schema is shown as a table.

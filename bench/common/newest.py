@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 CHECKED: Final = date(2026, 11, 25)
-"""When the versions below were last compared with the package index."""
+"""When these versions were last compared with the package index."""
 MAX_AGE: Final = timedelta(days=60)
 """A result may be measured at most this long after `CHECKED`: its rivals would not be the newest."""
 
@@ -72,27 +72,8 @@ NEWEST: Final[Mapping[str, Rival]] = {
             "zstd==1.5.7.2",
         ),
     ),
-    "energon": Rival(
-        "megatron-energon",
-        "7.4.1",
-        (
-            "bracex==3.2.2",
-            "deprecation==2.1.0",
-            "filetype==1.2.0",
-            "lark==1.3.1",
-            "mfusepy==3.1.1",
-            "multi-storage-client==1.3.1",
-            "opentelemetry-api==1.45.2",
-            "prettytable==3.18.0",
-            "rapidyaml==0.15.2",
-            "wcmatch==10.2.1",
-            "wcwidth==0.9.4",
-            "xattr==1.3.0",
-        ),
-    ),
 }  # fmt: skip
-"""Libraries by the name that benchmarks use. LeRobot has an interpreter of its own, see `bench.load.lerobot`: its newest
-release, 0.6.1, requires Python 3.12; 0.4.4 is the newest for 3.11."""
+"""Libraries by the name that benchmarks use. LeRobot has an interpreter of its own, see `bench.load.lerobot`."""
 
 
 def use_newest(names: Collection[str], cache: Path) -> None:

@@ -1,4 +1,4 @@
-"""torchcodec as a rival: a new decoder for each clip, decoders that are kept open, and its blocks with fastvid's plan."""
+"""torchcodec as a rival: a decoder for each clip, decoders that are kept open, and its blocks with fastvid's plan."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ class TorchcodecJob:
         kept: Decoders that are kept open, one per video; 0 to open one per clip.
     """
 
-    def __init__(
-        self, corpus: Corpus, source: str, seek: str, crop: str, ffmpeg_threads: int, kept: int = 0
-    ) -> None:
+    def __init__(self, corpus: Corpus, source: str, seek: str, crop: str, ffmpeg_threads: int, kept: int = 0) -> None:
         import torch
 
         decoder = video_decoder()
