@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -138,3 +138,19 @@ def outdated(packages: Mapping[str, str], measured: date) -> list[str]:
     if measured < CHECKED - MAX_AGE:
         wrong.append(f"measured on {measured}, long before the newest versions were looked up on {CHECKED}")
     return wrong
+
+
+def main(today: date) -> int:
+    """Return 1 if the newest versions were looked up too long ago, as .ci/run asks; else 0."""
+    if today > CHECKED + MAX_AGE:
+        print(
+            f"bench/common/newest.py: the versions were looked up on {CHECKED}, more than {MAX_AGE.days} days ago;"
+            " look them up, and measure bench decode and bench load again",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(datetime.now(UTC).date()))
