@@ -34,6 +34,7 @@ os.environ.setdefault("SOURCE_DATE_EPOCH", "1700000000")
 
 # The slowest files, in descending order: they start first, so that none runs alone at the end.
 LONG = (
+    "test_in_place_footage.py",
     "test_snippets.py",
     "test_large_batch.py",
     "test_workers.py",

@@ -16,7 +16,7 @@ from bench.gpu import fake
 from fastvid.decode.access import VideoDataset
 from fastvid.decode.backends import Backend, backends
 from fastvid.errors import StorageError
-from fastvid.train.config.config import Amp
+from fastvid.train.config.run import Amp
 
 MANIFEST: Final = "pack.json"
 REFERENCE: Final = "reference"

@@ -18,7 +18,11 @@ from fastvid.errors import FastvidError
 from fastvid.load.clips.augment import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.runtime.world import World
-from fastvid.train.config.config import Amp, Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config.config import Config
+from fastvid.train.config.data import DataConfig
+from fastvid.train.config.model import ModelConfig
+from fastvid.train.config.optim import OptimConfig
+from fastvid.train.config.run import Amp, RunConfig
 from fastvid.train.loop.step import Stepper
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.ranks.elastic import Member

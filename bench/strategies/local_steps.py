@@ -216,6 +216,7 @@ class _RankRun:
             "reached": self.reached,
             "curve": self.curve,
             "accuracy": self._task.accuracy(self.model),
+            "held_out_loss": self._task.held_out_loss(self.model),
             "train_loss": self._task.train_loss(self.model),
         }
 

@@ -1,8 +1,8 @@
-"""Compare Adam under K-step averaging with moments that stay local, are averaged, or are reset at each average.
+"""Compare Adam and AdamW under K-step averaging: moments, outer steps, compression, fragments and delays.
 
 Four ranks learn the task of `bench.strategies.local_steps` with the same number of steps and learning rate. Training
-loss and held-out accuracy are compared with Adam and SGD with gradients averaged in every step. Some runs vary the
-learning rate, because the optimum may differ.
+loss, held-out loss and bytes are compared with Adam, AdamW and SGD with gradients averaged in every step. Some runs
+vary the learning rate, because the optimum may differ. docs/strategies.md shows a part of the result.
 """
 
 from __future__ import annotations
@@ -17,14 +17,30 @@ from typing import Any, Final
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.strategies.local_steps import Ranks, RunSpec
 
-SCHEMA: Final = "fastvid-bench-moments/1"
+SCHEMA: Final = "fastvid-bench-moments/2"
 RANKS: Final = 4
-PERIODS: Final = (1, 2, 8, 32)
+PERIODS: Final = (1, 8, 32)
 MOMENTS: Final = ("local", "average", "reset")
 RATE: Final = 2e-3
 RATES: Final = (1e-3, 4e-3)
 SWEPT_PERIOD: Final = 8
 SGD: Final = {"base_lr": 0.05}
+DECAY: Final = 0.01
+"""Weight decay of AdamW, torch's default."""
+
+STREAMING: Final = {
+    "K=16": {"period": 16},
+    "K=64": {"period": 64},
+    "K=16 fp16": {"period": 16, "compress": "fp16"},
+    "K=16 int8": {"period": 16, "compress": "int8"},
+    "K=16 int4": {"period": 16, "compress": "int4"},
+    "K=16 outer=nesterov": {"period": 16, "outer": "nesterov"},
+    "K=16 outer=nesterov, momentum .6": {"period": 16, "outer": "nesterov", "outer_momentum": 0.6},
+    "K=16 fragments=3": {"period": 16, "fragments": 3},
+    "K=16 delay=4": {"period": 16, "delay": 4},
+    "K=16 fragments=3 delay=4 int4": {"period": 16, "fragments": 3, "delay": 4, "compress": "int4"},
+}
+"""Options that are compared with AdamW."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +66,9 @@ def contenders() -> list[tuple[str, RunSpec]]:
         found.append(
             (f"kavg adam local K={SWEPT_PERIOD} lr={rate:g}", RunSpec("kavg", {"period": SWEPT_PERIOD}, optim))
         )
+    adamw = {"name": "adamw", "base_lr": RATE, "weight_decay": DECAY}
+    found.append(("ddp adamw", RunSpec("ddp", optim=adamw)))
+    found += [(f"kavg adamw {name}", RunSpec("kavg", options, adamw)) for name, options in STREAMING.items()]
     return found
 
 
@@ -57,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
     record: dict[str, Any] = {
         "schema": SCHEMA, "machine": machine_facts(), "ranks": RANKS, "steps": args.steps, "seeds": args.seeds,
-        "adam_lr": RATE, "sgd": dict(SGD), "rows": [],
+        "adam_lr": RATE, "weight_decay": DECAY, "sgd": dict(SGD), "rows": [],
     }  # fmt: skip
     with Ranks(RANKS) as ranks:
         for name, spec in contenders():
@@ -74,6 +93,9 @@ def _row(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "contender": name,
         "train_loss": statistics.mean(run["train_loss"] for run in runs),
         "train_losses": [run["train_loss"] for run in runs],
+        "held_out_losses": [run["held_out_loss"] for run in runs],
+        "accuracies": [run["accuracy"] for run in runs],
+        "parameters": runs[0]["parameters"],
         "accuracy": statistics.mean(run["accuracy"] for run in runs),
         "all_reduces": runs[0]["messages"],
         "all_reduced_mb": runs[0]["message_bytes"] / 1e6,

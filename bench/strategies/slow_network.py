@@ -1,7 +1,7 @@
 """Simulate a slow network by delaying a process' communication.
 
-Within a process group all-reduces are delayed. For a client of a parameter server or a stage of a relay each message is
-delayed, in both directions, except on rank 0, which is on the machine of the server or hub.
+Within a process group all-reduces and all-to-alls are delayed. For a client of a parameter server or a stage of a relay
+each message is delayed, in both directions, except on rank 0, which is on the machine of the server or hub.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class SlowNetwork:
         far: Whether this process reaches servers and hubs over the network.
 
     Attributes:
-        messages: Number of all-reduces and, if `far`, of messages to and from a server or hub.
-        bytes: Bytes in them.
+        messages: Number of collective operations and, if `far`, of messages to and from a server or hub.
+        bytes: Bytes in them. A ring all-reduce of n bytes sends 2 (P - 1) / P * n from each of P ranks; an all-to-all
+            counts as the all-reduce that sends as many.
     """
 
     def __init__(self, link: SlowLink, ranks: int, *, far: bool) -> None:
@@ -58,8 +59,9 @@ class SlowNetwork:
 
         from fastvid.train.strategies.shared import link
 
-        self._plain = dist.all_reduce
+        self._plain, self._plain_exchange = dist.all_reduce, dist.all_to_all_single
         self._undo.enter_context(_replaced(dist, "all_reduce", self._all_reduce))
+        self._undo.enter_context(_replaced(dist, "all_to_all_single", self._exchange))
         if self._far:
             self._send, self._receive = link.Link.send, link.Link.receive
             self._header_bytes = 8 * (link.WORDS + 4)
@@ -95,20 +97,36 @@ class SlowNetwork:
         time.sleep(self._link.message_s(size))
 
     def _all_reduce(self, tensor: Any, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
-        size = tensor.numel() * tensor.element_size()
+        ready = self._ready(tensor.numel() * tensor.element_size())
+        late = _DelayedWork(self._plain(tensor, *args, async_op=True, **kwargs), ready)
+        if async_op:
+            return late
+        late.wait()
+        return None
+
+    def _exchange(
+        self, received: Any, sent: Any, received_sizes: Any, sizes: Any, *, group: Any = None, async_op: bool = False
+    ) -> Any:
+        import torch.distributed as dist
+
+        own = sizes[dist.get_rank(group)]
+        ready = self._ready((sum(sizes) - own) * sent.element_size() * self._ranks // (2 * max(1, self._ranks - 1)))
+        work = self._plain_exchange(received, sent, received_sizes, sizes, group=group, async_op=True)
+        late = _DelayedWork(work, ready)
+        if async_op:
+            return late
+        late.wait()
+        return None
+
+    def _ready(self, size: int) -> float:
+        """Count a message of the bytes of an all-reduce, and return when it has arrived."""
         self.messages += 1
         self.bytes += size
         # Latencies of messages overlap; their bytes share the link's bandwidth.
         now = time.perf_counter()
         busy = self._link.seconds(size, self._ranks) - self._link.delay_s
         self._free_at = max(now, self._free_at) + busy
-        ready = self._free_at + self._link.delay_s
-        work = self._plain(tensor, *args, async_op=True, **kwargs)
-        late = _DelayedWork(work, ready)
-        if async_op:
-            return late
-        late.wait()
-        return None
+        return self._free_at + self._link.delay_s
 
 
 @dataclass

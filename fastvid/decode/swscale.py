@@ -42,7 +42,7 @@ COLOR_RANGE: Final = {Range.UNKNOWN: ColorRange.MPEG, Range.LIMITED: ColorRange.
 _ROW: Final = 32
 # SIMD code may read or write this many bytes past the last row.
 _SLACK: Final = 64
-# A context costs 15 us, a resizing one 50 us. Random crops have thousands of sizes, so only a few are worth keeping.
+# A context is made once per size. Random crops have thousands of sizes, so only a few are worth keeping.
 _MAX_SCALERS: Final = 8
 # Plane indices of R, G and B in FFmpeg's gbrp.
 _PLANE_OF_RGB: Final = (2, 0, 1)

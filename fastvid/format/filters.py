@@ -37,7 +37,7 @@ def matching_rows(table: pa.Table, condition: str) -> IntArray:
     Raises:
         UsageError: If the text is not a condition, names an unknown column, or compares what cannot be compared.
     """
-    import duckdb  # takes 50 ms to import, and few programs filter
+    import duckdb  # slow to import, and few programs filter
 
     numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
     try:

@@ -41,9 +41,8 @@ class LocalStorage:
     """A folder on a local disk. Thread-safe; open files do not survive a fork or pickle."""
 
     gap = 8 * 1024
-    """A read costs 2 to 3 us (preadv 1.2 us, the rest Python), a byte 0.1 to 0.2 ns (measured), so they break even
-    near 10 kB. For eight frames of a `compact` clip 8 kB needs a third of the reads and reads 1.3 times the planned
-    bytes; 32 kB reads twice the bytes and is no faster."""
+    """Near what a read costs more than its bytes. For eight frames of a `compact` clip it saves most of the reads for a
+    few more bytes; a larger gap reads many bytes for nothing."""
 
     concurrency = 1
     copies = False

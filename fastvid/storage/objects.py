@@ -78,10 +78,9 @@ class ObjectStorage:
     """
 
     _GAP = 32 * 1024
-    """On loopback without TLS a request costs 90 to 110 us of CPU and a byte 0.5 ns (measured, 20 kB to 2 MB), so CPU
-    alone would break even near 180 kB; but the network is shared with others. For eight frames of a `compact` clip
-    8 kB needs 6.0 requests and 54 % of the video's bytes, 32 kB 2.2 and 72 %, 128 kB 1.0 and 94 %, at 1.07, 0.68 and
-    0.54 ms of CPU; for an `intra` clip 8.0 and 4 %, 5.9 and 9 %, 3.7 and 23 %."""
+    """By CPU time alone a larger gap would be cheaper, because a request costs as much as many bytes; but the network
+    is shared with others. For eight frames of a `compact` clip this makes about two requests, for most of the video's
+    bytes; with 128 kB it would be one request for nearly all."""
 
     copies = True
 

@@ -23,8 +23,8 @@ GROWTH: Final = 2.0
 """Requests a second by which the rate grows in each second, or a tenth of the rate if that is more."""
 
 PAUSE: Final = 1.0
-"""Seconds without requests after one was refused: stores count requests over about a second. In a simulation of eight
-processes at a store that takes 200 a second, 10 % of the requests were refused with this pause, 60 % without it."""
+"""Seconds without requests after one was refused: stores count requests over about a second. Without a pause most
+requests of many processes are refused (``python -m bench stores`` counts them)."""
 
 LONGEST: Final = 60.0
 """Longest such pause that a store can ask for, in seconds."""

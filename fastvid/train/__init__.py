@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from fastvid.load.clips.timed_sampling import Deltas as Deltas
     from fastvid.load.clips.timed_sampling import Window as Window
     from fastvid.train.config.config import Config as Config
-    from fastvid.train.config.config import DataConfig as DataConfig
-    from fastvid.train.config.config import ModelConfig as ModelConfig
-    from fastvid.train.config.config import OptimConfig as OptimConfig
-    from fastvid.train.config.config import RunConfig as RunConfig
-    from fastvid.train.config.config import ShardConfig as ShardConfig
+    from fastvid.train.config.data import DataConfig as DataConfig
+    from fastvid.train.config.data import ShardConfig as ShardConfig
+    from fastvid.train.config.model import ModelConfig as ModelConfig
+    from fastvid.train.config.optim import OptimConfig as OptimConfig
+    from fastvid.train.config.run import RunConfig as RunConfig
     from fastvid.train.loop.strategy import Round as Round
     from fastvid.train.loop.strategy import Strategy as Strategy
 
@@ -42,24 +42,24 @@ _HOMES = {
     "CenterCrop": "fastvid.load.clips.augment",
     "ColorJitter": "fastvid.load.after.colour",
     "Config": "fastvid.train.config.config",
-    "DataConfig": "fastvid.train.config.config",
+    "DataConfig": "fastvid.train.config.data",
     "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
     "Erasing": "fastvid.load.after.erasing",
     "GaussianBlur": "fastvid.load.after.blur",
     "Grayscale": "fastvid.load.after.colour",
     "HorizontalFlip": "fastvid.load.clips.augment",
-    "ModelConfig": "fastvid.train.config.config",
+    "ModelConfig": "fastvid.train.config.model",
     "MultiScaleCrop": "fastvid.load.clips.augment",
-    "OptimConfig": "fastvid.train.config.config",
+    "OptimConfig": "fastvid.train.config.optim",
     "RandAugment": "fastvid.load.after.rand_augment",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
     "Resize": "fastvid.load.clips.resize",
     "Round": "fastvid.train.loop.strategy",
-    "RunConfig": "fastvid.train.config.config",
+    "RunConfig": "fastvid.train.config.run",
     "Segments": "fastvid.load.clips.sampling",
-    "ShardConfig": "fastvid.train.config.config",
+    "ShardConfig": "fastvid.train.config.data",
     "Strategy": "fastvid.train.loop.strategy",
     "Uniform": "fastvid.load.clips.sampling",
     "Window": "fastvid.load.clips.timed_sampling",

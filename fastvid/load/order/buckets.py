@@ -199,7 +199,7 @@ class PlannedBuckets:
         return repr(self._buckets)
 
     def epoch(self, order: EpochOrder) -> EpochBatches:
-        """See `Batching`. All batches of the epoch are planned here: 0.1 us and 4 bytes a sample."""
+        """See `Batching`. All batches of the epoch are planned here, in 4 bytes a sample."""
         return _BucketEpoch(self._buckets, self._assigned, order, self._world, self._last)
 
 

@@ -3,7 +3,7 @@
 A number depends on nothing else, so it is the same for any world size, batch size, thread and back-end, and after any
 restart. Library generators are not used because their algorithms may change between versions.
 
-A clip needs at most a dozen numbers, for which Python integers are two to four times faster than numpy arrays.
+A clip needs at most a dozen numbers, for which Python integers are faster than numpy arrays.
 """
 
 from __future__ import annotations

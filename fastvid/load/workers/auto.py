@@ -31,8 +31,8 @@ DEFAULT: Final = "pyav"
 """Decodes every codec on every machine."""
 
 SLOWER: Final = frozenset({"torchcodec-cpu"})
-"""Not measured: it wraps each clip in an MP4 and uses the same libavcodec as the default, so it reaches 0.25 to 0.41 of
-its speed (8 frames of `intra` and `compact`, 1 and 2 threads, torchcodec 0.11). Loading it would cost a second."""
+"""Not tried: they wrap each clip in an MP4 and use the same libavcodec as the default, so they are slower; see
+``python -m bench decode``. Loading one would cost a second."""
 
 _CLIPS: Final = 32
 _NAME_BYTES: Final = 256

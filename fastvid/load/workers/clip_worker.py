@@ -19,7 +19,7 @@ from fastvid.runtime.arrays import IntArray
 
 FETCH_CLIPS: Final = 4
 """Clips that a thread fetches before it decodes them one by one. Decoding fills the CPU caches with its own code and
-data, so that fetching after each decoded clip takes 2 to 3 times as long as fetching several in a row."""
+data, so that fetching after each decoded clip takes longer than fetching several in a row."""
 
 
 class Target(Protocol):

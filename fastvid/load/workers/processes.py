@@ -51,7 +51,7 @@ from fastvid.runtime.messages import Inbox
 _log = logging.getLogger(__name__)
 
 PROCESS_CLIPS: Final = 16
-"""Clips sent to a worker process at once. Waking the lane's thread costs 0.4 ms of GIL time with cold CPU caches,
+"""Clips sent to a worker process at once. Waking the lane's thread costs GIL time with cold CPU caches,
 whatever the number of clips, and delays the training step."""
 
 _START_SECONDS: Final = 120.0

@@ -1,9 +1,7 @@
 """Make the flow stream of an encoded RGB stream: decode, estimate, encode and verify.
 
-One frame is in memory at a time. Flow is encoded at the same quality as RGB. On real footage of 256 lines at crf 23 it
-takes about as many bytes as RGB and changes the flow by 0.09 pixels per frame (root mean square; the flow itself has
-0.7 to 1.4); one level is 0.16 pixels. With DIS it takes three times as long as RGB (per frame of 336x256 on one core: 6
-ms for RGB, 11 ms to estimate and 9 ms to encode and check flow); with TV-L1 a hundred times as long.
+One frame is in memory at a time. Flow is encoded at the same quality as RGB, and takes about as many bytes; one level
+is 0.16 pixels. With DIS it takes longer than RGB, with TV-L1 far longer.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import output_options
 from fastvid.sharding.encode.transcode import read_back, run_ffmpeg
 
-# Wall time per frame and megapixel: about twenty times what one core needs (measured on frames of 336x256).
+# Wall time per frame and megapixel: far more than one core needs for DIS.
 _SECONDS_PER_MEGAPIXEL: Final = {"dis": 2.0, "tvl1": 180.0}
 # Allowed change of a frame's mean level by encoding. A wrong range, matrix or size changes it more.
 _MEAN_LEVELS: Final = 3.0

@@ -28,7 +28,7 @@ from fastvid.sharding.encode.encoder_options import ENCODER_OPTIONS
 from fastvid.sharding.encode.profile import Profile, written_timing
 from fastvid.sharding.encode.window import DecodeWindow, plan_window
 
-# Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither (measured).
+# Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
 
 # Largest long side that hardware decoders of H.264 and VP9 support, in pixels.

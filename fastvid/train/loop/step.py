@@ -13,7 +13,9 @@ from torch.nn import functional
 
 from fastvid.load.batch.batch import Batch
 from fastvid.models import ghost
-from fastvid.train.config.config import Config, OptimConfig, RunConfig
+from fastvid.train.config.config import Config
+from fastvid.train.config.optim import OptimConfig
+from fastvid.train.config.run import RunConfig
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import autocast, count
 from fastvid.train.parts.loader_protocol import inputs

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fastvid.errors import StateError
-from fastvid.train.config.config import Amp
+from fastvid.train.config.run import Amp
 from fastvid.train.parts.loader_protocol import Loader, inputs
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from fastvid.errors import UsageError
-from fastvid.train.config.config import Groups, OptimConfig
+from fastvid.train.config.optim import Groups, OptimConfig
 from fastvid.train.parts.optim_large import Lamb, Lars
 
 # TSM's learning rate multipliers (mit-han-lab/temporal-shift-module ops/models.py, get_optim_policies, with

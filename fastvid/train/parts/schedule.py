@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fastvid.errors import UsageError
-from fastvid.train.config.config import Decay, OptimConfig
+from fastvid.train.config.optim import Decay, OptimConfig
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.order.batches import rank_slice
 from fastvid.models.cost import model_cost
 from fastvid.runtime.world import World
-from fastvid.train.config.config import Config, OptimizerName
+from fastvid.train.config.config import Config
+from fastvid.train.config.optim import OptimizerName
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble

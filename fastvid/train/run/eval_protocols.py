@@ -19,7 +19,7 @@ from typing import Final
 from fastvid.errors import UsageError
 from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, Spatial
 from fastvid.load.clips.views import Views, check_views
-from fastvid.train.config.config import DataConfig
+from fastvid.train.config.data import DataConfig
 
 _NAME: Final = re.compile(r"(\d+|twice)(?:x(\d+))?")
 _TWICE: Final = (0.5, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from fastvid.decode.clips import read_clip
@@ -15,6 +17,11 @@ from fastvid.media.playback import play
 
 def played(path):
     """Return the digest of every frame that a player shows."""
+    return _played(path, path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _played(path, _changed):
     data = path.read_bytes()
     return play(data, sniff(data[:HEAD_BYTES]), Limits()).digests
 

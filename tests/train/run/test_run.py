@@ -24,7 +24,7 @@ from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import tag_generation
 from fastvid.storage import LocalStorage
 from fastvid.train.config import recipes
-from fastvid.train.config.config import OptimizerName
+from fastvid.train.config.optim import OptimizerName
 from fastvid.train.parts.loader_protocol import Lineage
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.records import metrics

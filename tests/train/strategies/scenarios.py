@@ -12,8 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fastvid.runtime import faults
 from fastvid.train.ranks.elastic import Member
+from fastvid.train.strategies.shared.averager import CODECS
+from fastvid.train.strategies.shared.traffic import Traffic
+from fastvid.train.strategies.shared.wire import BLOCK, Counted
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.lab import CONSTANT, PLAIN, Case
@@ -63,6 +68,19 @@ CASES = {
     "k4-block0": Case({"period": 4, "outer": "block"}, optim=MOMENTUM),
     "k4-block": Case({"period": 4, "outer": "block", "outer_momentum": 0.5}, optim=MOMENTUM | CONSTANT),
     "k4-slowmo": Case({"period": 4, "outer": "slowmo", "outer_momentum": 0.5}, optim=MOMENTUM | CONSTANT),
+    # Fragments, delays, integers.
+    "ddp-still": Case(sync="ddp", optim=PLAIN | CONSTANT, noise=1.0),
+    "late-noise": Case({"period": 5, "delay": 2, "mixing": 0.25}, optim=PLAIN | CONSTANT, noise=1.0),
+    "count-parts": Case({"period": 5, "fragments": 2}, optim=PLAIN, run=QUIET),
+    "count-int8": Case({"period": 11, "compress": "int8"}, optim=PLAIN, run=QUIET),
+    "count-int4": Case({"period": 11, "compress": "int4"}, optim=PLAIN, run=QUIET),
+    "k4-nesterov": Case({"period": 4, "outer": "nesterov"}, optim=MOMENTUM | CONSTANT),
+    "k4-streams": Case(
+        {"period": 4, "outer": "nesterov", "fragments": 3, "delay": 2, "compress": "int8"},
+        optim=MOMENTUM | CONSTANT,
+        norm=True,
+    ),
+    "k4-int4": Case({"period": 4, "compress": "int4"}, optim=MOMENTUM),
     "post-local": Case({"period": 4, "local_after": 2.0}, optim=MOMENTUM),
     "scheduled": Case({"period": "1@0,3@2,11@4"}, optim=MOMENTUM),
     "adaptive": Case({"period": 8, "adapt": "loss", "adapt_epochs": 0.7}, optim=MOMENTUM),
@@ -94,10 +112,42 @@ STATEFUL = {
     "adaptive": CASES["adaptive"],
     "groups": CASES["groups-of-2"],
     "batch": CASES["batch-kavg"],
+    "streams": CASES["k4-streams"],
+    "int4": CASES["k4-int4"],
     "noise": Case(
         {"batch": "noise", "batch_window": 7, "batch_threshold": 0.05, "batch_max": 32, "period": 2}, optim=MOMENTUM
     ),
 }
+
+
+ROUNDS, LENGTH = 100, 3 * BLOCK + 17
+
+
+def wire(folder: Path, member: Member) -> dict[str, Any]:
+    """Average random vectors with every codec."""
+    world, found = member.world, {}
+    for name, codec_of in CODECS.items():
+        codec, traffic = codec_of(), Traffic()
+        generator = torch.Generator().manual_seed(world.rank)
+        means, given, received = [], torch.zeros(LENGTH, dtype=torch.float64), torch.zeros(LENGTH, dtype=torch.float64)
+        for _ in range(ROUNDS):
+            values = torch.rand(LENGTH, generator=generator, dtype=torch.float64)
+            given += values
+            codec.begin(values, world.size, None, Counted(traffic, "average")).finish()
+            received += values
+            means.append(values[:: LENGTH // 20])
+        withheld = torch.zeros(LENGTH, dtype=torch.float64)
+        assert codec.drain(withheld)
+        assert not torch.equal(withheld, torch.zeros(LENGTH))
+        again = torch.zeros(LENGTH, dtype=torch.float64)
+        codec.drain(again)
+        assert not again.any()
+        found[name] = {
+            "means": means, "given": given, "received": received, "withheld": withheld,
+            "bytes": traffic.bytes["average"],
+            "step": {"fp16": 2**-11, "bf16": 2**-8, "int8": 1 / 127, "int4": 1 / 7}[name],
+        }  # fmt: skip
+    return found
 
 
 def once(case: Case) -> Callable[[Path, Member], Any]:
@@ -141,6 +191,7 @@ SCENARIOS: dict[str, Callable[[Path, Member], Any]] = {
     **{f"again-{name}": again(case) for name, case in STATEFUL.items()},
     "killed": killed(CASES["batch-kavg"]),
     "resumed": whole(CASES["batch-kavg"]),
+    "wire": wire,
 }
 
 if __name__ == "__main__":

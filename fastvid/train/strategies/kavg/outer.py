@@ -1,16 +1,19 @@
-"""Outer momentum over rounds of local steps: block momentum and SlowMo."""
+"""Outer momentum over rounds of local steps: block momentum, SlowMo and Nesterov momentum."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fastvid.errors import UsageError
 
-Kind = Literal["none", "block", "slowmo"]
+Kind = Literal["none", "block", "slowmo", "nesterov"]
+
+# DiLoCo (Douillard et al. 2023, arXiv 2311.08105), section 3.
+_NESTEROV: Final = (0.9, 0.7)
 
 
 class OuterMomentum:
@@ -23,20 +26,28 @@ class OuterMomentum:
 
     This is "block", as in BMUF (Chen and Huo 2016) and Cong and Liu 2021. "slowmo" (Wang et al. 2019) keeps the
     momentum in units of the gradient, so v is rescaled whenever the learning rate changes; with a constant rate they
-    are the same. Momentum 0 and rate 1 result in the mean itself, up to rounding.
+    are the same. "nesterov" is the outer optimizer of DiLoCo (Douillard et al. 2023): torch's SGD with Nesterov
+    momentum, on the pseudo-gradient w - m::
+
+        v = u v + (m - w)
+        w = w + e (m - w + u v)
+
+    Momentum 0 and rate 1 result in the mean itself, up to rounding.
 
     Args:
-        kind: "none", "block" or "slowmo".
-        momentum: 0 <= u < 1.
-        lr: e, above 0.
+        kind: "none", "block", "slowmo" or "nesterov".
+        momentum: 0 <= u < 1; None is 0.9 for "nesterov", as in DiLoCo, and else 0.
+        lr: e, above 0; None is 0.7 for "nesterov", as in DiLoCo, and else 1.
 
     Raises:
         UsageError: If a value is out of range.
     """
 
-    def __init__(self, kind: str, momentum: float, lr: float) -> None:
+    def __init__(self, kind: str, momentum: float | None = None, lr: float | None = None) -> None:
         if kind not in get_args(Kind):
             raise UsageError(f"sync option outer is {kind!r}", hint=f"use one of {', '.join(get_args(Kind))}")
+        usual = _NESTEROV if kind == "nesterov" else (0.0, 1.0)
+        momentum, lr = usual[0] if momentum is None else momentum, usual[1] if lr is None else lr
         if not 0 <= momentum < 1:
             raise UsageError(f"sync option outer_momentum is {momentum}, expected 0 <= u < 1")
         if not lr > 0:
@@ -44,10 +55,10 @@ class OuterMomentum:
         if kind == "none" and (momentum, lr) != (0.0, 1.0):
             raise UsageError(
                 "sync options outer_momentum and outer_lr have no effect with outer=none",
-                hint="set sync_options.outer to block or slowmo",
+                hint="set sync_options.outer to nesterov, block or slowmo",
             )
         self.active = kind != "none"
-        self._slowmo = kind == "slowmo"
+        self._slowmo, self._nesterov = kind == "slowmo", kind == "nesterov"
         self._momentum, self._lr = momentum, lr
         self._velocity: Tensor | None = None
         self._inner_lr = 0.0
@@ -65,7 +76,10 @@ class OuterMomentum:
             self._velocity = torch.zeros_like(mean)
         velocity = self._velocity
         scale = inner_lr / self._inner_lr if self._slowmo and self._inner_lr > 0 else 1.0
-        velocity.mul_(self._momentum * scale).add_(mean.sub_(anchor))
+        moved = mean.sub_(anchor)
+        velocity.mul_(self._momentum * scale).add_(moved)
+        if self._nesterov:
+            velocity = moved.add_(velocity, alpha=self._momentum)
         torch.add(anchor, velocity, alpha=self._lr, out=mean)
         self._inner_lr = inner_lr
 

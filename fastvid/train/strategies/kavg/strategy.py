@@ -39,22 +39,28 @@ Moments (momentum buffers, Adam's m and v), option ``moments``:
     average   they are averaged with the parameters: twice the bytes for SGD with momentum, three times for Adam.
     reset     they are set to zero after each average.
 
-Adam, measured (``python -m bench moments``: 4 ranks, batch 32, 320 steps at rate 0.002, a net of 93,194 parameters that
-learns a random teacher's classes with 10 % wrong labels; final training loss, mean of three seeds):
-    gradients averaged in every step                     1.294; at rate 0.001 1.280, at 0.004 1.357
-    local     K = 1, 2, 8, 32                            1.281, 1.281, 1.274, 1.271
-    average   K = 1, 2, 8, 32                            1.279, 1.280, 1.275, 1.267
-    reset     K = 1, 2, 8, 32                            1.414, 1.393, 1.378, 1.317
-    local     K = 8 at rate 0.001, 0.004                 1.321, 1.293
-Averaging the moments thus gains nothing for three times the bytes; resetting them is worse, most of all when frequent;
-and with four ranks, K-step averaging at twice the learning rate matches averaged gradients.
+Adam: docs/strategies.md has the measurements of ``python -m bench moments``. Moments stay local by default: averaging
+them gains nothing for three times the bytes.
+
+Less traffic, and traffic beside the computation, options ``outer``, ``compress``, ``fragments`` and ``delay``:
+    outer="nesterov"   the outer optimizer of DiLoCo, `fastvid.train.strategies.kavg.outer`.
+    compress           differences to the last common model in 16, 8 or 4 bits, with error feedback,
+                       `fastvid.train.strategies.shared.wire`.
+    fragments=F        parts of the model are averaged at F different steps of a round: messages of 1 / F of the bytes.
+    delay=D            an average is adopted D local steps after it was sent; the ranks train on in the meantime. A rank
+                       then moves to the common part but for the share ``mixing`` of its own; 0.5, as in Streaming
+                       DiLoCo, keeps half of the local steps since the last average.
+With fragments or a delay, ranks have no common model between rounds. At the end of an epoch, and for a checkpoint, what
+is in flight is adopted and all ranks average the whole model once more. With compression such an average is sent in
+full precision, together with what compression had withheld. The time of a checkpoint within an epoch thus affects the
+weights, and a resumed run repeats the original run bit for bit. The words of the ranks travel with the last fragment: a
+request to stop takes effect ``delay`` steps after the end of a round.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final, Literal, get_args
 
@@ -63,16 +69,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from fastvid.errors import UsageError
+from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.loader_protocol import Loader
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.train.strategies.kavg.fragments import Fragment, split
+from fastvid.train.strategies.kavg.options import INTEGERS, Streaming, check_together, one_of, ranks_per_group
 from fastvid.train.strategies.kavg.outer import OuterMomentum
 from fastvid.train.strategies.kavg.period import Period
-from fastvid.train.strategies.shared.averager import HALVES, Averager, moments, reset_moments, statistics
+from fastvid.train.strategies.shared.averager import CODECS, Averager, moments, reset_moments, statistics
 from fastvid.train.strategies.shared.noise import NoiseMeter
 from fastvid.train.strategies.shared.rank_sums import RankSums
 from fastvid.train.strategies.shared.traffic import Traffic
@@ -80,8 +88,6 @@ from fastvid.train.strategies.shared.traffic import Traffic
 log = logging.getLogger(__name__)
 
 Moments = Literal["local", "average", "reset"]
-NODE: Final = "node"
-
 _MESH: Final = ("across", "within")
 
 
@@ -98,18 +104,22 @@ class Kavg(Strategy):
             ranks. "node" uses torchrun's LOCAL_WORLD_SIZE, 1 disables groups.
         group_period: Local steps between two averages of a group, counted from the start of a round.
         moments: Treatment of the optimizer's moments: "local", "average" or "reset".
-        outer: Momentum over rounds: "none", "block" or "slowmo".
-        outer_momentum: Coefficient of the outer momentum.
-        outer_lr: Learning rate of the outer step; 1 moves to the mean.
+        outer: Momentum over rounds: "none", "block", "slowmo" or "nesterov".
+        outer_momentum: Coefficient of the outer momentum; None is 0.9 for "nesterov", else 0.
+        outer_lr: Learning rate of the outer step; 1 moves to the mean. None is 0.7 for "nesterov", else 1.
         local_after: Epochs of ddp before the first local step (post-local SGD).
-        compress: "fp16" or "bf16" sends parameters as differences to the last common model; "none" sends parameters in
-            float32, or float64 if any parameter is. Statistics and moments are never compressed, and are then sent in a
-            separate message.
+        compress: "fp16", "bf16", "int8" or "int4" sends parameters as differences to the last common model; "none"
+            sends parameters in float32, or float64 if any parameter is. Statistics and moments are never compressed,
+            and are then sent in a separate message.
+        fragments: Parts of the model that are averaged at different steps of a round, at most `period`.
+        delay: Local steps for which an average may travel, fewer than `period`; 0 waits for it.
+        mixing: Share of its own part that a rank keeps when it adopts an average, 0 <= x < 1; None is 0.5 with a delay,
+            as in Streaming DiLoCo, else 0.
 
     Attributes:
-        traffic: Traffic of this rank: "average" (all ranks), "group", "settle" (moments before a checkpoint), "control"
-            (metrics and scores), and with compression "average_rest".
-        local_steps: Steps since all ranks had the same model.
+        traffic: Traffic of this rank: "average" (all ranks), "group", "settle" (moments and what compression withheld,
+            before a checkpoint), "control" (metrics and scores), and with compression "average_rest".
+        local_steps: Steps of the round so far.
         meter: Measures the gradient noise if a batch policy requests it.
 
     Raises:
@@ -127,35 +137,42 @@ class Kavg(Strategy):
         group_period: int = 1,
         moments: str = "local",
         outer: str = "none",
-        outer_momentum: float = 0.0,
-        outer_lr: float = 1.0,
+        outer_momentum: float | None = None,
+        outer_lr: float | None = None,
         local_after: float = 0.0,
         compress: str = "none",
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float | None = None,
     ) -> None:
-        _one_of("moments", moments, get_args(Moments))
-        _one_of("compress", compress, ("none", *HALVES))
+        one_of("moments", moments, get_args(Moments))
+        one_of("compress", compress, ("none", *CODECS))
         if group_period < 1:
             raise UsageError(f"sync option group_period is {group_period}, expected at least 1 step")
         if local_after < 0:
             raise UsageError(f"sync option local_after is {local_after}, expected at least 0 epochs")
         super().__init__(member)
         self.period = Period(period, adapt, adapt_epochs)
-        self.outer = OuterMomentum(outer, outer_momentum, outer_lr)
+        self._outers = [OuterMomentum(outer, outer_momentum, outer_lr) for _ in range(max(1, fragments))]
+        self._streaming = Streaming(fragments, delay, (0.5 if delay else 0.0) if mixing is None else mixing)
         self.traffic = Traffic()
         self.meter: NoiseMeter | None = None
-        self._moments, self._half = moments, HALVES.get(compress)
+        self._moments, self._compress = moments, compress
         self._local_after = local_after
-        self._group_size = _group_size(group_size, self.world_size)
+        self._group_size = ranks_per_group(group_size, self.world_size)
         self._group_period = group_period
         self._group: dist.ProcessGroup | None = None
+        check_together(self._streaming, self.period, compress, group_size=self._group_size, moments=moments)
         self._ddp = Ddp(member)
         self._synchronous = False  # whether gradients are averaged in every step
-        self._averager: Averager | None = None
-        self._anchor: Tensor | None = None
+        self._fragments: list[Fragment] = []
         self._loss = RankSums(2, member.device, self.total)
         self._samples_per_epoch = 1
         self.local_steps, self._steps = 0, 1  # done and to do in the round
+        self._now = 0  # local steps since the start of this process
+        self._apart = False  # whether the ranks' models may differ
         self._clips = 0  # of the round, over all ranks
+        self._spread_of_rank = torch.zeros((), dtype=torch.float64)  # squared distance to the common model
         self._share = torch.zeros((), dtype=torch.float64, device=member.device)  # of the round, this rank's
         self._requests = torch.zeros(2, dtype=torch.int64)
         self._agreed: Tensor | None = None
@@ -164,16 +181,23 @@ class Kavg(Strategy):
         """Start measuring the spread of the ranks' models at each average.
 
         Raises:
-            UsageError: If there are groups, whose averages would hide the noise.
+            UsageError: If there are groups, whose averages would hide the noise, or averages that come late or rounded.
         """
-        if self._group_size > 1:
-            raise UsageError("batch=noise does not support group_size", hint="use batch=schedule or batch=plateau")
+        if self._group_size > 1 or self._streaming.active or self._compress in INTEGERS:
+            raise UsageError(
+                "batch=noise does not support group_size, fragments, delay, or compression to integers",
+                hint="use batch=schedule or batch=plateau",
+            )
         self.meter = meter
 
     def prepare(self, replica: Replica) -> None:
         super().prepare(replica)
-        if self.outer.active or self._half or self.meter:
-            self._anchor = self._collected(replica).parameters.clone()
+        anchored = bool(self._outers[0].active or self._compress != "none" or self.meter)
+        parts = split(list(replica.model.parameters()), len(self._outers))
+        self._fragments = [
+            Fragment(part, outer, self._compress, self.traffic, anchored=anchored)
+            for part, outer in zip(parts, self._outers, strict=True)
+        ]
         # A group of all ranks is the default group.
         if 1 < self._group_size < self.world_size:
             shape = (self.world_size // self._group_size, self._group_size)
@@ -202,8 +226,8 @@ class Kavg(Strategy):
         log.info("local steps begin after %d clips", replica.samples)
         self._ddp.settle(replica)
         replica.forward, self._synchronous = replica.model, False
-        if self._anchor is not None:
-            self._anchor.copy_(self._collected(replica).parameters)
+        for fragment in self._fragments:
+            fragment.restart()
 
     def _begin(self, replica: Replica) -> None:
         """Begin a round, in which all ranks start with the same model."""
@@ -233,13 +257,23 @@ class Kavg(Strategy):
             self._loss.add(sums[::3])  # loss and rows
         if self._synchronous:
             return
+        self._now += 1
         self.local_steps += 1
+        self._apart = True
+        for number, fragment in enumerate(self._fragments, start=1):
+            fragment.advance(self._now)
+            if fragment.due == self._now:
+                self._adopt(replica, fragment)
+            if self.local_steps == -(-self._steps * number // len(self._fragments)):
+                self._send(replica, fragment)
         if self.local_steps >= self._steps:
-            self._average(replica)
+            self.local_steps = 0
+            self._apart = self._streaming.active
         elif self._group_size > 1 and self.local_steps % self._group_period == 0:
-            averager = self._collected(replica)
-            averager.reduce(self._group_size, self._group, "group", self._anchor)
-            self._adopt(replica, averager)
+            (fragment,) = self._fragments
+            averager = self._collected(replica, fragment)
+            averager.reduce(self._group_size, self._group, "group", fragment.anchor)
+            self._spread(replica, averager, 0.0)
 
     def total(self, values: Tensor) -> Callable[[], Tensor]:
         if self.world_size > 1:
@@ -251,8 +285,11 @@ class Kavg(Strategy):
             self._loss.gather()
         if self._synchronous:
             return self._ddp.settle(replica)
-        if self.local_steps:
+        if self._apart:
             self._average(replica)
+        else:
+            for fragment in self._fragments:
+                fragment.release(self.world_size)
         if self._moments == "local" and self.world_size > 1 and (kept := moments(replica.optimizer)):
             averager = Averager([], kept, traffic=self.traffic)
             averager.flat.collect()
@@ -261,41 +298,55 @@ class Kavg(Strategy):
         return True
 
     def _average(self, replica: Replica) -> None:
-        """End a round by moving all ranks to the next common model."""
-        averager = self._collected(replica)
-        mean, anchor = averager.parameters, self._anchor
-        own = None if self.meter is None or anchor is None else (mean - anchor).double().square().sum()
-        averager.reduce(self.world_size, None, "average", anchor)
+        """End the round early: adopt what is in flight, then move all ranks to one model."""
+        for fragment in self._fragments:
+            if fragment.due is not None:
+                self._adopt(replica, fragment)
+        for fragment in self._fragments:
+            self._send(replica, fragment, settling=True)
+        self.local_steps, self._apart = 0, False
+
+    def _send(self, replica: Replica, fragment: Fragment, *, settling: bool = False) -> None:
+        """Send a part of the model, and adopt the average at once without a delay."""
+        if fragment.due is not None:
+            self._adopt(replica, fragment)
+        averager = self._collected(replica, fragment)
+        if self.meter is not None and fragment.anchor is not None:
+            self._spread_of_rank = (averager.parameters - fragment.anchor).double().square().sum()
+        delay = 0 if settling else self._streaming.delay
+        fragment.send(self.world_size, self._now, delay, whole=settling)
+        if not delay:
+            self._adopt(replica, fragment, mixing=0.0)
+
+    def _adopt(self, replica: Replica, fragment: Fragment, mixing: float | None = None) -> None:
+        """Move a part of the model to its next common value."""
+        mean, anchor = fragment.receive(), fragment.anchor
         if anchor is not None:
-            if self.meter is not None and own is not None:
+            if self.meter is not None:
                 # Per step and unit of the learning rate, so that rounds of any length and rate can be summed.
                 unit = (self.local_steps * replica.lr) ** 2 or 1.0
                 both = (mean - anchor).double().square().sum()
-                self.meter.add(own / unit, both / unit, self._share / self.local_steps, self._clips)
-            if self.outer.active:
-                self.outer.step(anchor, mean, replica.lr)
+                share = self._share / self.local_steps
+                self.meter.add(self._spread_of_rank / unit, both / unit, share, self._clips)
+            if fragment.outer.active:
+                fragment.outer.step(anchor, mean, replica.lr)
             anchor.copy_(mean)
-        self._adopt(replica, averager)
-        self._agreed = (averager.flat.words * self.world_size).round().to("cpu", torch.int64)
-        self.local_steps = 0
+        self._spread(replica, fragment.averager, self._streaming.mixing if mixing is None else mixing)
+        if len(words := fragment.averager.flat.words):
+            self._agreed = (words * self.world_size).round().to("cpu", torch.int64)
 
-    def _collected(self, replica: Replica) -> Averager:
-        """Return the averager, filled with this rank's model."""
+    def _collected(self, replica: Replica, fragment: Fragment) -> Averager:
+        """Return a fragment's averager, filled with this rank's model."""
+        if fragment is not self._fragments[-1]:
+            return fragment.collect([], None)
         others = statistics(replica.model)
         if self._moments == "average":
             others += moments(replica.optimizer)
-        parameters = list(replica.model.parameters())
-        if self._averager is None or not self._averager.flat.consists_of([*parameters, *others]):
-            words = len(self._requests)
-            self._averager = Averager(parameters, others, words=words, half=self._half, traffic=self.traffic)
-        flat = self._averager.flat
-        flat.collect()
-        flat.words.copy_(self._requests)
-        return self._averager
+        return fragment.collect(others, self._requests)
 
-    def _adopt(self, replica: Replica, averager: Averager) -> None:
-        """Copy the model in the averager into this rank's replica."""
-        averager.flat.spread()
+    def _spread(self, replica: Replica, averager: Averager, mixing: float) -> None:
+        """Copy the values in the averager into this rank's replica, which keeps a share of its own."""
+        averager.flat.spread(mixing)
         if self._moments == "reset":
             reset_moments(replica.optimizer)
 
@@ -313,34 +364,20 @@ class Kavg(Strategy):
         return {
             "period": self.period.state_dict(),
             "loss": self._loss.state_dict(),
-            "outer": self.outer.state_dict(),
+            "outer": [outer.state_dict() for outer in self._outers],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.period.load_state_dict(state["period"])
         self._loss.load_state_dict(state["loss"])
-        self.outer.load_state_dict(state["outer"], self.member.device)
+        states = state["outer"] if isinstance(state["outer"], list) else [state["outer"]]  # fastvid 0.1 had one
+        if len(states) != len(self._outers):
+            raise StateError(
+                f"checkpoint was written with {len(states)} fragments, this run has {len(self._outers)}",
+                hint=f"set sync_options.fragments={len(states)}",
+            )
+        for outer, kept in zip(self._outers, states, strict=True):
+            outer.load_state_dict(kept, self.member.device)
 
     def on_membership_change(self, before: int, now: int) -> None:
         log.info("resuming local steps with %d ranks instead of %d: the weights will differ from here on", now, before)
-
-
-def _group_size(size: int | str, world_size: int) -> int:
-    """Return the ranks per group.
-
-    Raises:
-        UsageError: If the size does not divide the world size.
-    """
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if size == NODE else size
-    if not isinstance(ranks, int) or ranks < 1 or world_size % ranks:
-        divisors = [str(number) for number in range(1, world_size + 1) if world_size % number == 0]
-        raise UsageError(
-            f"sync option group_size is {size!r}, which does not divide the world size {world_size}",
-            hint=f"use {', '.join(divisors)}, or {NODE!r}",
-        )
-    return ranks
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"sync option {name} is {value!r}", hint=f"use one of {', '.join(known)}")

@@ -7,7 +7,7 @@ part of a new buffer, so that code with the old address uses stale memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -17,19 +17,25 @@ from torch.optim import Optimizer
 
 from fastvid.train.strategies.shared.flat import Flat
 from fastvid.train.strategies.shared.traffic import Traffic
+from fastvid.train.strategies.shared.wire import Compressor, Counted, Half, Integers, Mean, Whole
 
-HALVES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""Half-precision dtypes in which parameters may be sent, by name."""
+CODECS: Final[dict[str, Callable[[], Compressor]]] = {
+    "fp16": lambda: Half(torch.float16),
+    "bf16": lambda: Half(torch.bfloat16),
+    "int8": lambda: Integers(8),
+    "int4": lambda: Integers(4),
+}
+"""How parameters may be sent, by name."""
 
 
 class Averager:
     """Averages tensors over a group of ranks; every rank of the group must call it with the same shapes.
 
     Args:
-        parameters: Tensors that may be sent in half precision.
+        parameters: Tensors that may be compressed.
         others: Tensors that may not: norm statistics and moments, whose small values would be lost.
         words: Number of further values.
-        half: Dtype in which parameters are sent, as differences to an anchor; None sends them uncompressed.
+        codec: Compresses parameters, as differences to an anchor; None sends them whole.
         traffic: Counts the messages.
 
     Attributes:
@@ -43,44 +49,81 @@ class Averager:
         others: Sequence[Tensor],
         *,
         words: int = 0,
-        half: torch.dtype | None = None,
+        codec: Compressor | None = None,
         traffic: Traffic | None = None,
     ) -> None:
         self.flat = Flat([*parameters, *others], words)
         self._split = sum(parameter.numel() for parameter in parameters)
         self.parameters = self.flat.buffer[: self._split]
-        self._half = None if half is None else torch.empty_like(self.parameters, dtype=half)
+        self._codec = codec
         self._traffic = traffic or Traffic()
 
-    @torch.no_grad()
     def reduce(self, size: int, group: dist.ProcessGroup | None, purpose: str, anchor: Tensor | None = None) -> None:
-        """Average the buffer over the ranks.
+        """Average the buffer over the ranks, and wait for the mean; see `start`."""
+        self.start(size, group, purpose, anchor).finish()
 
-        Each rank divides by the number of ranks before the sum, so that half precision does not overflow.
+    @torch.no_grad()
+    def start(
+        self,
+        size: int,
+        group: dist.ProcessGroup | None,
+        purpose: str,
+        anchor: Tensor | None = None,
+        *,
+        whole: bool = False,
+    ) -> Averaging:
+        """Start to average the buffer over the ranks. It must not be used until the result is finished.
 
         Args:
             size: Number of ranks in the group.
             group: Process group; None for all ranks.
             purpose: Purpose under which `Traffic` counts the message.
-            anchor: [n], parameters that are the same on all ranks of the group; required for half precision.
+            anchor: [n], parameters that are the same on all ranks of the group; required by a codec.
+            whole: Send everything in full precision, with what the codec has withheld.
         """
         if size == 1:
-            return
-        if self._half is None:
-            self._sum(self.flat.buffer.div_(size), group, purpose)
-            return
-        assert anchor is not None
+            return Averaging([])
+        if self._codec is None or anchor is None:
+            return Averaging([self._mean(self.flat.buffer.div_(size), group, purpose)])
         # Differences are small, so rounding them costs little, and the result is the same on all ranks.
-        self._half.copy_(self.parameters.sub_(anchor).div_(size))
-        self._sum(self._half, group, purpose)
-        torch.add(anchor, self._half, out=self.parameters)
-        rest = self.flat.buffer[self._split :]
-        if len(rest):
-            self._sum(rest.div_(size), group, f"{purpose}_rest")
+        difference = self.parameters.sub_(anchor)
+        if whole:
+            self._codec.drain(difference)
+            means: list[Mean] = [self._mean(self.flat.buffer.div_(size), group, purpose)]
+        else:
+            means = [self._codec.begin(difference, size, group, Counted(self._traffic, purpose))]
+            if len(rest := self.flat.buffer[self._split :]):
+                means.append(self._mean(rest.div_(size), group, f"{purpose}_rest"))
+        return Averaging(means, difference, anchor)
 
-    def _sum(self, message: Tensor, group: dist.ProcessGroup | None, purpose: str) -> None:
-        self._traffic.count(purpose, message)
-        dist.all_reduce(message, group=group)
+    def _mean(self, message: Tensor, group: dist.ProcessGroup | None, purpose: str) -> Mean:
+        return Whole(message, group, Counted(self._traffic, purpose))
+
+
+class Averaging:
+    """An average in flight.
+
+    Args:
+        means: Its messages.
+        difference: [n], part of the buffer that contains a difference.
+        anchor: [n], what is to be added to it.
+    """
+
+    def __init__(self, means: Sequence[Mean], difference: Tensor | None = None, anchor: Tensor | None = None) -> None:
+        self._means, self._difference, self._anchor = means, difference, anchor
+
+    def advance(self) -> None:
+        """Start the second of two messages, if there are two; every rank must call it at the same point."""
+        for mean in self._means:
+            mean.advance()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait until the buffer contains the mean."""
+        for mean in self._means:
+            mean.finish()
+        if self._difference is not None and self._anchor is not None:
+            self._difference.add_(self._anchor)
 
 
 def statistics(model: nn.Module) -> list[Tensor]:

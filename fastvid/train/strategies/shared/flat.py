@@ -45,7 +45,10 @@ class Flat:
             view.copy_(tensor)
 
     @torch.no_grad()
-    def spread(self) -> None:
-        """Copy the buffer into the tensors."""
+    def spread(self, mixing: float = 0.0) -> None:
+        """Copy the buffer into the tensors, which keep a share of their own values, 0 <= mixing < 1."""
         for view, tensor in zip(self._views, self.tensors, strict=True):
-            tensor.copy_(view)
+            if mixing:
+                tensor.lerp_(view.to(tensor.dtype), 1 - mixing)
+            else:
+                tensor.copy_(view)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastvid.train.strategies.shared import averager
-from fastvid.train.strategies.shared.averager import HALVES, Averager, moments, reset_moments, statistics
+from fastvid.train.strategies.shared import wire
+from fastvid.train.strategies.shared.averager import CODECS, Averager, moments, reset_moments, statistics
 from fastvid.train.strategies.shared.traffic import Traffic
 
 RANKS = 4
@@ -26,7 +26,8 @@ class Sums:
         self.sent: list[torch.dtype] = []
         self._lock = threading.Lock()
 
-    def all_reduce(self, message: Tensor, group: Any = None) -> None:
+    def all_reduce(self, message: Tensor, group: Any = None, *, async_op: bool = False) -> Sums:
+        assert async_op
         with self._lock:
             self.messages.append((message.clone(), group))
             self.sent.append(message.dtype)
@@ -37,18 +38,30 @@ class Sums:
         message.copy_(total)
         self.messages.clear()
         self.barrier.wait(30)
+        return self
+
+    def wait(self) -> None:
+        """The message has arrived already."""
 
 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
     replacement = Sums(RANKS)
-    monkeypatch.setattr(averager.dist, "all_reduce", replacement.all_reduce)
+    monkeypatch.setattr(wire.dist, "all_reduce", replacement.all_reduce)
     return replacement
 
 
-def reduce(values: list[list[Tensor]], *, anchor: Tensor | None = None, group: Any = None, **options: Any) -> Any:
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def reduce(
+    values: list[list[Tensor]], *, anchor: Tensor | None = None, group: Any = None, codec: str | None = None
+) -> Any:
     """Average the tensors of each rank: a matrix that may be sent in halves, a vector that may not, one word."""
-    ranks = [Averager(own[:1], own[1:2], words=1, traffic=Traffic(), **options) for own in values]
+    ranks = [
+        Averager(own[:1], own[1:2], words=1, traffic=Traffic(), codec=None if codec is None else CODECS[codec]())
+        for own in values
+    ]
 
     def run(number: int) -> None:
         rank, own = ranks[number], values[number]
@@ -91,7 +104,7 @@ def test_halves_send_differences_of_parameters_and_everything_else_whole(sums: S
     for own in values:
         own[0] += anchor.view(2, 3)
     means = [torch.stack(tensors).mean(0) for tensors in zip(*values, strict=True)]
-    ranks = reduce(values, anchor=anchor, half=HALVES[name])
+    ranks = reduce(values, anchor=anchor, codec=name)
     # As differences, values near 1 are sent; a half itself has steps of 0.5 to 8 near 1000.
     torch.testing.assert_close(values[0][0], means[0], rtol=0, atol=0.02)
     for rank, own in zip(ranks, values, strict=True):
@@ -106,14 +119,19 @@ def test_halves_send_differences_of_parameters_and_everything_else_whole(sums: S
 
 def test_halves_do_not_overflow_in_the_sum(sums: Sums) -> None:
     values = [[torch.full((2, 3), 40_000.0), torch.zeros(4), torch.zeros(1)] for _ in range(RANKS)]
-    reduce(values, anchor=torch.zeros(6), half=torch.float16)
+    reduce(values, anchor=torch.zeros(6), codec="fp16")
     assert all(torch.equal(own[0], torch.full((2, 3), 40_000.0)) for own in values)
 
 
 def test_parameters_alone_make_one_message_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = []
-    monkeypatch.setattr(averager.dist, "all_reduce", lambda message, group: sent.append((message.clone(), group)))
-    one = Averager([torch.ones(3)], [], half=torch.bfloat16)
+
+    def all_reduce(message: Tensor, group: Any, *, async_op: bool) -> Sums:
+        sent.append((message.clone(), group))
+        return Sums(1)
+
+    monkeypatch.setattr(wire.dist, "all_reduce", all_reduce)
+    one = Averager([torch.ones(3)], [], codec=CODECS["bf16"]())
     one.flat.collect()
     one.reduce(2, "a group", "average", torch.zeros(3))  # type: ignore[arg-type]
     assert [(message.tolist(), message.dtype, group) for message, group in sent] == [
@@ -122,7 +140,7 @@ def test_parameters_alone_make_one_message_in_halves(monkeypatch: pytest.MonkeyP
 
 
 def test_one_rank_sends_nothing_and_keeps_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(averager.dist, "all_reduce", lambda *_: pytest.fail("a message was sent"))
+    monkeypatch.setattr(wire.dist, "all_reduce", lambda *_, **__: pytest.fail("a message was sent"))
     alone = Averager([torch.arange(3.0)], [torch.ones(2)], words=1)
     alone.flat.collect()
     alone.reduce(1, None, "average")
@@ -135,7 +153,7 @@ def test_averaging_leaves_no_gradient_history(sums: Sums) -> None:
     reduce(values)  # a parameter that requires a gradient cannot be changed in place otherwise
     assert all(own[0].grad_fn is None for own in values)
     learnable = nn.Parameter(torch.zeros(6))
-    ranks = reduce(values, anchor=learnable, half=torch.float16)
+    ranks = reduce(values, anchor=learnable, codec="fp16")
     assert not any(rank.flat.buffer.requires_grad for rank in ranks)
 
 

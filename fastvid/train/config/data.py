@@ -1,0 +1,133 @@
+"""The configuration of the dataset and of its clips."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fastvid.errors import UsageError
+from fastvid.load.after.chain import AnyTransform
+from fastvid.load.clips.augment import Transform
+from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.options import Kind
+from fastvid.load.order.batches import Last
+from fastvid.train.config.section import at_least, one_of
+
+Damaged = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardConfig:
+    """How the dataset is created: the arguments of ``fastvid shard``.
+
+    Attributes:
+        sources: Folders or files of raw videos.
+        annotations: Label files, each as ``format:path``; empty where the folder of a video is its class.
+        profile: Encode profile.
+        options: Further options of the command, without the leading dashes.
+    """
+
+    sources: tuple[str, ...]
+    annotations: tuple[str, ...] = ()
+    profile: str = "compact"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, out: str) -> str:
+        """Return the shell command that creates the dataset at `out`."""
+        words = ["fastvid", "shard", *self.sources, "--out", out]
+        for source in self.annotations:
+            words += ["--annotations", source]
+        words += ["--profile", self.profile]
+        for name, value in self.options.items():
+            words += [f"--{name}", value]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The dataset, and how its videos are sampled, cropped and batched.
+
+    Attributes:
+        path: Folder or URL of the dataset.
+        split: Split to train on; None for all samples.
+        eval_split: Split to evaluate on; None for no evaluation.
+        where: Filter over the annotations' columns, for both splits.
+        label: Column that contains the class, an integer from 0.
+        frames: Sampler of the frames of a clip.
+        eval_frames: The same for evaluation.
+        spatial: Crop, resize and flip.
+        eval_spatial: The same for evaluation.
+        after: Transforms of the training clips on the device, see `fastvid.ClipLoader`.
+        streams: Streams of each sample that the model takes: "rgb", "flow" or both.
+        flow_stack: Flow fields per frame.
+        global_batch_size: Clips per step over all ranks, whatever the world size.
+        eval_batch_size: Clips per evaluation batch over all ranks.
+        last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.Workers`.
+        generation: Number or tag of the generation of the dataset; None is the current one. A run keeps the generation
+            with which it starts, also if the tag moves.
+        decoder: Decoder backend, or "auto".
+        num_threads: Decode threads or worker processes per rank; None uses all cores available to the rank.
+        workers: "thread", or "process", which keeps decoding off the GIL of the step, see `fastvid.Workers`.
+        prefetch: Batches to prefetch.
+        group_size: Consecutive clips of a global batch that always go to the same rank, so that operations over
+            several clips (ghost batch norm, mixing) give the same result for any world size. Each rank's share then
+            consists of whole groups.
+        on_error: What to do when a clip fails to decode: "raise" stops the run; "skip" masks it in the loss and
+            counts it. It is never replaced by another clip.
+    """
+
+    path: str
+    split: str | None = "train"
+    eval_split: str | None = "val"
+    where: str | None = None
+    label: str = "label"
+    frames: Sampler
+    eval_frames: Sampler
+    spatial: tuple[Transform, ...]
+    eval_spatial: tuple[Transform, ...]
+    after: tuple[AnyTransform, ...] = ()
+    streams: tuple[str, ...] = ("rgb",)
+    flow_stack: int = 1
+    global_batch_size: int = 64
+    eval_batch_size: int = 64
+    last: Last = "drop"
+    generation: int | str | None = None
+    decoder: str = "auto"
+    num_threads: int | None = None
+    workers: Kind = "thread"
+    prefetch: int = 2
+    group_size: int = 1
+    on_error: Damaged = "raise"
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "global_batch_size", "eval_batch_size", "flow_stack", "group_size")
+        one_of(self, "on_error", Damaged)
+        one_of(self, "last", Last)
+        one_of(self, "workers", Kind)
+        for name in ("frames", "eval_frames"):
+            if clip_length(getattr(self, name)) is None:
+                raise UsageError(
+                    f"clips of data.{name}={getattr(self, name)!r} differ in length",
+                    hint="use a sampler with a fixed number of frames, such as Segments(8)",
+                )
+        for name in ("spatial", "eval_spatial"):
+            if any(getattr(transform, "output", ()) is None for transform in getattr(self, name)):
+                raise UsageError(
+                    f"clips of data.{name}={getattr(self, name)!r} differ in size",
+                    hint="use a crop with a fixed size, such as RandomResizedCrop(224)",
+                )
+        if self.num_frames != clip_length(self.eval_frames):
+            raise UsageError(
+                f"data.frames samples {self.num_frames} frames per clip, data.eval_frames"
+                f" {clip_length(self.eval_frames)}",
+                hint="set both to the number of frames that the model takes",
+            )
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of every clip."""
+        length = clip_length(self.frames)
+        assert length is not None
+        return length

@@ -1,0 +1,165 @@
+"""The measured parts of the documentation, each a function that makes a text of one result file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.report import best_rival
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+
+
+def result(name: str) -> dict[str, Any]:
+    """Return a result file."""
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return record
+
+
+def paragraph(text: str) -> str:
+    """Return a sentence or more in lines of the width of the pages."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return (
+        "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+        .replace("| --- ", "|---")
+        .replace("--- |", "---|")
+    )
+
+
+def clock(seconds: float) -> str:
+    """Return minutes and seconds."""
+    return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+
+
+def loops() -> str:
+    """Return the table of the same job in several libraries."""
+    heads = ("program", "lines", "clips/s", "of `ClipLoader`", "same clips again", "with another number of workers")
+    rows = []
+    for row in result("loops")["rows"]:
+        low, high = row["of_clip_loader_range"]
+        ratio = "1.00" if low == high else f"{row['of_clip_loader']:.2f} ({low:.2f} to {high:.2f})"
+        same, elastic = ("yes" if row[key] else "no" for key in ("repeats", "elastic"))
+        rows.append((row["program"], row["lines"], f"{row['clips_per_s']:.0f}", ratio, same, elastic))
+    return table(heads, rows)
+
+
+def summit() -> str:
+    """Return perfect scaling, the model's prediction and the paper's measurement of training on Summit."""
+    record = result("summit")
+    rows = {
+        row["gpus"]: row for row in record["rows"] if (row["strategy"], row["algorithm"]) == ("ddp", "auto")
+    }  # fmt: skip
+    times, efficiency = record["references"]
+    gpus, measured, share = times["gpus"], times["reference"], efficiency["reference"]
+    one = rows[6]["train_seconds"]["p50"]
+    perfect = one * 6 / gpus
+    found, found_share = times["predicted"], efficiency["predicted"]
+    explained = (found["p50"] - perfect) / (measured - perfect)
+    lines = table(
+        ("", f"time on {gpus:,} GPUs", "efficiency against one node of 6"),
+        (
+            ("perfect scaling", clock(perfect), "100 %"),
+            (
+                "model, median (5 to 95 %)",
+                f"{clock(found['p50'])} ({clock(found['p05'])} to {clock(found['p95'])})",
+                f"{found_share['p50']:.1%} ({found_share['p05']:.0%} to {found_share['p95']:.0%})".replace("%", " %"),
+            ),
+            ("Lin et al., measured", clock(measured), f"{100 * share:.1f} %"),
+        ),
+    )
+    text = (
+        f"The one fitted input is the step on 6 GPUs ({rows[6]['step_seconds']['p50']:.3f} s, from the paper's time "
+        f"for one node). Of the {measured - perfect:.0f} s that the measurement takes longer than perfect scaling, the "
+        f"median of the model explains {found['p50'] - perfect:.0f} s, {100 * explained:.0f} %. The measurement is "
+        "inside the interval only because of the interval's end at the bandwidth of the file system."
+    )
+    return f"{lines}\n\n{paragraph(text)}"
+
+
+def adamw() -> str:
+    """Return loss and bytes of K-step averaging with AdamW, beside averaged gradients."""
+    record = result("moments")
+    rows = {row["contender"]: row for row in record["rows"]}
+    names = ["ddp adamw", *(name for name in rows if name.startswith("kavg adamw"))]
+
+    def interval(values: Sequence[float]) -> str:
+        return f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+    lines = [
+        (
+            f"`{name.removeprefix('kavg adamw ')}`" if name.startswith("kavg") else "gradients averaged in every step",
+            interval(rows[name]["train_losses"]), f"{100 * rows[name]['accuracy']:.1f} %",
+            rows[name]["all_reduces"], f"{rows[name]['all_reduced_mb']:.1f}",
+        )
+        for name in names
+    ]  # fmt: skip
+    text = (
+        f"{record['ranks']} ranks, {record['steps']} steps with AdamW at rate {record['adam_lr']:g}, a net of "
+        f"{rows['ddp adamw']['parameters']:,} parameters that learns a random teacher's classes with 10 % wrong "
+        f"labels, {record['seeds']} seeds (`python -m bench moments`):"
+    )
+    heads = ("kavg", "training loss, mean (lowest to highest)", "held-out accuracy", "messages", "MB a rank")
+    return f"{paragraph(text)}\n\n{table(heads, lines)}"
+
+
+def floor() -> str:
+    """Return what libavcodec alone costs beside fastvid and the best rival, per clip."""
+    rows = []
+    for row in result("decode")["rows"]:
+        cost = {
+            (one["name"], one["settings"].get("product", ""), one["settings"].get("source", "")): one["cpu_ms"]
+            for one in row["contenders"]
+        }
+        best = best_rival(row)
+        assert best is not None
+        alone = next(one["cpu_ms"] for one in row["contenders"] if one["name"] == "libavcodec alone")
+        rgb, planes = (cost["fastvid", product, "memory"] for product in ("rgb", "planes"))
+        name = row.get("encoding", row["profile"])["name"]
+        rows.append(
+            (
+                f"`{name}`, {row['sampling']}", f"{alone:.2f}", f"{planes:.2f}", f"{rgb:.2f}",
+                f"{best['name']} {best['cpu_ms']:.2f}", f"{best['cpu_ms'] / alone:.2f}x",
+                f"{best['cpu_ms'] / rgb:.2f}x",
+            )
+        )  # fmt: skip
+    heads = (
+        "clip", "libavcodec alone, ms", "fastvid, planes, ms", "fastvid, RGB, ms", "best rival, ms",
+        "most that any decoder could gain", "fastvid gains",
+    )  # fmt: skip
+    return table(heads, rows)
+
+
+def ten_million_rows() -> str:
+    """Return the sentence on opening ten million rows."""
+    record = result("annotations")
+    plain = record["plain"]
+    return paragraph(
+        f"Opening {record['rows'] // 10**6} million rows (`python -m bench annotations`) takes "
+        f"{plain['first_open_s']:.0f} s in the first process of a node and {plain['later_open_s']:.1f} s in later "
+        f"ones; {plain['node_processes']} processes together take {plain['node_pss_mb'] / 1000:.1f} GB, instead of "
+        f"{plain['memory_pss_mb'] / 1000:.1f} GB each."
+    )
+
+
+def indexing() -> str:
+    """Return the sentence on indexing over a network."""
+    record = result("index")
+    none, sample = record["none"], record["sample"]
+    files, seconds = record["files"]["none"], record["video_seconds"]
+    return paragraph(
+        f"Over a network `none` costs least: {files:,} videos of {min(seconds)} to {max(seconds)} seconds, behind "
+        f"{record['latency_ms']:.0f} ms and {record['megabits'] / 1000:.0f} Gbit/s, were indexed in "
+        f"{files * statistics.median(none['seconds_a_file']):.0f} s on {record['machine']['cores']} cores, which took "
+        f"{record['times_faster']['none']['median']:.1f} times as long to download, with "
+        f"{none['requests_a_file']:.0f} requests and {none['bytes_a_file'] / 1000:.0f} kB a file; `sample` took "
+        f"{statistics.median(sample['seconds_a_file']):.2f} s a file (`python -m bench index`)."
+    )
