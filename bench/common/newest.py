@@ -72,8 +72,10 @@ NEWEST: Final[Mapping[str, Rival]] = {
             "zstd==1.5.7.2",
         ),
     ),
+    # In an interpreter of its own, see `bench.load.lerobot`; requires Python 3.12.
+    "lerobot": Rival("lerobot", "0.6.1"),
 }  # fmt: skip
-"""Libraries by the name that benchmarks use. LeRobot has an interpreter of its own, see `bench.load.lerobot`."""
+"""Libraries by the name that benchmarks use."""
 
 
 def use_newest(names: Collection[str], cache: Path) -> None:
