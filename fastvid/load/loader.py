@@ -338,7 +338,7 @@ class ClipLoader(IterableDataset[Batch]):
     def _iterate(self) -> Generator[Batch, None, None]:
         # Again: iterators may be used in another order than they were created.
         self._stop()
-        self._seek(self._seed, self.epoch, self.position)
+        self._epoch, self._position, self._origin = self.epoch, self.position, self.position
         run = self._run = self._source.start(self._seed, self._epoch, self._position)
         num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
         first, asked, step = True, time.perf_counter(), Counters()
