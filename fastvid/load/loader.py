@@ -336,8 +336,7 @@ class ClipLoader(IterableDataset[Batch]):
         return self._iterate()
 
     def _iterate(self) -> Generator[Batch, None, None]:
-        # Again: iterators may be used in another order than they were created.
-        self._stop()
+        self._stop()  # again: iterators may be used in another order than they were created
         self._epoch, self._position, self._origin = self.epoch, self.position, self.position
         run = self._run = self._source.start(self._seed, self._epoch, self._position)
         num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
@@ -375,12 +374,12 @@ class ClipLoader(IterableDataset[Batch]):
                         hint="use one loader per concurrent iteration; a loader has only one position",
                     )
                 asked = time.perf_counter()
-                step = Counters(compute_seconds=asked - given)
-                first = False
+                first, step = False, Counters(compute_seconds=asked - given)
             self._epoch, self._position = self._epoch + 1, 0
             self._source.finish(run, self._seed, self._epoch)
         finally:
             self._source.end(run)
+            self.stats.total.take_traffic()  # of what was prefetched and not delivered
             if self._run is run:
                 self._run, self._origin = None, self._position
 

@@ -129,9 +129,14 @@ class Batch(dict[str, Any]):
         """
         if "cu_seqlens" in self:
             raise UsageError("packed rows cannot be sliced", hint="use smaller batches, or batches=Buckets(...)")
-        count = self.num_rows
+        count, made = self.num_rows, dict[int, Any]()
 
         def sliced(value: Any) -> Any:
+            if id(value) not in made:  # the first stream is the same object as `video`
+                made[id(value)] = cut(value)
+            return made[id(value)]
+
+        def cut(value: Any) -> Any:
             if isinstance(value, Mapping):
                 return {name: sliced(one) for name, one in value.items()}
             sized = isinstance(value, (Tensor, tuple, list)) and not (isinstance(value, Tensor) and value.ndim == 0)
