@@ -53,7 +53,7 @@ def sentence(verdict: Mapping[str, Any]) -> str:
     """Return a verdict as a line of text."""
     low, high = verdict["range"]
     return (
-        f"goal {'met' if verdict['met'] else 'MISSED'}: {verdict['found']:.2f}x ({low:.2f} to {high:.2f}) by"
+        f"goal {'met' if verdict['met'] else 'MISSED'}: {verdict['found']:.3f}x ({low:.2f} to {high:.2f}) by"
         f" {verdict['by']} time, wanted {verdict['wanted']:.1f}x, against {verdict['rival']}"
     )
 

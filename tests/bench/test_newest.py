@@ -84,7 +84,7 @@ def test_a_goal_is_met_against_the_best_rival_with_the_same_output_and_without_o
     ]
     found = goals.verdict(row, by)
     assert (found["rival"], found["wanted"], found["met"]) == ("quick", 2.8, True)
-    assert "goal met: 2.80x" in goals.sentence(found)
+    assert "goal met: 2.800x" in goals.sentence(found)
     row["contenders"].append(entry("quicker", 27.0, 2.7))
     assert not goals.verdict(row, by)["met"]
     assert "MISSED" in goals.lines([row | {"goal": goals.verdict(row, by)}])[0]

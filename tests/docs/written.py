@@ -148,7 +148,7 @@ def rivals() -> str:
             if "fastvid_is_faster_by" in one:
                 times = one["fastvid_is_faster_by"]["rgb from memory"]
                 spread = f"{times['cpu']:.2f}x ({times['cpu_min']:.2f} to {times['cpu_max']:.2f})"
-                kept = f"{one['megabytes_kept'] / row['videos']:.1f}"
+                kept = f"{max(0.0, one['megabytes_kept']) / row['videos']:.1f}"
                 rows.append(
                     (f"`{row['dataset']}`, {row['sampling']}", one["name"], f"{one['cpu_ms']:.1f}", spread, kept)
                 )
