@@ -35,6 +35,7 @@ READERS: Final = {
     "fastvid-bench-load/1": "bench.load.charts:load",
     "fastvid-bench-loops/1": "bench.load.charts:loops",
     "fastvid-bench-moments/2": "bench.strategies.charts:moments",
+    "fastvid-bench-server/1": "bench.strategies.charts:server",
     "fastvid-bench-motion-sync/1": "bench.strategies.charts:motion",
     "fastvid-bench-motion-sync/2": "bench.strategies.charts:motion",
     "fastvid-bench-motion/1": "bench.train.charts:motion",
