@@ -39,6 +39,7 @@ BENCHES: Final = {
     "cold": ("bench.load.cold", "time to the first batch: 100 million samples, 10,000 shards, real footage"),
     "load": ("bench.load.load", "throughput of whole pipelines against other loaders, from disk and over HTTP"),
     "decode": ("bench.decode.decode", "clips/s against other decoders on the same videos"),
+    "footage": ("bench.common.footage", "make the footage of other benchmarks: robots, 720p, an hour, a phone"),
     "gpu": ("bench.gpu.gpu", "everything that needs a GPU, proved and measured in half an hour; --pack makes its data"),
     "migration": ("bench.strategies.migration", "a sweep by relay against one that moves the data over a slow wire"),
     "model_speed": ("bench.train.model_speed", "clips/s and multiply-adds of TSM and I3D, forward and training step"),

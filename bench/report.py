@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from bench.common.charts import Bars, Chart, Lines, Table
 from bench.common.harness import RESULTS
-from bench.decode.charts import best_rival
+from bench.decode.goals import best_rival
 from fastvid.errors import UsageError
 
 # The function that returns the charts of each schema. A result with an unknown schema is shown as a table.
@@ -39,6 +39,7 @@ READERS: Final = {
     "fastvid-bench-migration/1": "bench.strategies.charts:migration",
     "fastvid-bench-model-speed/1": "bench.train.model_speed:charts",
     "fastvid-bench-moments/2": "bench.strategies.charts:moments",
+    "fastvid-bench-server/1": "bench.strategies.charts:server",
     "fastvid-bench-motion-sync/2": "bench.strategies.charts:motion",
     "fastvid-bench-motion-wire/1": "bench.strategies.charts:contest",
     "fastvid-bench-motion/1": "bench.train.charts:motion",
@@ -243,9 +244,10 @@ def _machines(records: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], 
 
 def readme_table(record: Mapping[str, Any]) -> str:
     """Return the decode benchmark as a Markdown table, with ratios to the best rival of the same run."""
-    machine = record["machine"]
+    machine, by = record["machine"], record.get("by", "wall")
+    unit = "CPU ms a clip" if by == "cpu" else "clips/s"
     lines = [
-        "| encoding, clips | packets decoded | fastvid RGB, clips/s | best rival, clips/s | ratio | YUV for a GPU |",
+        f"| encoding, clips | packets decoded | fastvid RGB, {unit} | best rival, {unit} | ratio | YUV for a GPU |",
         "|---|---|---|---|---|---|",
     ]
     for row in record["rows"]:
@@ -254,25 +256,35 @@ def readme_table(record: Mapping[str, Any]) -> str:
             for entry in row["contenders"]
             if entry["name"] == "fastvid"
         }
-        rivals = [entry for entry in row["contenders"] if "fastvid_is_faster_by" in entry]
-        best = max(rivals, key=lambda entry: entry["rate"])
+        best = best_rival(row, by)
+        if best is None:
+            continue
         times = best["fastvid_is_faster_by"]
+        rgb, planes = times["rgb from memory"], times["planes from memory"]
         packets, name = row["packets_a_clip"], row.get("encoding", row["profile"])["name"]
+        spread = f" ({rgb[f'{by}_min']:.1f} to {rgb[f'{by}_max']:.1f})" if f"{by}_min" in rgb else ""
         lines.append(
             f"| `{name}`, {row['sampling']} | {packets['planned']:.0f} of {packets['from_keys']:.0f}"
-            f" | {ours['rgb', 'memory']['rate']:.0f} | {best['name']} {best['rate']:.0f}"
-            f" | **{times['rgb from memory']['wall']:.1f}x** | {times['planes from memory']['wall']:.1f}x |"
+            f" | {_speed(ours['rgb', 'memory'], by)} | {best['name']} {_speed(best, by)}"
+            f" | **{rgb[by]:.1f}x**{spread} | {planes[by]:.1f}x |"
         )
     for row in record.get("today", ()):
         lines += _today(row)
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
+    clips, workers = record["rows"][0]["clips"], record["workers"]
+    busy = f" CPU time, because the machine was busy (load {machine['load_average']:.0f});" if by == "cpu" else ""
     lines += [
         "",
-        f"{machine['cores']} cores of {machine['cpu']}, {record['rows'][0]['clips']} clips of real videos with a short"
-        f" side of 256 pixels, every contender with its best settings, medians of alternating rounds ({versions}).",
+        f"{workers} of {machine['cores']} cores of {machine['cpu']};{busy} {clips} clips of real videos with a short"
+        " side of 256 pixels, every contender with its best settings, rivals that keep their decoders open among them,"
+        f" medians of alternating rounds ({versions}).",
         "Measure your machine and your videos with `python -m bench decode`.",
     ]
     return "\n".join(lines)
+
+
+def _speed(entry: Mapping[str, Any], by: str) -> str:
+    return f"{entry['cpu_ms']:.1f}" if by == "cpu" else f"{entry['rate']:.0f}"
 
 
 def _today(row: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,6 @@ Contenders run in alternating rounds (`fastvid.measure.rounds`); a ratio is the 
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from bench.common import newest
 from fastvid.errors import JobError, UsageError
 from fastvid.runtime.cores import available_cores
 
@@ -23,17 +23,13 @@ _HERE: Final = Path(__file__).parents[1]
 # In a checkout, the repository's bench/results; in an installation, below the working directory.
 RESULTS: Final = _HERE / "results" if _HERE.parent.joinpath("pyproject.toml").exists() else Path("bench/results")
 
-_PACKAGES: Final = ("av", "decord", "numpy", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "torch", "torchcodec")
+_PACKAGES: Final = ("decord", "numpy", "nvidia-dali-cuda120", "torch")  # besides those of `newest`
 
 
 def machine_facts() -> dict[str, Any]:
     """Return hardware, versions and load of this machine, as far as they can be read."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions = newest.versions()
+    versions |= {package: found for package in _PACKAGES if (found := newest.installed(package)) is not None}
     return {
         "cpu": _first("/proc/cpuinfo", "model name"),
         "cores": available_cores(ranks=1),

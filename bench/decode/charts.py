@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.common.charts import Bars, Chart
+from bench.decode.goals import best_rival
 
 
 def charts(record: Mapping[str, Any]) -> list[Chart]:
@@ -54,12 +55,6 @@ def practice(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
             )
         )
     return found
-
-
-def best_rival(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the fastest rival of a row, or None."""
-    rivals = [one for one in row["contenders"] if "fastvid_is_faster_by" in one]
-    return max(rivals, key=lambda one: float(one["rate"]), default=None)
 
 
 def title(row: Mapping[str, Any]) -> str:

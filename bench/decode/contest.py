@@ -41,12 +41,12 @@ class Rivals:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def at_their_best(names: Sequence[str], corpus: Corpus, workers: int, rounds: int) -> Rivals:
+def at_their_best(names: Sequence[str], corpus: Corpus, workers: int, rounds: int, *, by: str = "wall") -> Rivals:
     """Sweep each rival over its settings; see `sweep`."""
     found = Rivals()
     for name in names:
         try:
-            best, found.sweeps[name] = sweep(name, corpus, workers, rounds)
+            best, found.sweeps[name] = sweep(name, corpus, workers, rounds, by=by)
             found.best.append(best)
         except (ImportError, OSError) as error:
             found.refused[name] = str(error)
@@ -54,41 +54,62 @@ def at_their_best(names: Sequence[str], corpus: Corpus, workers: int, rounds: in
     return found
 
 
-def sweep(name: str, corpus: Corpus, workers: int, rounds: int) -> tuple[Contender, list[dict[str, Any]]]:
-    """Find a rival's best settings: optimise one knob at a time and keep the others fixed.
+def sweep(
+    name: str, corpus: Corpus, workers: int, rounds: int, *, by: str = "wall"
+) -> tuple[Contender, list[dict[str, Any]]]:
+    """Find a rival's best settings: the values of one knob take turns, and the others stay as they are.
 
-    Settings that deliver wrong frames are recorded but never chosen.
+    Settings that deliver wrong frames are recorded but never chosen. The rounds are not those that are reported.
+
+    Args:
+        name: Key of `KNOBS` or `DALI_KNOBS`.
+        corpus: The clips.
+        workers: Cores.
+        rounds: Rounds of each knob.
+        by: "wall" or "cpu": the time that decides. CPU time is right on a machine that others use.
 
     Returns:
-        The rival with its best settings, and all settings tried.
+        The rival with its best settings, and all settings tried, with the spread of their rounds.
 
     Raises:
         FastvidError: If every setting delivers wrong frames.
     """
+    lanes = [(workers, False), (workers, True), (workers + 1, False), (max(1, workers // 2), False)]
     knobs: dict[str, tuple[Any, ...]] = {
-        "parallel": ((workers, False), (workers, True), (workers + 1, False), (max(1, workers // 2), False)),
+        # The number of workers does not change what a clip costs by CPU time.
+        "parallel": tuple(lanes[:1] if by == "cpu" else dict.fromkeys(lanes)),
         **{**KNOBS, **DALI_KNOBS}[name],
     }
     chosen = {knob: values[0] for knob, values in knobs.items()}
-    tried: dict[tuple[tuple[str, Any], ...], tuple[float, Contender | None, dict[str, Any]]] = {}
-
-    def attempt(settings: dict[str, Any]) -> float:
-        place = tuple(settings.items())
-        if place not in tried:
-            options = {knob: value for knob, value in settings.items() if knob != "parallel"}
-            contender = rival(name, corpus, options, *settings["parallel"])
-            wrong = None if settings["parallel"][1] else check(contender, corpus)
-            rate = 0.0 if wrong else measure([contender], len(corpus.requests), rounds)[0].summary()["rate"]
-            _log.info("%s: %s", contender.label, wrong or f"{rate:.1f} clips/s")
-            tried[place] = (rate, contender, _settings(contender) | {"rate": rate, "wrong": wrong})
-        return tried[place][0]
-
+    tried: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
+    best: Contender | None = None
     for knob, values in reversed(knobs.items()):
-        chosen[knob] = max(values, key=lambda value: attempt(chosen | {knob: value}))
-    best = max(tried.values(), key=lambda found: found[0])
-    if best[1] is None or not best[0]:
+        if len(values) == 1 and best is not None:
+            continue
+        contenders = {}
+        for value in values:
+            settings = chosen | {knob: value}
+            options = {one: setting for one, setting in settings.items() if one != "parallel"}
+            contender = rival(name, corpus, options, *settings["parallel"])
+            # What a thread delivers, a process with these settings delivers.
+            wrong = None if settings["parallel"][1] else check(contender, corpus)
+            if wrong is None:
+                contenders[value] = contender
+            elif contender.label not in refused:
+                refused[contender.label] = wrong
+                tried.append(_settings(contender) | {"wrong": wrong})
+        timings = dict(zip(contenders, measure(list(contenders.values()), len(corpus.requests), rounds), strict=True))
+        costs = {value: timing.cost(by) for value, timing in timings.items()}
+        for value, contender in contenders.items():
+            _log.info("%s: %.2f ms by %s time", contender.label, costs[value], by)
+            tried.append(_settings(contender) | timings[value].summary() | {"wrong": None})
+        if costs:
+            chosen[knob] = min(costs, key=costs.__getitem__)
+            best = contenders[chosen[knob]]
+    if best is None:
         raise FastvidError(f"{name} delivers wrong frames with every setting")
-    return best[1], [settings for _, _, settings in tried.values()]
+    return best, tried
 
 
 def check(contender: Contender, corpus: Corpus) -> str | None:
@@ -99,7 +120,9 @@ def check(contender: Contender, corpus: Corpus) -> str | None:
         frame than to its neighbours (unless those hardly differ).
     """
     ours, theirs = FastvidRunner(corpus, "rgb", "memory"), contender.open_runner()
-    for task in range(min(_CHECKED, len(corpus.requests))):
+    # Long clips check as many frames with fewer of them.
+    checked = max(2, min(_CHECKED, _CHECKED * 16 // len(corpus.requests[0].frames)))
+    for task in range(min(checked, len(corpus.requests))):
         found = _rgb(np.asarray(theirs(task))).astype(np.int16)
         request = corpus.requests[task]
         last = corpus.dataset[request.sample].num_frames - 1

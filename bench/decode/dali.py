@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastvid.measure.clips import CROP, Corpus
+from bench.decode.kept import output_of
+from fastvid.measure.clips import Corpus
 from fastvid.runtime.arrays import UInt8Array
 
 
@@ -41,11 +42,12 @@ class WholeJob:
             video = fn.external_source(name="video", dtype=types.UINT8, ndim=1)
             pictures = fn.decoders.video(video, device="cpu", pad_mode="none", build_index=index, **options)
             corner = fn.external_source(name="corner", dtype=types.FLOAT, ndim=1)
-            extent = (float(CROP), float(CROP))  # must have the corner's type
+            box = corpus.requests[0].box
+            extent = (float(box.height), float(box.width))  # must have the corner's type
             cut = fn.slice(pictures, corner, extent, axes=(1, 2), normalized_anchor=False, normalized_shape=False)
             self._pipeline.set_outputs(cut)
         self._pipeline.build()
-        self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
+        self._out = output_of(self._requests[0])
 
     def __call__(self, task: int, /) -> UInt8Array:
         """Decode a clip to uint8 [T, H, W, 3]."""

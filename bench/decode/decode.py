@@ -1,24 +1,28 @@
 """Measure clips/s of decoders on the same videos: sparse (TSN) and dense clips, RGB crops on the host.
 
-Every contender must deliver the right frames before it is timed. Rivals are swept over settings, workers and threads
-and run with their best; then all run in alternating rounds. fastvid also has a row for YUV planes, its input for a GPU;
-that is a different output and labelled as such.
+Every contender must deliver the right frames before it is timed. Rivals are at their newest versions, swept over
+settings, workers and threads, and run with their best; then all run in alternating rounds. fastvid also has a row for
+YUV planes, its input for a GPU; that is a different output and labelled as such. Each row ends with its goal.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from bench.common.corpus import SAMPLINGS, shard
+from bench.common.footage import KINDS, datasets
 from bench.common.harness import RESULTS, machine_facts, write_json
-from bench.decode import practice
+from bench.common.newest import CHECKED, use_newest
+from bench.decode import goals, practice
 from bench.decode.contest import Rivals, at_their_best, entry
-from bench.decode.decoders import KNOBS
+from bench.decode.decoders import KNOBS, library_of
 from bench.decode.encodings import DEFAULT, Encoding, equal_quality
 from bench.decode.floor import FloorJob
+from bench.decode.memory import megabytes_kept
 from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
 from fastvid.measure.fastvid_contender import fastvid
@@ -52,12 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
     parser.add_argument(
-        "--sampling", nargs="+", default=["tsn8", "dense16x4"], choices=list(SAMPLINGS), help="(tsn8 dense16x4)"
+        "--kinds", nargs="+", default=[], choices=list(KINDS), help="with --footage: other footage, see `bench footage`"
     )
+    parser.add_argument(
+        "--sampling", nargs="+", metavar="SAMPLING", help="such as tsn8, dense16x4 (those two, or those of the kind)"
+    )
+    parser.add_argument("--together", type=int, default=1, help="clips of one visit to a video (default %(default)s)")
     parser.add_argument("--rivals", nargs="*", default=list(KNOBS), choices=list(KNOBS), help="(all)")
+    parser.add_argument("--installed", action="store_true", help="rivals as installed here, not the newest")
+    parser.add_argument(
+        "--by", choices=("wall", "cpu"), default="wall", help="time that decides; cpu on a busy machine (%(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=available_cores(), help="cores (default: all, %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default %(default)s)")
-    parser.add_argument("--sweep-rounds", type=int, default=2, help="rounds per setting of a sweep (%(default)s)")
+    parser.add_argument("--sweep-rounds", type=int, default=3, help="rounds per setting of a sweep (%(default)s)")
     parser.add_argument("--repeats", type=int, default=2, help="clips per video (default %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS / "decode.json", help="result file (%(default)s)")
 
@@ -67,43 +79,64 @@ def run(args: argparse.Namespace) -> int:
     folders = [Path(folder) for folder in args.data]
     if args.footage is None and (not folders or args.equal_ssim or args.sliced):
         raise UsageError("nothing to decode", hint="pass --data DIR, or --footage FOLDER to shard videos first")
+    if not args.installed:
+        use_newest([library_of(name) for name in args.rivals], args.cache)
+    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers, "rows": []}
+    record |= {"today": [], "sliced": [], "by": args.by, "newest_checked": CHECKED.isoformat()}
+    for kind in args.kinds:
+        for name, folder in datasets(kind, args.footage, args.cache).items():
+            for sampling in args.sampling or KINDS[kind].samplings:
+                corpus = Corpus(str(folder), sampling, args.repeats, crop=KINDS[kind].crop, together=args.together)
+                _add(record, args, corpus, {"kind": kind, "encoding_of_kind": name})
+    if not args.kinds:
+        _usual(record, args, folders)
+    if args.sliced:
+        for row in practice.sliced(args.footage, args.sliced, args.cache, args.workers, args.rounds, args.sweep_rounds):
+            record["sliced"].append(row)
+            print(practice.table(row), flush=True)
+            write_json(args.json, record)
+    print("\n".join(goals.lines(record["rows"])))
+    return 0
+
+
+def _usual(record: dict[str, Any], args: argparse.Namespace, folders: list[Path]) -> None:
+    """Add the rows of datasets, or of the footage in each profile, to the record."""
     encodings: list[Encoding] = []
     if args.equal_ssim:
         encodings = equal_quality(args.footage, args.profiles, args.cache)
-        folders += [encoding.folder for encoding in encodings]
+        folders = folders + [encoding.folder for encoding in encodings]
     elif not folders:
         folders = [shard(args.footage, profile, args.cache) for profile in args.profiles]
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers, "rows": []}
-    record |= {"today": [], "sliced": []}
     # Every encoding uses the same frames and crops of the same videos, whatever its sample order.
     common = tuple(sorted(set.intersection(*(set(one.ssim) for one in encodings)))) if encodings else None
     ours: dict[tuple[str, str], Corpus] = {}
     today: dict[str, Rivals] = {}
     for folder in folders:
         encoding = next((one for one in encodings if one.folder == folder), None)
-        for sampling in args.sampling:
-            corpus = Corpus(str(folder), sampling, repeats=args.repeats, keys=None if encoding is None else common)
-            rivals = at_their_best(args.rivals, corpus, args.workers, args.sweep_rounds)
-            row = compare(corpus, rivals, args.workers, args.rounds)
+        for sampling in args.sampling or SAMPLINGS[:2]:
+            keys = None if encoding is None else common
+            corpus = Corpus(str(folder), sampling, repeats=args.repeats, keys=keys, together=args.together)
+            rivals = _add(record, args, corpus, {} if encoding is None else {"encoding": encoding.as_row()})
             if encoding is not None:
-                row["encoding"] = encoding.as_row()
                 ours[encoding.name, sampling] = corpus
                 if encoding.name == DEFAULT:
                     today[sampling] = rivals
-            record["rows"].append(row)
-            print(table(row), flush=True)
-            write_json(args.json, record)
     for sampling, rivals in today.items():
         corpora = {name: corpus for (name, one), corpus in ours.items() if one == sampling}
         record["today"].append(practice.today(corpora, rivals.best, args.workers, args.rounds))
         print(practice.table(record["today"][-1]), flush=True)
         write_json(args.json, record)
-    if args.sliced:
-        for row in practice.sliced(args.footage, args.sliced, args.cache, args.workers, args.rounds, args.sweep_rounds):
-            record["sliced"].append(row)
-            print(practice.table(row), flush=True)
-            write_json(args.json, record)
-    return 0
+
+
+def _add(record: dict[str, Any], args: argparse.Namespace, corpus: Corpus, facts: dict[str, Any]) -> Rivals:
+    """Measure a row and add it to the record."""
+    rivals = at_their_best(args.rivals, corpus, args.workers, args.sweep_rounds, by=args.by)
+    row = compare(corpus, rivals, args.workers, args.rounds) | facts | {"load_average": os.getloadavg()[0]}
+    row["goal"] = goals.verdict(row, args.by)
+    record["rows"].append(row)
+    print(table(row), flush=True)
+    write_json(args.json, record)
+    return rivals
 
 
 def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[str, Any]:
@@ -119,12 +152,15 @@ def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[s
     entries.append(entry(floor, limit))
     for contender, timing in zip(rivals.best, timings[len(own) :], strict=True):
         times = {f"{c.settings['product']} from {c.settings['source']}": ratio(t, timing) for c, t in ours.items()}
-        entries.append(entry(contender, timing) | {"fastvid_is_faster_by": times})
+        kept = {"megabytes_kept": megabytes_kept(contender, len(corpus.requests))}
+        entries.append(entry(contender, timing) | {"fastvid_is_faster_by": times} | kept)
     return {
         "dataset": Path(corpus.folder).name,
         "profile": dict(corpus.dataset.generation.shards[0].profile),
         "sampling": corpus.sampling,
         "clips": len(corpus.requests),
+        "videos": len(corpus.dataset),
+        "together": corpus.together,
         "megabytes": round(sum(map(len, corpus.mp4s)) / 1e6, 2),
         "packets_a_clip": corpus.mean_packets(),
         "contenders": entries,
@@ -147,7 +183,10 @@ def table(row: dict[str, Any]) -> str:
         if "share_of_floor" in one:
             share = one["share_of_floor"]
             lines.append(f"      {share['wall']:.2f} of libavcodec alone   by CPU time {share['cpu']:.2f}")
+        if "megabytes_kept" in one:
+            lines.append(f"      grows by {one['megabytes_kept']:.0f} MB over {row['videos']} videos")
         for ours, times in one.get("fastvid_is_faster_by", {}).items():
             lines.append(f"      fastvid, {ours:20} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x")
     lines += [f"  {name} cannot run here: {why}" for name, why in row["refused"].items()]
+    lines += [f"  {goals.sentence(row['goal'])}"] if row.get("goal") else []
     return "\n".join(lines)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.corpus import shard
-from bench.decode.charts import best_rival, title
+from bench.decode.charts import title
 from bench.decode.contest import at_their_best, entry
 from bench.decode.encodings import DEFAULT, videos
+from bench.decode.goals import best_rival
 from fastvid.measure.clips import Corpus
 from fastvid.measure.fastvid_contender import fastvid
 from fastvid.measure.rounds import Contender, RoundTimes, measure, ratio

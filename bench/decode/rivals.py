@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import av
+import av.container
 import numpy as np
 
+from bench.decode.kept import OpenDecoders, cut, output_of
 from fastvid.decode import libraries
-from fastvid.measure.clips import CROP, Corpus
+from fastvid.measure.clips import Corpus
 from fastvid.runtime.arrays import UInt8Array
 
 
@@ -21,37 +23,42 @@ class PyAvFilesJob:
         corpus: The clips.
         source: "memory" or "file".
         ffmpeg_threads: FFmpeg threads per decoder.
+        kept: Containers that are kept open, one per video; 0 to open one per clip.
     """
 
-    def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int) -> None:
-        self._corpus, self._requests, self._threads = corpus, corpus.requests, ffmpeg_threads
-        self._sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
-        self._out = np.empty((len(self._requests[0].frames), CROP, CROP, 3), np.uint8)
+    def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int, kept: int = 0) -> None:
+        self._requests = corpus.requests
+        sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
+
+        def opened(sample: int) -> av.container.InputContainer:
+            container = av.open(io.BytesIO(sources[sample]) if source == "memory" else sources[sample])
+            container.streams.video[0].codec_context.thread_count = ffmpeg_threads
+            return container
+
+        self._containers = OpenDecoders(opened, kept)
+        self._out = output_of(self._requests[0])
 
     def __call__(self, task: int, /) -> UInt8Array:
         """Decode a clip to uint8 [T, H, W, 3]."""
         request = self._requests[task]
-        source, box = self._sources[request.sample], request.box
-        rows, columns = slice(box.y, box.y + box.height), slice(box.x, box.x + box.width)
-        with av.open(io.BytesIO(source) if isinstance(source, bytes) else source) as container:
-            stream = container.streams.video[0]
-            stream.codec_context.thread_count = self._threads
-            assert stream.average_rate is not None
-            assert stream.time_base is not None
-            ticks = 1 / (stream.average_rate * stream.time_base)
-            start = stream.start_time or 0
-            decoded = container.decode(stream)
-            now, picture = -1, None
-            for place, frame in enumerate(request.frames.tolist()):
-                # Seek only if the frame is far ahead; where the next key frame is, is unknown without an index.
-                if now < 0 or frame - now > 32:
-                    container.seek(round(start + frame * ticks), stream=stream, backward=True)
-                    decoded = container.decode(stream)
-                while now < frame or picture is None:
-                    picture = next(decoded)
-                    assert picture.pts is not None
-                    now = round((picture.pts - start) / ticks)
-                self._out[place] = picture.to_ndarray(format="rgb24")[rows, columns]
+        container = self._containers[request.sample]
+        stream = container.streams.video[0]
+        assert stream.average_rate is not None
+        assert stream.time_base is not None
+        ticks = 1 / (stream.average_rate * stream.time_base)
+        start = stream.start_time or 0
+        decoded = container.decode(stream)
+        now, picture = -1, None
+        for place, frame in enumerate(request.frames.tolist()):
+            # Seek only if the frame is far ahead; where the next key frame is, is unknown without an index.
+            if now < 0 or frame - now > 32 or frame < now:
+                container.seek(round(start + frame * ticks), stream=stream, backward=True)
+                decoded, now = container.decode(stream), -1
+            while now < frame or picture is None:
+                picture = next(decoded)
+                assert picture.pts is not None
+                now = round((picture.pts - start) / ticks)
+            self._out[place] = cut(picture.to_ndarray(format="rgb24")[None], request)[0]
         return self._out
 
 
@@ -77,8 +84,7 @@ class SpdlJob:
         self._io = spdl_io()
         self._requests, self._filtered, self._pix_fmt = corpus.requests, crop == "filter", pix_fmt
         self._sources: Sequence[Any] = corpus.mp4s if source == "memory" else corpus.files
-        shape = (CROP, CROP, 3) if pix_fmt == "rgb24" else (CROP * 3 // 2, CROP)
-        self._out = np.empty((len(self._requests[0].frames), *shape), np.uint8)
+        self._out = output_of(self._requests[0], planes=pix_fmt != "rgb24")
 
     def __call__(self, task: int, /) -> UInt8Array:
         """Decode a clip to RGB [T, H, W, 3], or to YUV [T, H * 3 / 2, W] in FFmpeg's layout."""
@@ -94,5 +100,5 @@ class SpdlJob:
         if self._filtered:
             self._out[...] = pictures.reshape(-1, *self._out.shape[1:])[places]
         else:
-            self._out[...] = pictures[places, box.y : box.y + box.height, box.x : box.x + box.width]
+            self._out[...] = cut(pictures, request)[places]
         return self._out

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bench.common.charts import Bars, Chart, Table
+from bench.load.goals import sentence
 
 _PARTS: Final = {
     "reach": ("100 million samples: byte ranges of 512 clips", "ranges_ms", "ranges_cpu_ms", "ranges_megabytes"),
@@ -21,9 +22,10 @@ def load(record: Mapping[str, Any]) -> list[Chart]:
     facts: list[list[str]] = []
     for row in record["rows"]:
         dataset = row["dataset"]
-        for state in ("page-cached", "cold"):
+        for state in [one for one in ("page-cached", "cold") if one in row]:
             entries = {entry["pipeline"]: entry for entry in row[state]}
-            rivals = [name for name, entry in entries.items() if "fastvid_is_faster_by" in entry and name != _OWN]
+            rivals = [name for name, one in entries.items() if "fastvid_is_faster_by" in one and name != _OWN]
+            values = "uint8 levels" if record.get("uint8") else "normalised float32"
             found.append(
                 Bars(
                     f"Loading {dataset}, {state}",
@@ -31,7 +33,7 @@ def load(record: Mapping[str, Any]) -> list[Chart]:
                     {name: entry["clips_a_second"] for name, entry in entries.items()},
                     {name: (one["clips_a_second_min"], one["clips_a_second_max"]) for name, one in entries.items()},
                     rivals,
-                    f"Batches of {row['batch']} clips, normalised float32 on the host. The decoder alone makes RGB"
+                    f"Batches of {row['batch']} clips, {values} on the host. The decoder alone makes RGB"
                     " levels that are discarded.",
                 )
             )
@@ -42,6 +44,9 @@ def load(record: Mapping[str, Any]) -> list[Chart]:
             reached = next((entry["fastvid_reaches"] for entry in entries.values() if "fastvid_reaches" in entry), None)
             if reached:
                 facts.append([f"{dataset}, {state}: speed relative to the decoder alone", _ratio(reached)])
+        facts += [[f"{dataset}: goal", sentence(goal)] for goal in row.get("goals", ())]
+        if "http" not in row:
+            continue
         http = row["http"]
         facts.append(
             [f"{dataset}: HTTP with {http['latency_ms']:.0f} ms latency / local", _ratio(http["http_over_local"])]
@@ -54,7 +59,7 @@ def load(record: Mapping[str, Any]) -> list[Chart]:
             facts.append(
                 [f"{dataset}: {name} over HTTP", f"{one['requests']:.1f} requests, {one['bytes'] / 1e3:.1f} kB"]
             )
-        for kind, beside in row["beside"].items():
+        for kind, beside in row.get("beside", {}).items():
             spread = f"{100 * beside['rise_min']:+.1f} to {100 * beside['rise_max']:+.1f}"
             what = "an unrelated decoding process" if kind == "elsewhere" else f"the loader, workers={kind}"
             facts.append([f"{dataset}: step time beside {what}", f"{100 * beside['rise']:+.1f} % ({spread})"])

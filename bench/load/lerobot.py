@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from bench.common.charts import Chart, Table
 from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.newest import NEWEST
 from bench.load.lerobot_programs import OFFSETS, described
 from fastvid.errors import FastvidError, JobError
 from fastvid.runtime.cores import available_cores
@@ -59,6 +60,10 @@ def run(args: argparse.Namespace) -> int:
     record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "episodes": args.episodes}
     record |= {"frames": args.frames, "cameras": args.cameras, "workers": args.workers, "batch": args.batch}
     root, folders = _datasets(args, record)
+    found, newest = _lerobot(args, "version", root)["version"], NEWEST["lerobot"].version
+    record["machine"]["packages"]["lerobot"] = found
+    if found != newest:
+        print(f"LeRobot {found} is not the newest, {newest}")
     total = args.episodes * args.frames
     chosen = random.Random(0).sample(range(total), min(args.compared, total))
     words = ",".join(map(str, chosen))
@@ -201,7 +206,9 @@ def _loader(folder: str, **options: Any) -> Any:
 
 
 def rate(folder: str, workers: str, batch: str, seconds: str) -> dict[str, Any]:
-    """Return items a second, and the seconds until the first batch."""
+    """Return items a second, and the seconds until the first batch; importing torch counts for neither loader."""
+    import torch  # noqa: F401
+
     begun = time.perf_counter()
     loader = _loader(folder, workers=workers, global_batch_size=int(batch), seed=os.getpid())
     batches = iter(loader)

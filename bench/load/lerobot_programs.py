@@ -3,11 +3,13 @@
     python bench/load/lerobot_programs.py make ROOT FOOTAGE EPISODES FRAMES CAMERAS
     python bench/load/lerobot_programs.py rate ROOT BACKEND WORKERS BATCH SECONDS
     python bench/load/lerobot_programs.py items ROOT BACKEND INDEX,INDEX,...
+    python bench/load/lerobot_programs.py version ROOT
 
 Each prints one line of JSON last.
 """
 
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -124,6 +126,8 @@ def main(words):
     command, root, *rest = words
     if command == "make":
         return make(root, rest[0], *map(int, rest[1:]))
+    if command == "version":
+        return {"version": importlib.metadata.version("lerobot")}
     if command == "rate":
         return rate(root, rest[0], int(rest[1]), int(rest[2]), float(rest[3]))
     return items(root, rest[0], [int(index) for index in rest[1].split(",")])

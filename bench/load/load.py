@@ -1,8 +1,8 @@
 """Measure whole loading pipelines on the same videos: normalised float32 [B, 3, 8, 224, 224] on the host.
 
-Each pipeline runs in its own process, rivals with the best of their swept settings, in alternating rounds. CPU time
-includes all worker processes. One pipeline is fastvid's decoder alone with its clips discarded, as an upper bound for
-the loader.
+Each pipeline runs in its own process, rivals at their newest versions with the best of their swept settings, in
+alternating rounds. CPU time includes all worker processes. One pipeline is fastvid's decoder alone with its clips
+discarded, as an upper bound for the loader. The rounds of a sweep are not those that are reported.
 
 page-cached   files in the page cache
 cold          files dropped from the page cache before each round
@@ -33,10 +33,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.corpus import shard
+from bench.common.family import cpu_of_family
 from bench.common.harness import RESULTS, machine_facts, merge_remeasured, write_json
+from bench.common.newest import CHECKED, use_newest
+from bench.load import goals
 from bench.load.cold import drop_from_cache
 from bench.load.launch_bound import KINDS, slowdown
-from bench.load.pipelines import PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
+from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
 from fastvid.errors import UsageError
 from fastvid.measure.clips import Corpus
 from fastvid.runtime.cores import available_cores
@@ -45,6 +48,7 @@ from fastvid.storage.options import CACHE_VARIABLE
 SCHEMA: Final = "fastvid-bench-load/1"
 
 DECODER: Final = "decoder alone"
+SHORT: Final = "fastvid, epochs of 30 clips"
 
 _SHARD: Final = 4  # videos per shard
 _WARM: Final = 4  # batches
@@ -70,8 +74,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16, help="clips per batch (default %(default)s)")
     parser.add_argument("--batches", type=int, default=20, help="batches per round (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")
+    parser.add_argument("--sweep-rounds", type=int, default=3, help="rounds per setting of a sweep (%(default)s)")
+    parser.add_argument("--uint8", action="store_true", help="batches of uint8 levels, which a device normalises")
+    parser.add_argument("--installed", action="store_true", help="rivals as installed here, not the newest")
+    parser.add_argument(
+        "--by", choices=("wall", "cpu"), default="wall", help="time that decides; cpu on a busy machine (%(default)s)"
+    )
     parser.add_argument("--latency", type=float, default=20.0, help="of the web server, in ms (default %(default)s)")
-    parser.add_argument("--only", choices=("http", "beside"), help="measure one part; keep the others from --json")
+    parser.add_argument(
+        "--only", choices=("loaders", "http", "beside"), help="measure one part; keep the others from --json"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS / "load.json", help="result file (%(default)s)")
 
 
@@ -87,8 +99,11 @@ def run(args: argparse.Namespace) -> int:
             shard(args.footage, profile, args.cache, options=small, name=f"{profile}-by-{_SHARD}")
             for profile in args.profiles
         ]
+    if not args.installed:
+        use_newest([library for name in args.rivals for library in NEEDS[name]], args.cache)
     record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers}
-    if args.only is None:
+    record |= {"uint8": args.uint8, "by": args.by, "newest_checked": CHECKED.isoformat()}
+    if args.only is None or not args.json.exists():
         record["rows"] = []
     else:
         record = merge_remeasured(json.loads(args.json.read_text()), record, args.only)
@@ -97,31 +112,29 @@ def run(args: argparse.Namespace) -> int:
         own = Path(f"{folder}.pipelines")
         own.mkdir(exist_ok=True)
         tars = tuple(sorted(map(str, folder.glob("*.tar"))))
-        inputs = PipelineInputs(str(folder), tuple(corpus.files), tars, str(own), args.batch, args.workers)
-        row: dict[str, Any] = {"dataset": folder.name}
-        if args.only is None:
-            row |= compare(inputs, args.rivals, args.batches, args.rounds)
+        inputs = PipelineInputs(str(folder), tuple(corpus.files), tars, str(own), args.batch, args.workers, args.uint8)
+        row: dict[str, Any] = {"dataset": folder.name, "profile": corpus.dataset.generation.shards[0].profile["name"]}
+        if args.only in (None, "loaders"):
+            row |= compare(inputs, args)
+            row["goals"] = goals.goals(row, args.by)
+            print("\n".join(map(goals.sentence, row["goals"])))
         if args.only in (None, "http"):
             row["http"] = over_http(inputs, args.batches, args.rounds, args.latency)
         if args.only in (None, "beside"):
             row["beside"] = {kind: slowdown(inputs, kind, _BESIDE * args.rounds) for kind in KINDS}
         print(json.dumps(row, indent=1), flush=True)
-        if args.only is None:
-            record["rows"].append(row)
-        else:
-            record["rows"] = _replaced(record["rows"], row)
+        known = args.only is not None and any(one["dataset"] == folder.name for one in record["rows"])
+        record["rows"] = _replaced(record["rows"], row) if known else [*record["rows"], row]
         write_json(args.json, record)
     return 0
 
 
 def _replaced(rows: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows with the remeasured parts of one dataset replaced."""
-    if all(row["dataset"] != new["dataset"] for row in rows):
-        raise UsageError(f"no earlier result for dataset {new['dataset']!r}", hint="run without --only")
     return [row | new if row["dataset"] == new["dataset"] else row for row in rows]
 
 
-_RATIO_KEYS: Final = {DECODER: "fastvid_reaches"}
+_RATIO_KEYS: Final = {DECODER: "fastvid_reaches", SHORT: "long_over_short"}
 
 
 @dataclass(frozen=True)
@@ -134,9 +147,15 @@ class Pipeline:
 
 
 class Runner:
-    """Runs a pipeline in its own process, which makes batches on request."""
+    """Runs a pipeline in its own process, which makes batches on request.
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    Args:
+        pipeline: The pipeline.
+        clips: Clips of a batch. A pipeline whose batches have another number is timed for as many clips.
+    """
+
+    def __init__(self, pipeline: Pipeline, clips: int) -> None:
+        self._clips = clips
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         # Not a daemon, because pipelines start their own processes.
@@ -148,8 +167,9 @@ class Runner:
     def round(self, batches: int) -> tuple[float, float]:
         """Return the wall and CPU seconds of this many batches."""
         cpu = cpu_of_family(self._process.pid)
-        wall = self._ask(batches)
-        return wall, cpu_of_family(self._process.pid) - cpu
+        wall, clips = self._ask(batches)
+        scale = batches * self._clips / clips
+        return scale * wall, scale * (cpu_of_family(self._process.pid) - cpu)
 
     def close(self) -> None:
         """Stop the process."""
@@ -160,10 +180,11 @@ class Runner:
             self._process.kill()
             self._process.join()
 
-    def _ask(self, batches: int) -> float:
+    def _ask(self, batches: int) -> tuple[float, int]:
+        """Return the seconds and the clips of this many batches."""
         self._pipe.send(batches)
         try:
-            answer: float | str = self._pipe.recv()
+            answer: tuple[float, int] | str = self._pipe.recv()
         except EOFError:
             raise UsageError("the pipeline's process died") from None
         if isinstance(answer, str):
@@ -179,12 +200,13 @@ def _serve(pipe: Connection, start: Callable[[], Batches]) -> None:
     try:
         batches = start()
         while count := pipe.recv():
-            begun = time.perf_counter()
+            begun, clips = time.perf_counter(), 0
             for _ in range(count):
                 batch = next(batches)
-                assert batch.dtype is torch.float32
+                clips += len(batch)
+                assert batch.dtype in (torch.float32, torch.uint8)
                 assert batch.shape[1:] == (3, 8, 224, 224)
-            pipe.send(time.perf_counter() - begun)
+            pipe.send((time.perf_counter() - begun, clips))
     except Exception as error:  # noqa: BLE001 - reported to the parent
         pipe.send(repr(error))
     finally:
@@ -192,18 +214,19 @@ def _serve(pipe: Connection, start: Callable[[], Batches]) -> None:
         os._exit(0)  # do not wait for rivals' worker processes
 
 
-def compare(inputs: PipelineInputs, rivals: Sequence[str], batches: int, rounds: int) -> dict[str, Any]:
+def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
     """Time all pipelines in alternating rounds, page-cached and cold."""
     chosen = [Pipeline("fastvid", {"workers": inputs.workers}, partial(fastvid_loader, inputs))]
     chosen.append(Pipeline("fastvid, processes", {}, partial(fastvid_loader, inputs, workers="process")))
+    chosen.append(Pipeline(SHORT, {}, partial(fastvid_loader, inputs, epoch=30)))
     chosen.append(Pipeline(DECODER, {"workers": inputs.workers}, partial(decoder_alone, inputs)))
     refused: dict[str, str] = {}
     sweeps: dict[str, list[dict[str, Any]]] = {}
-    for name in rivals:
+    for name in args.rivals:
         reason = missing(name)
         if reason is None:
             try:
-                best, sweeps[name] = _sweep(name, inputs, batches)
+                best, sweeps[name] = _sweep(name, inputs, args)
                 chosen.append(best)
                 continue
             except UsageError as error:
@@ -211,30 +234,33 @@ def compare(inputs: PipelineInputs, rivals: Sequence[str], batches: int, rounds:
         refused[name] = reason
         _log.warning("%s cannot run here: %s", name, reason)
     result: dict[str, Any] = {"batch": inputs.batch, "sweeps": sweeps, "refused": refused}
+    result["load_average"] = os.getloadavg()[0]
     for state in ("page-cached", "cold"):
-        found = _in_turn(chosen, inputs, batches, rounds, cold=state == "cold")
+        found = _in_turn(chosen, inputs, args.batches, args.rounds, cold=state == "cold")
         result[state] = [
-            {"pipeline": one.name, "settings": dict(one.settings), **_rates(times, batches * inputs.batch)}
+            {"pipeline": one.name, "settings": dict(one.settings), **_rates(times, args.batches * inputs.batch)}
             | ({} if one is chosen[0] else {_RATIO_KEYS.get(one.name, "fastvid_is_faster_by"): _ratio(found[0], times)})
             for one, times in zip(chosen, found, strict=True)
         ]
     return result
 
 
-def _sweep(name: str, inputs: PipelineInputs, batches: int) -> tuple[Pipeline, list[dict[str, Any]]]:
-    """Return a rival with its best settings and number of workers, and all settings tried."""
+def _sweep(name: str, inputs: PipelineInputs, args: argparse.Namespace) -> tuple[Pipeline, list[dict[str, Any]]]:
+    """Return a rival with its best settings and number of workers, and all settings tried; they take turns."""
     start, settings = PIPELINES[name]
-    tried: list[tuple[float, Pipeline, dict[str, Any]]] = []
-    for options in settings:
-        for workers in sorted({max(1, inputs.workers // 2), inputs.workers, inputs.workers + 1, 2 * inputs.workers}):
-            given = {"workers": workers, **options}
-            one = Pipeline(name, given, partial(start, replace(inputs, workers=workers), **options))
-            (times,) = _in_turn([one], inputs, batches, 1, cold=False)
-            rate = batches * inputs.batch / times[0][0]
-            _log.info("%s %s: %.1f clips/s", name, given, rate)
-            tried.append((rate, one, given | {"rate": rate}))
-    best = max(tried, key=lambda entry: entry[0])
-    return best[1], [entry for _, _, entry in tried]
+    counts = sorted({max(1, inputs.workers // 2), inputs.workers, inputs.workers + 1, 2 * inputs.workers})
+    tried = [
+        Pipeline(name, {"workers": workers, **options}, partial(start, replace(inputs, workers=workers), **options))
+        for options in settings
+        for workers in (counts if args.by == "wall" else [inputs.workers])
+    ]
+    found = _in_turn(tried, inputs, args.batches, args.sweep_rounds, cold=False)
+    rates = [_rates(times, args.batches * inputs.batch) for times in found]
+    for one, rate in zip(tried, rates, strict=True):
+        _log.info("%s %s: %s", name, dict(one.settings), rate)
+    cost = [rate["cpu_ms_a_clip"] if args.by == "cpu" else 1 / rate["clips_a_second"] for rate in rates]
+    best = tried[min(range(len(tried)), key=cost.__getitem__)]
+    return best, [dict(one.settings) | rate for one, rate in zip(tried, rates, strict=True)]
 
 
 def _in_turn(
@@ -245,7 +271,9 @@ def _in_turn(
     for number in range(rounds):
         for step in range(len(pipelines)):
             who = (step + number) % len(pipelines)
-            runner = Runner(pipelines[who])  # new each time: a waiting pipeline would prefetch during others' turns
+            runner = Runner(
+                pipelines[who], inputs.batch
+            )  # new each time: a waiting pipeline would prefetch during others' turns
             try:
                 if cold:
                     for file in (*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))):
@@ -322,27 +350,6 @@ def slow_server(folder: Path, latency: float, megabits: float = 0, rate: int = 0
             process.kill()
 
 
-def cpu_of_family(pid: int | None) -> float:
-    """Return the CPU seconds of a process, its living descendants, and the children they have waited for."""
-    assert pid is not None
-    parents: dict[int, int] = {}
-    spent: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            own = int(stat.parent.name)
-            parents[own] = int(fields[1])
-            # utime, stime, cutime, cstime: fields 14 to 17 of proc(5).
-            spent[own] = sum(map(int, fields[11:15]))
-    family = {pid}
-    grown = True
-    while grown:
-        more = {child for child, parent in parents.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    return sum(spent.get(member, 0) for member in family) / os.sysconf("SC_CLK_TCK")
-
-
 def _rates(times: Sequence[tuple[float, float]], clips: int) -> dict[str, float]:
     rates = [clips / wall for wall, _ in times]
     return {
@@ -362,4 +369,6 @@ def _ratio(ours: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, fl
         "wall_min": min(wall),
         "wall_max": max(wall),
         "cpu": statistics.median(cpu) if cpu else 0.0,
+        "cpu_min": min(cpu, default=0.0),
+        "cpu_max": max(cpu, default=0.0),
     }

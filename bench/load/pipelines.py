@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,17 +21,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.common.cuda_wheels import prepare
+from bench.decode.decoders import KEPT
 from bench.decode.rivals import spdl_io
+from bench.load.rival_clips import CROP, FRAMES, decord_frames, spdl_frames, torchcodec_frames
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.load.workers.clip_worker import FETCH_CLIPS
 from fastvid.measure.clips import Corpus
 from fastvid.measure.fastvid_contender import FastvidRunner
 
-CROP: Final = 224
-FRAMES: Final = 8
-
 _SCALE = torch.tensor([1 / (255 * std) for std in IMAGENET_STD]).view(1, 3, 1, 1, 1)
 _BIAS = torch.tensor([-mean / std for mean, std in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)]).view(1, 3, 1, 1, 1)
+
+
+def normalize(batch: Tensor) -> Tensor:
+    """Normalise uint8 [B, 3, T, H, W] to float32 in two in-place passes, torch's fastest way."""
+    return batch.to(torch.float32).mul_(_SCALE).add_(_BIAS)
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class PipelineInputs:
         folder: Where a pipeline may store the dataset in its own format.
         batch: Clips per batch.
         workers: Threads or processes.
+        levels: Whether batches are uint8 levels instead of normalised float32.
     """
 
     url: str
@@ -52,25 +59,41 @@ class PipelineInputs:
     folder: str
     batch: int
     workers: int
+    levels: bool = False
+
+    def finished(self, batch: Tensor) -> Tensor:
+        """Return a batch of uint8 as the consumer of a pipeline wants it."""
+        return batch if self.levels else normalize(batch)
 
 
 Batches = Iterator[Tensor]
 
 
-def fastvid_loader(inputs: PipelineInputs, *, workers: str = "thread", decoder: str = "pyav") -> Batches:
-    """Yield batches of fastvid. As for the rivals, the few videos are repeated to form a long epoch."""
+def fastvid_loader(
+    inputs: PipelineInputs, *, workers: str = "thread", decoder: str = "pyav", epoch: int | None = None
+) -> Batches:
+    """Yield batches of fastvid. As for the rivals, the few videos are repeated to form a long epoch.
+
+    Args:
+        inputs: The inputs.
+        workers: "thread" or "process".
+        decoder: The back-end.
+        epoch: Clips of an epoch, if it shall not be long: two batches then.
+    """
     import fastvid
 
+    options: dict[str, Any] = {"output": fastvid.Output(dtype=torch.uint8)} if inputs.levels else {}
     loader = fastvid.ClipLoader(
-        fastvid.Mixture([fastvid.open(inputs.url)], weights=[1.0], num_samples=_EPOCH),
+        fastvid.Mixture([fastvid.open(inputs.url)], weights=[1.0], num_samples=epoch or _EPOCH),
         frames=fastvid.Segments(FRAMES),
         spatial=fastvid.RandomCrop(CROP),
-        global_batch_size=inputs.batch,
+        global_batch_size=inputs.batch if epoch is None else epoch // 2,
         workers=fastvid.Workers(workers, num_threads=inputs.workers),  # type: ignore[arg-type]
         decoder=decoder,
         last="drop",
         rank=0,
         world_size=1,
+        **options,
     )
     while True:
         for batch in loader:
@@ -94,33 +117,12 @@ def decoder_alone(inputs: PipelineInputs) -> Batches:
 
     for job in jobs:
         threading.Thread(target=decode, args=(job,), daemon=True).start()
-    same = torch.zeros(inputs.batch, 3, FRAMES, CROP, CROP)
+    dtype = torch.uint8 if inputs.levels else torch.float32
+    same = torch.zeros(inputs.batch, 3, FRAMES, CROP, CROP, dtype=dtype)
     while True:
         for _ in range(inputs.batch):
             decoded.get()
         yield same
-
-
-def torchcodec_frames(source: Any, seek: str = "approximate") -> Tensor:
-    """Decode random frames and a random crop of a video by torchcodec, uint8 [3, T, H, W]."""
-    from fastvid.decode.torchcodec import VideoDecoder
-
-    decoder = VideoDecoder(source, seek_mode=seek, num_ffmpeg_threads=1)
-    count = decoder.metadata.num_frames
-    assert count is not None
-    frames = decoder.get_frames_at(_choose(count)).data
-    y, x = _corner(frames.shape[2], frames.shape[3])
-    return frames[:, :, y : y + CROP, x : x + CROP].transpose(0, 1).contiguous()
-
-
-def decord_frames(source: Any) -> Tensor:
-    """Decode random frames and a random crop of a video by decord, uint8 [3, T, H, W]."""
-    import decord
-
-    reader = decord.VideoReader(source, ctx=decord.cpu(0), num_threads=1)
-    frames = reader.get_batch(_choose(len(reader))).asnumpy()
-    y, x = _corner(frames.shape[1], frames.shape[2])
-    return torch.from_numpy(np.ascontiguousarray(frames[:, y : y + CROP, x : x + CROP].transpose(3, 0, 1, 2)))
 
 
 class FilesDataset(torch.utils.data.Dataset[Tensor]):
@@ -139,9 +141,10 @@ class FilesDataset(torch.utils.data.Dataset[Tensor]):
 _EPOCH: Final = 1 << 20
 
 
-def data_loader(inputs: PipelineInputs, *, read: str, prefetch: int = 2) -> Batches:
+def data_loader(inputs: PipelineInputs, *, read: str, prefetch: int = 2, **options: Any) -> Batches:
     """Yield batches of torch's DataLoader over files."""
-    dataset = FilesDataset(inputs.files, {"torchcodec": torchcodec_frames, "decord": decord_frames}[read], _EPOCH)
+    frames: Callable[..., Tensor] = {"torchcodec": torchcodec_frames, "decord": decord_frames}[read]
+    dataset = FilesDataset(inputs.files, partial(frames, **options), _EPOCH)
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_size=inputs.batch,
@@ -152,7 +155,7 @@ def data_loader(inputs: PipelineInputs, *, read: str, prefetch: int = 2) -> Batc
         multiprocessing_context="spawn",
     )
     for batch in loader:
-        yield normalize(batch)
+        yield inputs.finished(batch)
 
 
 def webdataset_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -176,7 +179,7 @@ def webdataset_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
         worker_init_fn=_single_threaded,
     )
     for batch in loader:
-        yield normalize(batch)
+        yield inputs.finished(batch)
 
 
 def streaming_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -199,7 +202,34 @@ def streaming_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
         worker_init_fn=_single_threaded,
     )
     for batch in loader:
-        yield normalize(batch)
+        yield inputs.finished(batch)
+
+
+def litdata_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
+    """Yield batches of litdata with the same MP4s, decoded by torchcodec."""
+    import litdata
+
+    folder = Path(inputs.folder) / "litdata"
+    if not (folder / "index.json").exists():
+        options: dict[str, Any] = {"chunk_bytes": "8MB", "num_workers": 1, "start_method": "spawn"}
+        litdata.optimize(_bytes_of, list(inputs.files), str(folder), **options)
+    dataset = litdata.StreamingDataset(str(folder), shuffle=True, drop_last=True)
+    loader = litdata.StreamingDataLoader(
+        dataset,
+        batch_size=inputs.batch,
+        num_workers=inputs.workers,
+        prefetch_factor=prefetch,
+        collate_fn=_decoded,
+        worker_init_fn=_single_threaded,
+        drop_last=True,
+    )
+    while True:
+        for batch in loader:
+            yield inputs.finished(batch)
+
+
+def _bytes_of(file: str) -> dict[str, bytes]:
+    return {"mp4": Path(file).read_bytes()}
 
 
 def _decoded(samples: list[dict[str, bytes]]) -> Tensor:
@@ -217,22 +247,12 @@ def spdl_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
             for place in np.random.permutation(len(inputs.files)).tolist():
                 yield inputs.files[place]
 
-    def clip(file: str) -> Tensor:
-        packets = spdl.demux_video(file)
-        # SPDL rejects repeated frames and would drop the clip.
-        wanted, places = np.unique(_choose(len(packets)), return_inverse=True)
-        # Decodes each needed GOP up to the wanted frame, as SPDL's documentation recommends.
-        frames = spdl.sample_decode_video(packets, wanted.tolist(), filter_desc="format=pix_fmts=rgb24")
-        array = torch.from_numpy(spdl.to_numpy(spdl.convert_frames(frames)))
-        y, x = _corner(array.shape[1], array.shape[2])
-        return array[torch.from_numpy(places), y : y + CROP, x : x + CROP].permute(3, 0, 1, 2).contiguous()
-
     pipeline = (
         PipelineBuilder()
         .add_source(source())
-        .pipe(clip, concurrency=inputs.workers)
+        .pipe(partial(spdl_frames, spdl), concurrency=inputs.workers)
         .aggregate(inputs.batch)
-        .pipe(lambda clips: normalize(torch.stack(clips)))
+        .pipe(lambda clips: inputs.finished(torch.stack(clips)))
         .add_sink(prefetch)
         .build(num_threads=inputs.workers + 1)
     )
@@ -240,51 +260,53 @@ def spdl_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
         yield from pipeline
 
 
+_READS: Final = ({"prefetch": 2}, {"prefetch": 4})
+_SEEKS: Final = ({"seek": "approximate"}, {"seek": "exact"})
+
 PIPELINES: Final[Mapping[str, tuple[Callable[..., Batches], tuple[Mapping[str, Any], ...]]]] = {
-    "DataLoader + torchcodec": (data_loader, ({"read": "torchcodec"}, {"read": "torchcodec", "prefetch": 4})),
-    "DataLoader + decord": (data_loader, ({"read": "decord"}, {"read": "decord", "prefetch": 4})),
-    "webdataset + torchcodec": (webdataset_loader, ({}, {"prefetch": 4})),
-    "mosaicml-streaming + torchcodec": (streaming_loader, ({}, {"prefetch": 4})),
-    "SPDL": (spdl_loader, ({}, {"prefetch": 4})),
+    "DataLoader + torchcodec": (
+        data_loader,
+        tuple({"read": "torchcodec"} | a | b for a in _SEEKS for b in _READS),
+    ),
+    "DataLoader + torchcodec kept open": (
+        data_loader,
+        tuple({"read": "torchcodec", "kept": KEPT} | a | b for a in _SEEKS for b in _READS),
+    ),
+    "DataLoader + decord": (data_loader, tuple({"read": "decord"} | one for one in _READS)),
+    "DataLoader + decord kept open": (data_loader, tuple({"read": "decord", "kept": KEPT} | one for one in _READS)),
+    "webdataset + torchcodec": (webdataset_loader, _READS),
+    "mosaicml-streaming + torchcodec": (streaming_loader, _READS),
+    "litdata + torchcodec": (litdata_loader, _READS),
+    "SPDL": (spdl_loader, _READS),
 }
 """Rivals, each with the settings to sweep in addition to the number of workers."""
 
 NEEDS: Final = {
-    "DataLoader + torchcodec": "torchcodec",
-    "DataLoader + decord": "decord",
-    "webdataset + torchcodec": "webdataset",
-    "mosaicml-streaming + torchcodec": "streaming",
-    "SPDL": "spdl.io",
+    "DataLoader + torchcodec": ("torchcodec",),
+    "DataLoader + torchcodec kept open": ("torchcodec",),
+    "DataLoader + decord": ("decord",),
+    "DataLoader + decord kept open": ("decord",),
+    "webdataset + torchcodec": ("webdataset", "torchcodec"),
+    "mosaicml-streaming + torchcodec": ("streaming", "torchcodec"),
+    "litdata + torchcodec": ("litdata", "torchcodec"),
+    "SPDL": ("spdl",),
 }
+"""The libraries of each, as keys of `bench.common.newest.NEWEST`."""
 
 
 def missing(name: str) -> str | None:
     """Return why a rival cannot run here, or None."""
     try:
-        importlib.import_module(NEEDS[name])
+        prepare()
+        for library in NEEDS[name]:
+            importlib.import_module(library)
     except (ImportError, OSError, RuntimeError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return None
 
 
-def normalize(batch: Tensor) -> Tensor:
-    """Normalise uint8 [B, 3, T, H, W] to float32 in two in-place passes, torch's fastest way."""
-    return batch.to(torch.float32).mul_(_SCALE).add_(_BIAS)
-
-
 def _first(sample: tuple[bytes, ...]) -> bytes:
     return sample[0]
-
-
-def _choose(count: int) -> list[int]:
-    """Return one random frame of each of FRAMES segments."""
-    edges = np.linspace(0, count, FRAMES + 1)
-    places = edges[:-1] + np.random.random(FRAMES) * np.diff(edges)
-    return [min(int(place), count - 1) for place in places]
-
-
-def _corner(height: int, width: int) -> tuple[int, int]:
-    return np.random.randint(0, height - CROP + 1), np.random.randint(0, width - CROP + 1)
 
 
 def _single_threaded(_worker: int) -> None:

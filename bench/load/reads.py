@@ -8,7 +8,9 @@ fastvid     indexed in place over the same server; a window's packets are planne
             index is made of the files' tables, "proved" by reading them once (`--prove all`), which also tells which
             packets no other needs
 torchcodec  reads the files over HTTP by itself, its decoders kept open, with exact and with approximate seeking
-lance       stores the files as blobs; torchcodec decodes them through the ranges that lance reads (``--lance``)
+lance       stores the files as blobs; torchcodec decodes them through the ranges that lance reads
+
+The last two are at their newest versions.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +34,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.common.charts import Chart, Table
+from bench.common.cuda_wheels import video_decoder
+from bench.common.footage import frames as frames_of
 from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.newest import use_newest
 from bench.load.load import slow_server
 from fastvid.errors import JobError, UsageError
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -62,7 +67,6 @@ _VIDEOS: Final = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench reads``."""
     parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos of which the files are made")
-    parser.add_argument("--lance", metavar="FOLDER", help="folder of packages that has lance, if it is not installed")
     parser.add_argument("--kinds", default=",".join(KINDS), help="(%(default)s)")
     parser.add_argument("--windows", type=int, default=60, help="of a measurement (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
@@ -73,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
+    use_newest(["torchcodec", "lance"], args.cache)
     record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "windows": args.windows}
     record |= {"latency_ms": args.latency, "rounds": args.rounds, "kinds": {}}
     for kind in args.kinds.split(","):
@@ -147,8 +152,6 @@ def _indexed(folder: Path, url: str, proof: str) -> dict[str, Any]:
 def _measured(args: argparse.Namespace, reader: str, kind: str, folder: Path, url: str) -> dict[str, Any]:
     """Run a reader in a process of its own; return what it took to open its videos and to read the windows."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "ERROR"}
-    if args.lance:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), args.lance)))
     command = [sys.executable, "-m", "bench.load.reads", reader, kind, str(folder), url, str(args.windows)]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -188,7 +191,7 @@ def _prepared(args: argparse.Namespace, kind: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(_VIDEOS):
             _make(args.footage, folder / f"{number}.mp4", kind, number)
-        _store(folder, args.lance)
+        _store(folder)
         (folder / "made").touch()
     return folder
 
@@ -201,7 +204,7 @@ def _make(footage: Path, path: Path, kind: str, number: int) -> None:
     program = [find_ffmpeg().path, "-v", "error", "-y"]
     with subprocess.Popen([*program, *sizes, *options, str(loop)], stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
-        for count, frame in enumerate(itertools.islice(_frames(footage, number, (height, width)), LOOP)):
+        for count, frame in enumerate(itertools.islice(frames_of(footage, number, _VIDEOS, (height, width)), LOOP)):
             for bit in range(BITS):
                 frame[:SQUARE, SQUARE * bit : SQUARE * (bit + 1)] = 255 * (count >> bit & 1)
             process.stdin.write(frame.tobytes())
@@ -211,19 +214,6 @@ def _make(footage: Path, path: Path, kind: str, number: int) -> None:
         copied = ("-stream_loop", str(minutes[number] - 1), "-i", str(loop), *sound, "-c:v", "copy", "-shortest")
         subprocess.run([*program, *copied, str(path)], check=True)
         loop.unlink()
-
-
-def _frames(footage: Path, number: int, size: tuple[int, int]) -> Iterator[npt.NDArray[np.uint8]]:
-    import av
-
-    files = sorted(path for path in footage.rglob("*") if path.suffix in (".mp4", ".webm", ".mkv"))
-    for path in itertools.cycle(files[number::_VIDEOS]):
-        try:
-            with av.open(str(path)) as opened:
-                for frame in opened.decode(video=0):
-                    yield frame.reformat(size[1], size[0], "rgb24").to_ndarray().copy()
-        except av.FFmpegError:
-            continue
 
 
 _STORE = """
@@ -238,9 +228,8 @@ for path in sorted(folder.glob("*.mp4")):
 """
 
 
-def _store(folder: Path, packages: str | None) -> None:
-    environment = os.environ | ({"PYTHONPATH": packages} if packages else {})
-    subprocess.run([sys.executable, "-c", _STORE, str(folder)], env=environment, check=True)
+def _store(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", _STORE, str(folder)], check=True)
 
 
 def _readers(reader: str, folder: str, url: str) -> Callable[[int, npt.NDArray[np.int64]], Any]:
@@ -253,8 +242,6 @@ def _readers(reader: str, folder: str, url: str) -> Callable[[int, npt.NDArray[n
         dataset = fastvid.open(f"{folder}/index-{_PROOFS[reader]}", root=url)
         videos = {int(video.key.rpartition("/")[2].rpartition("_")[2][0]): video for video in dataset}
         return lambda number, frames: videos[number].frames(frames).data
-    from torchcodec.decoders import VideoDecoder
-
     if name == "lance":
         import lance
 
@@ -264,7 +251,7 @@ def _readers(reader: str, folder: str, url: str) -> Callable[[int, npt.NDArray[n
         sources = table.take_blobs("video", indices=list(range(_VIDEOS)))
     else:
         sources = [f"{url}/{number}.mp4" for number in range(_VIDEOS)]
-    decoders = [VideoDecoder(source, seek_mode=mode, num_ffmpeg_threads=1) for source in sources]
+    decoders = [video_decoder()(source, seek_mode=mode, num_ffmpeg_threads=1) for source in sources]
     return lambda number, frames: decoders[number].get_frames_at(frames.tolist()).data
 
 

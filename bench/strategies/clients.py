@@ -3,20 +3,21 @@
 The toy of `bench.strategies.toy_task` is trained by the real parameter server and clients, in separate processes. A
 step on a batch of 32 sleeps 40 ms if one rank computes it alone, which stands in for a GPU, so that clients overlap on
 any machine; pushes, fetches and the server's steps take the time that they take here. "gradients" is the algorithm of
-the paper: the server applies each gradient at once. With "deltas" clients step on their own, and push every 16 steps
-how far they went; the server moves to the mean. "one slow": the last of four ranks is five times slower. "20 Mbit/s":
+the paper: the server applies each gradient at once. With "deltas" clients step on their own, and push every few
+steps how far they went; the server moves to the mean. "one slow": the last of four ranks is five times slower. "20 Mbit/s":
 messages are delayed, except those of the client beside the server.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import RESULTS, machine_facts, merge_remeasured, write_json
 from bench.strategies.contest import Contender, Goal, Network, Places, compete
 from bench.strategies.ranks import RunSpec
 from bench.strategies.tables import clients_table
@@ -34,14 +35,17 @@ _TWO: Final = ({"momentum": 0.7}, (0.05,))
 _FOUR: Final = ({"momentum": 0.5}, (0.05, 0.1))
 _SYNC: Final = ({"momentum": 0.9}, (0.025,))
 _GRADIENTS: Final = {"push": "gradients", "lease_batches": 4}
-_NESTEROV: Final = {"push": "deltas", "period": 16}
+_NESTEROV: Final = {"push": "deltas", "period": 4}
 _DELTAS: Final = {**_NESTEROV, "outer": "none"}
+# Four clients step a fourth as often as one rank of ddp.
+_OWN_STEPS: Final = ({"momentum": 0.9}, (0.05,))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench clients``."""
     parser.add_argument("--seeds", type=int, default=5, help="runs per contender (default %(default)s)")
     parser.add_argument("--clips", type=int, default=12800, help="clips per run (default %(default)s)")
+    parser.add_argument("--only", metavar="TEXT", help="run contenders with this in their name; keep others of --json")
     parser.add_argument("--json", type=Path, default=RESULTS / "clients.json", help="result file (%(default)s)")
 
 
@@ -61,16 +65,16 @@ def contenders(clips: int) -> list[Contender]:
         one("one client", 1, "asgd", _GRADIENTS, _ONE),
         one("gradients, 2 clients", 2, "asgd", _GRADIENTS, _TWO),
         one("gradients, 4 clients", 4, "asgd", _GRADIENTS, _FOUR),
-        one("deltas, 4 clients", 4, "asgd", _DELTAS, _SYNC),
-        one("deltas, outer=nesterov, 4 clients", 4, "asgd", _NESTEROV, _SYNC),
+        one("deltas K=4, 4 clients", 4, "asgd", _DELTAS, _OWN_STEPS),
+        one("deltas K=4, outer=nesterov, 4 clients", 4, "asgd", _NESTEROV, _OWN_STEPS),
         one("ddp, 4 ranks", 4, "ddp", {}, _SYNC),
         one("kavg K=16, 4 ranks", 4, "kavg", {"period": 16}, _SYNC),
         one("gradients, 4 clients, one slow", 4, "asgd", _GRADIENTS, (_FOUR[0], (0.05,)), **slow),
-        one("deltas, 4 clients, one slow", 4, "asgd", {**_DELTAS, "quorum": 0.5}, _SYNC, **slow),
+        one("deltas K=4, 4 clients, one slow", 4, "asgd", {**_DELTAS, "quorum": 0.5}, _OWN_STEPS, **slow),
         one("ddp, 4 ranks, one slow", 4, "ddp", {}, _SYNC, **slow),
         one("kavg K=16, 4 ranks, one slow", 4, "kavg", {"period": 16}, _SYNC, **slow),
         one("gradients, 4 clients, 20 Mbit/s", 4, "asgd", _GRADIENTS, (_FOUR[0], (0.05,)), WIRE),
-        one("deltas, 4 clients, 20 Mbit/s", 4, "asgd", _DELTAS, _SYNC, WIRE),
+        one("deltas K=4, 4 clients, 20 Mbit/s", 4, "asgd", _DELTAS, _OWN_STEPS, WIRE),
     ]
 
 
@@ -81,11 +85,20 @@ def run(args: argparse.Namespace) -> int:
         "slower": SLOWER, "goal": vars(GOAL), "look_clips": 16 * BATCH, "rows": [],
     }  # fmt: skip
 
+    chosen, kept = contenders(args.clips), {}
+    if args.only:
+        before = json.loads(args.json.read_text())
+        record = merge_remeasured(before, {**record, "rows": before["rows"], "machine": machine_facts()}, args.only)
+        kept = {row["contender"]: row for row in before["rows"]}
+    names = [one.name for one in chosen]
+    chosen = [one for one in chosen if (args.only or "") in one.name]
+
     def done(rows: list[dict[str, Any]]) -> None:
-        record["rows"] = rows
-        write_json(args.json, {**record, "machine": machine_facts()})
+        found = kept | {row["contender"]: row for row in rows}
+        record["rows"] = [found[name] for name in names if name in found]
+        write_json(args.json, {"machine": machine_facts(), **record})
 
     with Places() as places:
-        compete(places.run, contenders(args.clips), range(args.seeds), GOAL, done=done)
+        compete(places.run, chosen, range(args.seeds), GOAL, done=done)
     print(clients_table(record))
     return 0

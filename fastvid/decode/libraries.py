@@ -7,7 +7,7 @@ import ctypes.util
 import struct
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -54,17 +54,31 @@ def expose_ffmpeg() -> None:
     """
     if sys.platform != "linux" or not _in_wheel("avutil"):
         return
-    files = {f"lib{name}.so.{_major(name)}": library(name)._name for name in _FFMPEG}
+    expose({f"lib{name}.so.{_major(name)}": library(name)._name for name in _FFMPEG})
+
+
+def expose(files: Mapping[str, str | None]) -> None:
+    """Let this process find libraries by other names than their files have, see `expose_ffmpeg`. Linux only.
+
+    Args:
+        files: Path of the library with each name; None for an empty library, which has no functions.
+
+    Raises:
+        MissingDependency: If the loader rejects one.
+    """
+    like = Path(library("avutil")._name).read_bytes()[: _HEADER.size]
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         for name, file in files.items():
-            Path(folder, name).symlink_to(file)
+            if file is None:
+                Path(folder, name).write_bytes(_list_of_needed([], like))
+            else:
+                Path(folder, name).symlink_to(file)
         path = Path(folder, "names.so")
-        with open(next(iter(files.values())), "rb") as like:
-            path.write_bytes(_list_of_needed(list(files), like.read(_HEADER.size)))
+        path.write_bytes(_list_of_needed(list(files), like))
         try:
             ctypes.CDLL(str(path))
         except OSError as error:
-            raise MissingDependency(f"cannot share PyAV's FFmpeg libraries: {error}") from error
+            raise MissingDependency(f"cannot share the libraries {', '.join(files)}: {error}") from error
 
 
 def _in_wheel(name: str) -> list[Path]:

@@ -55,6 +55,8 @@ class Corpus:
         of: Short side that `crop` refers to; the crop scales with the video's short side. With None the crop has the
             same size for all videos.
         keys: Samples to use; None for all.
+        together: Clips of one visit to a video, with the same crop: their frames are one request, one clip after the
+            other.
     """
 
     folder: str
@@ -64,10 +66,12 @@ class Corpus:
     crop: int = CROP
     of: int | None = None
     keys: tuple[str, ...] | None = None
+    together: int = 1
 
     def __reduce__(self) -> tuple[object, ...]:
         # Do not pickle the cached properties.
-        return Corpus, (self.folder, self.sampling, self.repeats, self.seed, self.crop, self.of, self.keys)
+        place = (self.crop, self.of, self.keys, self.together)
+        return Corpus, (self.folder, self.sampling, self.repeats, self.seed, *place)
 
     @cached_property
     def dataset(self) -> VideoDataset:
@@ -88,7 +92,8 @@ class Corpus:
             if min(sides) < side:
                 raise UsageError(f"{video} is smaller than the {side}-pixel crop")
             y, x = (int(rng.integers(0, (length - side) // 2 + 1)) * 2 for length in sides)
-            frames = sample_frames(video.num_frames, self.sampling, rng)
+            clips = [sample_frames(video.num_frames, self.sampling, rng) for _ in range(self.together)]
+            frames = clips[0] if self.together == 1 else np.concatenate(clips)
             requests.append(ClipRequest(sample, frames, Box(y, x, side, side), (side, side)))
         return [requests[place] for place in rng.permutation(len(requests)).tolist()]
 

@@ -72,7 +72,12 @@ class RoundTimes:
             "rate_max": max(self.rates),
             "cpu_ms": statistics.median(self.cpu_ms),
             "cpu_ms_min": min(self.cpu_ms),
+            "cpu_ms_max": max(self.cpu_ms),
         }
+
+    def cost(self, by: str) -> float:
+        """Return the median milliseconds of a task, by "wall" or "cpu" time."""
+        return statistics.median(self.cpu_ms if by == "cpu" else [1e3 / rate for rate in self.rates])
 
 
 class ThreadWorkers:
@@ -184,7 +189,7 @@ def measure(contenders: Sequence[Contender], tasks: int, rounds: int) -> list[Ro
 
 
 def ratio(ours: RoundTimes, theirs: RoundTimes) -> dict[str, float]:
-    """Return by what factor ours is faster: median and range over rounds by wall time, median by CPU time."""
+    """Return by what factor ours is faster: median and range over rounds, by wall and by CPU time."""
     pairs = [a / b for a, b in zip(ours.rates, theirs.rates, strict=True)]
     by_cpu = [b / a for a, b in zip(ours.cpu_ms, theirs.cpu_ms, strict=True)]
     return {
@@ -192,4 +197,6 @@ def ratio(ours: RoundTimes, theirs: RoundTimes) -> dict[str, float]:
         "wall_min": min(pairs),
         "wall_max": max(pairs),
         "cpu": statistics.median(by_cpu),
+        "cpu_min": min(by_cpu),
+        "cpu_max": max(by_cpu),
     }

@@ -85,6 +85,7 @@ from fastvid.train.strategies.shared.listener import (
     shared_token,
     token_of_job,
 )
+from fastvid.train.tasks.sums import Sums
 
 # On early exit, seconds that a server waits for clients of other jobs, which are not notified. torchrun kills it
 # after 30 s.
@@ -228,7 +229,7 @@ class Asgd(Strategy):
                 yield batch
             self._lease = client.lease() if self._gradients is None else self._gradients.lease()
 
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:  # noqa: ARG002
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:  # noqa: ARG002
         if self._deltas is not None:
             self._deltas.stepped(self._clips, self._progress, last=self._last)
 

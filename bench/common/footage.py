@@ -1,0 +1,166 @@
+"""Make datasets of the footage that people train on, from a folder of real videos: ``python -m bench footage``.
+
+Frames of the videos follow one another, scaled to the size of the kind, and are encoded as it is usually stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.common.corpus import shard
+from fastvid.errors import UsageError
+from fastvid.media.ffmpeg import find_ffmpeg
+
+X264: Final = ("-c:v", "libx264", "-preset", "veryfast", "-pix_fmt", "yuv420p")
+_X265: Final = ("-c:v", "libx265", "-preset", "veryfast", "-tag:v", "hvc1", "-pix_fmt", "yuv420p")
+COPIED: Final = "as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of footage.
+
+    Attributes:
+        size: Height and width in pixels.
+        fps: Frames a second.
+        seconds: Length of what is encoded.
+        videos: Number of videos.
+        options: Encoder options of the source files.
+        profiles: Profiles that it is encoded in, or `COPIED`.
+        samplings: How clips are drawn, see `fastvid.measure.clips.parse_sampling`.
+        crop: Side of the square crop in pixels.
+        loops: How often what is encoded follows itself in the file, without being encoded again.
+    """
+
+    size: tuple[int, int]
+    fps: int
+    seconds: int
+    videos: int
+    options: tuple[str, ...]
+    profiles: tuple[str, ...]
+    samplings: tuple[str, ...]
+    crop: int
+    loops: int = 1
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    # 4 robots with 4 cameras each; 1 to 8 frames, a tenth of a second apart.
+    "robot": Kind((480, 640), 30, 6, 16, X264, ("compact", "intra"), ("dense1x1", "dense2x3", "dense8x3"), 448),
+    "diffusion": Kind((720, 1280), 24, 8, 4, X264, ("compact", "intra"), ("dense49x1", "dense121x1"), 704),
+    # 2 fps and at most 768 frames, as for language models: one frame of each 4.7 seconds.
+    "hour": Kind((480, 848), 30, 60, 1, X264, (COPIED, "compact"), ("tsn768",), 224, loops=60),
+    # 240 frames of a minute, every 15th.
+    "two_fps": Kind((480, 848), 30, 60, 2, X264, (COPIED, "compact"), ("dense120x15",), 224, loops=10),
+    "phone": Kind((1080, 1920), 30, 6, 4, _X265, (COPIED,), ("tsn8", "dense16x4"), 1024),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m bench footage``."""
+    parser.add_argument("--footage", type=Path, required=True, metavar="FOLDER", help="real videos")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="(all)")
+    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the datasets."""
+    for kind in args.kinds:
+        for name, folder in datasets(kind, args.footage, args.cache).items():
+            print(f"{kind}, {name}: {folder}")
+    return 0
+
+
+def datasets(name: str, footage: Path | None, cache: Path) -> dict[str, Path]:
+    """Return the datasets of a kind by profile, made on first use.
+
+    Raises:
+        UsageError: If they have to be made and there is no footage.
+    """
+    kind = KINDS[name]
+    return {profile: _dataset(name, kind, profile, footage, cache) for profile in kind.profiles}
+
+
+def _dataset(name: str, kind: Kind, profile: str, footage: Path | None, cache: Path) -> Path:
+    label = f"{name}-{profile.replace(' ', '-')}"
+    folder = cache / label
+    if (folder / "dataset.json").exists():
+        return folder
+    files = sources(name, kind, footage, cache)
+    encode = ("--short-side", str(min(kind.size)))
+    if profile == COPIED:
+        return shard(_looped(files, kind.loops), "copy", cache, name=label)
+    if kind.loops == 1:
+        return shard(files, profile, cache, options=encode, name=label)
+    # Encoded once, and repeated without being encoded again.
+    once = shard(files, profile, cache, options=encode, name=f"{label}-once")
+    unpacked = cache / f"{label}-files"
+    unpacked.mkdir(exist_ok=True)
+    for tar in sorted(once.glob("*.tar")):
+        subprocess.run(["tar", "-xf", str(tar), "-C", str(unpacked), "--wildcards", "*.mp4"], check=True)
+    return shard(_looped(unpacked, kind.loops), "copy", cache, name=label)
+
+
+def sources(name: str, kind: Kind, footage: Path | None, cache: Path) -> Path:
+    """Return the folder of a kind's files, made on first use."""
+    folder = cache / f"{name}-sources"
+    if not folder.exists():
+        if footage is None:
+            raise UsageError(f"there is no {name} footage yet", hint="name a folder of videos with --footage")
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for number in range(kind.videos):
+            encode(frames(footage, number, kind.videos, kind.size), part / f"{number:02d}.mp4", kind)
+        part.rename(folder)
+    return folder
+
+
+def encode(pictures: Iterator[npt.NDArray[np.uint8]], path: Path, kind: Kind) -> None:
+    """Encode the first frames [H, W, 3] as a file of this kind."""
+    height, width = kind.size
+    raw = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(kind.fps), "-i", "-")
+    command = [find_ffmpeg().path, "-v", "error", "-y", *raw, *kind.options, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for picture in itertools.islice(pictures, kind.fps * kind.seconds):
+            process.stdin.write(picture.tobytes())
+    if process.returncode:
+        raise UsageError(f"`{' '.join(command)}` failed with exit code {process.returncode}")
+
+
+def frames(footage: Path, first: int, step: int, size: tuple[int, int]) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the frames of every `step`-th video from `first` on, scaled, without end; files that fail are skipped."""
+    import av
+
+    files = sorted(path for path in footage.rglob("*") if path.suffix in (".mp4", ".webm", ".mkv"))
+    if not files:
+        raise UsageError("no videos", file=footage, hint="name a folder of videos with --footage")
+    for path in itertools.cycle(files[first % len(files) :: step]):
+        try:
+            with av.open(str(path)) as opened:
+                for frame in opened.decode(video=0):
+                    yield frame.reformat(size[1], size[0], "rgb24").to_ndarray().copy()
+        except av.FFmpegError:
+            continue
+
+
+def _looped(files: Path, loops: int) -> Path:
+    """Return a folder of the videos, each repeated without being encoded again."""
+    if loops == 1:
+        return files
+    folder = files.with_name(f"{files.name}-by-{loops}")
+    folder.mkdir(exist_ok=True)
+    for file in sorted(files.glob("*.mp4")):
+        command = [find_ffmpeg().path, "-v", "error", "-y", "-stream_loop", str(loops - 1), "-i", str(file)]
+        subprocess.run([*command, "-map", "0:v", "-c", "copy", str(folder / file.name)], check=True)
+    return folder
