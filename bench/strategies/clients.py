@@ -4,8 +4,8 @@ The toy of `bench.strategies.toy_task` is trained by the real parameter server a
 step on a batch of 32 sleeps 40 ms if one rank computes it alone, which stands in for a GPU, so that clients overlap on
 any machine; pushes, fetches and the server's steps take the time that they take here. "gradients" is the algorithm of
 the paper: the server applies each gradient at once. With "deltas" clients step on their own, and push every few
-steps how far they went; the server moves to the mean. "one slow": the last of four ranks is five times slower. "20 Mbit/s":
-messages are delayed, except those of the client beside the server.
+steps how far they went; the server moves to the mean. "one slow": the last of four ranks is five times slower. "20
+Mbit/s": messages are delayed, except those of the client beside the server.
 """
 
 from __future__ import annotations

@@ -142,13 +142,8 @@ def speed_table(record: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     text = (
         f"Lin et al. 2019 state that TSM trains at {record['paper_times']:g} times the throughput of I3D, on GPUs. Here"
-<<<<<<< HEAD
         f" a single CPU thread trains on frames of {record['side']} pixels, {record['batch']} clips a step; ratios of"
         f" CPU time are medians of {record['rounds']} rounds, with the lowest and the highest."
-=======
-        f" a single CPU thread trains on frames of {record['side']} pixels, {record['batch']} clips a step; the ratio"
-        f" of CPU time is the median of {record['rounds']} rounds, with the lowest and the highest. A CPU is not a GPU."
->>>>>>> main
     )
     heads = ["model", "frames", "", "GMACs", "clips per CPU second", "CPU time relative to TSM"]
     return f"{text}\n\n{markdown(heads, lines)}"
@@ -168,7 +163,7 @@ def conditions(record: Mapping[str, Any]) -> str:
     unit = f"{record['step_ms']:g} ms of sleep a batch" if "step_ms" in record else f"{record['clip_ms']:g} ms a clip"
     machine = record["machine"]
     return (
-        f"{record['seeds']} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
+        f"{len(record['rows'][0]['final'])} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
         f" {record['look_clips']:,} clips; {unit} on a rank; load average {machine['load_average']:g} on"
         f" {machine['cores']} cores at the end."
     )
@@ -179,7 +174,7 @@ def migration_conditions(record: Mapping[str, Any]) -> str:
     machine = record["machine"]
     found = "equal bit by bit" if record["equal_weights"] else "DIFFERENT"
     return (
-        f"{record['seeds']} seeds, mean and 95 % interval; {record['models']} models, {record['epochs']} epochs,"
+        f"{len(record['rows'][0]['seconds'])} seeds, mean and 95 % interval; {record['models']} models, {record['epochs']} epochs,"
         f" {record['workers']} workers, {record['network']['mbit_per_s']:g} Mbit/s a worker; load average"
         f" {machine['load_average']:g} on {machine['cores']} cores at the end. The weights of all ways are {found}."
     )
