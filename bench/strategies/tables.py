@@ -161,9 +161,9 @@ def wire_table(record: Mapping[str, Any]) -> str:
 def conditions(record: Mapping[str, Any]) -> str:
     """Return a sentence about how a contest was measured."""
     unit = f"{record['step_ms']:g} ms of sleep a batch" if "step_ms" in record else f"{record['clip_ms']:g} ms a clip"
-    machine = record["machine"]
+    machine, seeds = record["machine"], len(record["rows"][0]["final"])
     return (
-        f"{len(record['rows'][0]['final'])} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
+        f"{seeds} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
         f" {record['look_clips']:,} clips; {unit} on a rank; load average {machine['load_average']:g} on"
         f" {machine['cores']} cores at the end."
     )
@@ -171,10 +171,10 @@ def conditions(record: Mapping[str, Any]) -> str:
 
 def migration_conditions(record: Mapping[str, Any]) -> str:
     """Return sentences about the sweeps, and the rule."""
-    machine = record["machine"]
+    machine, seeds = record["machine"], len(record["rows"][0]["seconds"])
     found = "equal bit by bit" if record["equal_weights"] else "DIFFERENT"
     return (
-        f"{len(record['rows'][0]['seconds'])} seeds, mean and 95 % interval; {record['models']} models, {record['epochs']} epochs,"
+        f"{seeds} seeds, mean and 95 % interval; {record['models']} models, {record['epochs']} epochs,"
         f" {record['workers']} workers, {record['network']['mbit_per_s']:g} Mbit/s a worker; load average"
         f" {machine['load_average']:g} on {machine['cores']} cores at the end. The weights of all ways are {found}."
     )
