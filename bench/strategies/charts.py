@@ -63,6 +63,14 @@ def migration(record: Mapping[str, Any]) -> list[Chart]:
     ]
 
 
+def server(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the table of a result of `bench.strategies.server`."""
+    keys = ("push_ms", "push_locked_ms", "fetch_ms", "fetch_locked_ms")
+    rows = [(name, *(f"{row[key]:.3g}" for key in keys)) for name, row in record["rows"].items()]
+    heads = ("", "a push, ms", "of these locked", "a fetch, ms", "of these locked")
+    return [Table("A parameter server: CPU time of a push and a fetch", heads, rows)]
+
+
 def moments(record: Mapping[str, Any]) -> list[Chart]:
     """Return the chart of a result of `bench.strategies.moments`."""
     rows = record["rows"]

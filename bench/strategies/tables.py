@@ -142,8 +142,8 @@ def speed_table(record: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     text = (
         f"Lin et al. 2019 state that TSM trains at {record['paper_times']:g} times the throughput of I3D, on GPUs. Here"
-        f" a single CPU thread trains on frames of {record['side']} pixels, {record['batch']} clips a step; the ratio"
-        f" of CPU time is the median of {record['rounds']} rounds, with the lowest and the highest. A CPU is not a GPU."
+        f" a single CPU thread trains on frames of {record['side']} pixels, {record['batch']} clips a step; ratios of"
+        f" CPU time are medians of {record['rounds']} rounds, with the lowest and the highest."
     )
     heads = ["model", "frames", "", "GMACs", "clips per CPU second", "CPU time relative to TSM"]
     return f"{text}\n\n{markdown(heads, lines)}"

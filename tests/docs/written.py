@@ -211,11 +211,6 @@ def which_migration() -> str:
     return f"{paragraph(tables.migration_conditions(record))}\n\n{tables.migration_table(record)}"
 
 
-def which_motion() -> str:
-    """Return the contest on the motion dataset."""
-    return _with_conditions(result("motion_wire"), tables.over_networks, tables.contest_table)
-
-
 def model_speed() -> str:
     """Return the speed of TSM and I3D."""
     text, _, lines = tables.speed_table(result("model_speed")).partition("\n\n")
