@@ -39,7 +39,6 @@ READERS: Final = {
     "fastvid-bench-migration/1": "bench.strategies.charts:migration",
     "fastvid-bench-model-speed/1": "bench.train.model_speed:charts",
     "fastvid-bench-moments/2": "bench.strategies.charts:moments",
-    "fastvid-bench-server/1": "bench.strategies.charts:server",
     "fastvid-bench-motion-sync/2": "bench.strategies.charts:motion",
     "fastvid-bench-motion-wire/1": "bench.strategies.charts:contest",
     "fastvid-bench-motion/1": "bench.train.charts:motion",

@@ -161,9 +161,10 @@ def wire_table(record: Mapping[str, Any]) -> str:
 def conditions(record: Mapping[str, Any]) -> str:
     """Return a sentence about how a contest was measured."""
     unit = f"{record['step_ms']:g} ms of sleep a batch" if "step_ms" in record else f"{record['clip_ms']:g} ms a clip"
-    machine, seeds = record["machine"], len(record["rows"][0]["final"])
+    machine, done = record["machine"], min(len(row["final"]) for row in record["rows"])
+    planned = "" if done == record["seeds"] else f" of {record['seeds']} planned"
     return (
-        f"{seeds} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
+        f"{done}{planned} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
         f" {record['look_clips']:,} clips; {unit} on a rank; load average {machine['load_average']:g} on"
         f" {machine['cores']} cores at the end."
     )
