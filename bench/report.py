@@ -46,6 +46,7 @@ READERS: Final = {
     "fastvid-bench-reads/1": "bench.load.reads:charts",
     "fastvid-bench-scale/1": "bench.scaling.scale:charts",
     "fastvid-bench-segments/1": "bench.shard.segments:charts",
+    "fastvid-bench-server/1": "bench.strategies.charts:server",
     "fastvid-bench-shard/1": "bench.shard.charts:throughput",
     "fastvid-bench-lerobot/1": "bench.load.lerobot:charts",
     "fastvid-bench-stores/1": "bench.load.stores:charts",

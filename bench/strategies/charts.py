@@ -72,6 +72,16 @@ def moments(record: Mapping[str, Any]) -> list[Chart]:
     return [Bars("Adam's moments under K-step averaging: training loss", "", values, spread, note=note)]
 
 
+def server(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the chart of a result of `bench.strategies.server`."""
+    values = {
+        f"{name}: {part}": row[key]
+        for name, row in record["rows"].items()
+        for part, key in (("push", "push_ms"), ("under the lock", "push_locked_ms"), ("fetch", "fetch_ms"))
+    }
+    return [Bars("What a push and a fetch cost the parameter server", "CPU ms", values)]
+
+
 def motion(record: Mapping[str, Any]) -> list[Chart]:
     """Return the charts of a result of `bench.strategies.motion_sync`."""
     runs = record.get("runs") or [record]
